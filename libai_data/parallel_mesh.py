@@ -1,0 +1,299 @@
+"""`ParallelMesh`: how the ranks of a job lie on the data, tensor and pipeline axes. A plain value; needs no OneFlow."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, List, Mapping, Optional, Tuple
+
+from libai_data.errors import ConfigError, MeshError, nearest
+
+DEVICE_TYPES = ("cuda", "cpu")
+SIZE_KEYS = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
+DIST_KEYS = SIZE_KEYS + (
+    "pipeline_num_layers",
+    "custom_pipeline_stage_id",
+    "auto_pipeline_stage_id",
+    "actual_pipeline_stage_id",
+    "num_nodes",
+    "num_gpus_per_node",
+    "device_type",
+)
+
+
+@dataclass(frozen=True)
+class ParallelMesh:
+    """The axes of a job and the place of one rank on them.
+
+    Ranks are numbered with the pipeline axis outermost, then data, tensor innermost:
+    `rank = (pipeline_rank * data_parallel_size + data_rank) * tensor_parallel_size + tensor_rank`.
+
+    Args:
+        data_parallel_size: ranks over which a global batch is split.
+        tensor_parallel_size: ranks over which a layer is split.
+        pipeline_parallel_size: stages over which the layers are spread.
+        rank: this process, in `[0, world_size)`.
+        num_nodes: machines, each with the same number of ranks.
+        device_type: `"cuda"` or `"cpu"`.
+        layer_stage_ids: the pipeline stage of each layer; empty means one layer per stage.
+
+    Raises:
+        MeshError: a size, the rank, the device type or a stage is out of its range.
+    """
+
+    data_parallel_size: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    rank: int = 0
+    num_nodes: int = 1
+    device_type: str = "cpu"
+    layer_stage_ids: Tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in SIZE_KEYS + ("num_nodes",):
+            _check_count(name, getattr(self, name))
+        if not _is_int(self.rank) or not 0 <= self.rank < self.world_size:
+            raise MeshError(
+                f"rank is {self.rank!r}, but a mesh of {self.world_size} ranks has 0..{self.world_size - 1}."
+            )
+        if self.world_size % self.num_nodes:
+            raise MeshError(
+                f"{self.world_size} ranks do not divide over num_nodes={self.num_nodes}: "
+                "start the same number on each node."
+            )
+        if self.device_type not in DEVICE_TYPES:
+            raise MeshError(f"device_type is {self.device_type!r}; allowed: {', '.join(DEVICE_TYPES)}.")
+        stages = tuple(self.layer_stage_ids) or tuple(range(self.pipeline_parallel_size))
+        _check_stages("layer_stage_ids", stages, self.pipeline_parallel_size)
+        object.__setattr__(self, "layer_stage_ids", stages)
+
+    @classmethod
+    def from_config(
+        cls,
+        dist_cfg: Mapping[str, Any],
+        rank: int = 0,
+        world_size: int = 1,
+        num_nodes: int = 1,
+        gpu_available: bool = False,
+    ) -> ParallelMesh:
+        """Builds the mesh that `train.dist` asks for, on the ranks that are there.
+
+        A size that is None or absent is derived from the other two and the world size; of several such sizes,
+        pipeline and then tensor are taken as 1.
+
+        Args:
+            dist_cfg: the mapping `train.dist`.
+            rank: this process.
+            world_size: processes that were started.
+            num_nodes: machines they run on.
+            gpu_available: False turns `device_type="cuda"` into `"cpu"`.
+
+        Returns:
+            The mesh.
+
+        Raises:
+            ConfigError: a key is unknown or its value impossible; the message names it.
+            MeshError: the sizes do not multiply to the world size.
+        """
+        for key in dist_cfg:
+            if key not in DIST_KEYS:
+                raise ConfigError(f"train.dist.{key} is not a known key.{nearest(str(key), DIST_KEYS)}")
+        data, tensor, pipeline = _sizes(dist_cfg, world_size)
+        return cls(
+            data_parallel_size=data,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline,
+            rank=rank,
+            num_nodes=num_nodes,
+            device_type=_device_type(dist_cfg.get("device_type"), gpu_available),
+            layer_stage_ids=_configured_stages(dist_cfg, pipeline),
+        )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.data_parallel_size * self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each machine."""
+        return self.world_size // self.num_nodes
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which shard of a global batch this rank works on."""
+        return self.rank // self.tensor_parallel_size % self.data_parallel_size
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """Which shard of a layer this rank holds."""
+        return self.rank % self.tensor_parallel_size
+
+    @property
+    def pipeline_parallel_rank(self) -> int:
+        """Which stage this rank belongs to."""
+        return self.rank // (self.tensor_parallel_size * self.data_parallel_size)
+
+    @property
+    def parallel_hierarchy(self) -> Optional[Tuple[int, int]]:
+        """Shape `(data, tensor)` of a stage's ranks when both axes exist, else None: then a stage is a flat list."""
+        if self.data_parallel_size > 1 and self.tensor_parallel_size > 1:
+            return self.data_parallel_size, self.tensor_parallel_size
+        return None
+
+    def ranks_of_stage(self, stage: int) -> Tuple[int, ...]:
+        """Ranks of a pipeline stage, ascending.
+
+        Args:
+            stage: in `[0, pipeline_parallel_size)`.
+
+        Returns:
+            `data_parallel_size * tensor_parallel_size` consecutive ranks.
+
+        Raises:
+            MeshError: there is no such stage.
+        """
+        if not 0 <= stage < self.pipeline_parallel_size:
+            raise MeshError(f"There is no stage {stage}: the mesh has {self.pipeline_parallel_size} pipeline stage(s).")
+        size = self.data_parallel_size * self.tensor_parallel_size
+        return tuple(range(stage * size, (stage + 1) * size))
+
+    def layer_stage(self, layer_idx: int) -> int:
+        """Pipeline stage that holds a layer.
+
+        Args:
+            layer_idx: the layer; a negative one counts from the end. With one stage, any index is on it.
+
+        Returns:
+            The stage, in `[0, pipeline_parallel_size)`.
+
+        Raises:
+            MeshError: there is no such layer.
+        """
+        if self.pipeline_parallel_size == 1:
+            return 0
+        count = len(self.layer_stage_ids)
+        if not -count <= layer_idx < count:
+            raise MeshError(
+                f"There is no layer {layer_idx}: train.dist.pipeline_num_layers gives stages to {count} layers."
+            )
+        return self.layer_stage_ids[layer_idx]
+
+    def layer_ranks(self, layer_idx: int) -> Tuple[int, ...]:
+        """Ranks that hold a layer, ascending; see `layer_stage`."""
+        return self.ranks_of_stage(self.layer_stage(layer_idx))
+
+
+def spread_layers(num_layers: int, num_stages: int) -> Tuple[int, ...]:
+    """Assigns layers to stages: contiguous, even, with the remainder on the later stages.
+
+    The first stages keep the activations of the most micro-batches alive, hence theirs are the shorter ones.
+
+    Args:
+        num_layers: layers, at least `num_stages`.
+        num_stages: pipeline stages.
+
+    Returns:
+        The stage of each layer.
+    """
+    base, remainder = divmod(num_layers, num_stages)
+    stages: List[int] = []
+    for stage in range(num_stages):
+        stages += [stage] * (base + (stage >= num_stages - remainder))
+    return tuple(stages)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise MeshError(f"{name} is {value!r}; it must be an integer of at least 1.")
+
+
+def _check_stages(name: str, stages: Tuple[int, ...], num_stages: int) -> None:
+    for layer, stage in enumerate(stages):
+        if not _is_int(stage) or not 0 <= stage < num_stages:
+            raise MeshError(
+                f"{name}[{layer}] is {stage!r}, but with pipeline_parallel_size={num_stages} "
+                f"the stages are 0..{num_stages - 1}."
+            )
+        if layer and stage < stages[layer - 1]:
+            # Fields enter at the first layer's stage and leave at the last one's, and a graph runs stages in order.
+            raise MeshError(
+                f"{name}[{layer}] is {stage} after {stages[layer - 1]}: stages must not decrease from layer to layer."
+            )
+    unused = sorted(set(range(num_stages)) - set(stages))
+    if unused:
+        raise MeshError(
+            f"{name}={list(stages)} gives no layer to stage(s) {unused}: each of the {num_stages} needs one."
+        )
+
+
+def _sizes(dist_cfg: Mapping[str, Any], world_size: int) -> Tuple[int, int, int]:
+    sizes = {key: dist_cfg.get(key) for key in SIZE_KEYS}
+    for key, size in sizes.items():
+        if size is not None and (not _is_int(size) or size < 1):
+            raise ConfigError(
+                f"train.dist.{key} is {size!r}; it must be an integer of at least 1, or null to derive it."
+            )
+    for key in ("pipeline_parallel_size", "tensor_parallel_size"):
+        if sizes[key] is None and list(sizes.values()).count(None) > 1:
+            sizes[key] = 1
+    product = 1
+    for size in sizes.values():
+        product *= size or 1
+    asked = ", ".join(f"{key}={size}" for key, size in sizes.items() if size is not None)
+    missing = [key for key, size in sizes.items() if size is None]
+    if missing:
+        if world_size % product:
+            raise MeshError(
+                f"train.dist has {asked}, and {product} does not divide the {world_size} ranks that were started."
+            )
+        sizes[missing[0]] = world_size // product
+    elif product != world_size:
+        raise MeshError(
+            f"train.dist has {asked}, which is {product} ranks, but {world_size} were started: "
+            "change a size, set one of them to null to derive it, or start another number of ranks."
+        )
+    data, tensor, pipeline = (int(sizes[key] or 1) for key in SIZE_KEYS)
+    return data, tensor, pipeline
+
+
+def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> Tuple[int, ...]:
+    if num_stages == 1:
+        return ()  # the same config runs without a pipeline too, where any layer is on the one stage
+    num_layers = dist_cfg.get("pipeline_num_layers")
+    if num_layers is None:
+        raise ConfigError(
+            f"train.dist.pipeline_num_layers is missing: with pipeline_parallel_size={num_stages} "
+            "it must be the number of the model's layers."
+        )
+    if not _is_int(num_layers) or num_layers < num_stages:
+        raise ConfigError(
+            f"train.dist.pipeline_num_layers is {num_layers!r}; it must be an integer of at least "
+            f"pipeline_parallel_size={num_stages}, so that each stage gets a layer."
+        )
+    custom = dist_cfg.get("custom_pipeline_stage_id")
+    if custom is None:
+        return spread_layers(num_layers, num_stages)
+    key = "train.dist.custom_pipeline_stage_id"
+    try:
+        stages = tuple(custom)
+    except TypeError:
+        raise ConfigError(f"{key} is {custom!r}; it must be a list with the stage of each layer.") from None
+    if len(stages) != num_layers:
+        raise ConfigError(f"{key} has {len(stages)} entries, but train.dist.pipeline_num_layers is {num_layers}.")
+    _check_stages(key, stages, num_stages)
+    return stages
+
+
+def _device_type(asked: Optional[str], gpu_available: bool) -> str:
+    if asked is not None and asked not in DEVICE_TYPES:
+        raise ConfigError(
+            f"train.dist.device_type is {asked!r}; allowed: {', '.join(DEVICE_TYPES)}."
+            f"{nearest(str(asked), DEVICE_TYPES)}"
+        )
+    if asked == "cpu":
+        return "cpu"
+    return "cuda" if gpu_available else "cpu"
