@@ -1,0 +1,51 @@
+"""The errors of libai_data, and the hint that names what the user probably meant.
+
+Every class also derives from the built-in exception that fits it, so that code which knows nothing of this package
+catches it as it expects to.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Dict, Iterable
+
+
+class DataPipelineError(Exception):
+    """The base of all errors that this package raises on its own account."""
+
+
+class ConfigError(DataPipelineError, ValueError):
+    """A config file, a key, an override or an argument from the config is wrong."""
+
+
+class MeshError(DataPipelineError, ValueError):
+    """The parallel sizes do not fit together, or do not fit the ranks at hand."""
+
+
+class SchemaError(DataPipelineError, ValueError):
+    """The fields of samples or batches differ, or do not fit the model."""
+
+
+class SampleError(DataPipelineError, RuntimeError):
+    """A sample could not be read or transformed."""
+
+
+class CheckpointError(DataPipelineError, RuntimeError):
+    """A checkpoint or a saved state is missing, broken, or belongs to something else."""
+
+
+def nearest(name: object, known: Iterable[object]) -> str:
+    """The hint to append to an error about an unknown name.
+
+    Args:
+        name: what the user wrote.
+        known: the names that would have been right.
+
+    Returns:
+        `" Did you mean 'x'?"`, with a leading space, or `""` where nothing known resembles `name`.
+    """
+    spellings: Dict[str, str] = {}
+    for candidate in known:
+        spellings.setdefault(str(candidate).lower(), str(candidate))
+    close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.6)
+    return f" Did you mean '{spellings[close[0]]}'?" if close else ""

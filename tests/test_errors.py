@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Type
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.errors import (
+    CheckpointError,
+    ConfigError,
+    DataPipelineError,
+    MeshError,
+    SampleError,
+    SchemaError,
+    nearest,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (ConfigError, ValueError),
+        (MeshError, ValueError),
+        (SchemaError, ValueError),
+        (SampleError, RuntimeError),
+        (CheckpointError, RuntimeError),
+    ],
+)
+def test_each_error_is_caught_as_ours_and_as_the_builtin_that_fits(
+    error: Type[Exception], builtin: Type[Exception]
+) -> None:
+    assert issubclass(error, DataPipelineError)
+    assert issubclass(error, builtin)
+
+
+def test_nearest_suggests_the_name_that_was_meant() -> None:
+    assert nearest("train_iters", ["train_iter", "train_epoch", "seed"]) == " Did you mean 'train_iter'?"
+
+
+def test_nearest_ignores_case_and_gives_the_known_spelling() -> None:
+    assert nearest("cyclicsampler", ["CyclicSampler", "SingleRoundSampler"]) == " Did you mean 'CyclicSampler'?"
+
+
+def test_nearest_says_nothing_where_nothing_resembles() -> None:
+    assert nearest("banana", ["lr", "seed"]) == ""
+    assert nearest("anything", []) == ""
+
+
+def test_nearest_takes_names_that_are_not_strings() -> None:
+    assert nearest(11, [1111, "x"]) == " Did you mean '1111'?"
+
+
+@given(st.text(min_size=1), st.lists(st.text(min_size=1)))
+def test_nearest_only_ever_suggests_a_known_name(name: str, known: list) -> None:
+    hint = nearest(name, known)
+    assert hint == "" or any(hint == f" Did you mean '{candidate}'?" for candidate in known)
