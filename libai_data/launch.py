@@ -3,6 +3,7 @@
 It takes the flags of `oneflow.distributed.launch` and gives the ranks the same environment. On top of that it
 
 * chooses a free `--master_port` when there is one node and none is given;
+* starts the other ranks when rank 0 listens: a rank of OneFlow 0.9 that comes first sleeps 10 seconds;
 * makes sure that every rank finds the CUDA libraries that OneFlow wants, also in a script that imports OneFlow alone;
 * stops all ranks when one fails, and ends with the exit code of the rank that failed first;
 * forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to all ranks, once; and
@@ -35,7 +36,9 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # How long ranks may take to end, after one failed and after the launcher was told to stop.
 FAILURE_GRACE_SECONDS = 5.0
 STOP_GRACE_SECONDS = 30.0
-POLL_SECONDS = 0.05
+# How long the other ranks wait for rank 0 to listen. A script may never import OneFlow, or late.
+LISTEN_SECONDS = 10.0
+POLL_SECONDS = 0.02
 PR_SET_PDEATHSIG = 1
 
 
@@ -130,24 +133,45 @@ class Ranks:
         self._launcher_pid = os.getpid()
 
     def start(self, args: argparse.Namespace) -> None:
-        """Start all ranks. A signal that arrives meanwhile is passed on when all have started."""
-        command = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
-        command += [args.training_script, *args.training_script_args]
+        """Start all ranks, rank 0 first. After a signal to stop, or when rank 0 fails at once, no more are started."""
         library_path = library_path_for_ranks()
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        for signum in FORWARDED:
+            signal.signal(signum, self._forward)
         try:
-            for signum in FORWARDED:
-                signal.signal(signum, self._forward)
             for local_rank in range(args.nproc_per_node):
-                stdout, stderr = self._output(args, local_rank)
-                env = rank_environment(args, local_rank, library_path)
-                process = subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, preexec_fn=self._prepare)
-                self.processes.append(process)
+                if args.node_rank + local_rank > 0 and local_rank <= 1:
+                    self._wait_for_rank_0(args)
+                if self.stop_signal is not None or any(process.poll() for process in self.processes):
+                    break
+                self._start_one(args, local_rank, rank_environment(args, local_rank, library_path))
         except BaseException:
             self._kill()
             raise
+
+    def _start_one(self, args: argparse.Namespace, local_rank: int, env: Dict[str, str]) -> None:
+        command = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
+        command += [args.training_script, *args.training_script_args]
+        stdout, stderr = self._output(args, local_rank)
+        # A signal to forward must not come between the start of a process and its being known.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            self.processes.append(
+                subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr, preexec_fn=self._prepare)
+            )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _wait_for_rank_0(self, args: argparse.Namespace) -> None:
+        """Wait until rank 0 listens, but only so long: its script may do something else before it imports OneFlow."""
+        deadline = time.monotonic() + LISTEN_SECONDS
+        while time.monotonic() < deadline and self.stop_signal is None:
+            if any(process.poll() is not None for process in self.processes):
+                return
+            try:
+                socket.create_connection((args.master_addr, args.master_port), timeout=1).close()
+                return
+            except OSError:
+                time.sleep(POLL_SECONDS)
 
     def wait(self) -> int:
         """Wait until every rank has ended. Returns the exit code of the first that failed, else 0."""
@@ -170,6 +194,8 @@ class Ranks:
         for file in self._files:
             file.close()
         code = failed or 0
+        if not self.processes and self.stop_signal is not None:
+            code = -self.stop_signal
         return code if code >= 0 else 128 - code
 
     def _prepare(self) -> None:
