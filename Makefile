@@ -1,0 +1,45 @@
+# `make train` and `make test` set up what they need. See CONTRIBUTING.md.
+
+PYTHON := .venv/bin/python
+GPUS := 4
+SCRIPTS := tools/*.sh .ci/run
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev data train test lint format types docs clean
+
+help:  ## Show this.
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
+
+setup:  ## Make .venv with OneFlow and what training and the tests need.
+	@bash tools/setup.sh test
+
+setup-dev:
+	@bash tools/setup.sh dev
+
+data: setup  ## Write the handwritten digits out as an image folder.
+	$(PYTHON) tools/prepare_digits.py
+
+train: data  ## Train a small vision transformer on the digits, on 4 CPU ranks.
+	bash tools/train.sh tools/train_net.py configs/vit_digits.py $(GPUS) train.dist.tensor_parallel_size=2
+
+test: setup  ## Run every test.
+	$(PYTHON) -m pytest
+
+lint: setup-dev  ## Check style: ruff, and shellcheck for the scripts.
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	.venv/bin/shellcheck $(SCRIPTS)
+
+format: setup-dev  ## Put the code into the shape that lint wants.
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+types: setup-dev  ## Check types with mypy.
+	$(PYTHON) -m mypy
+
+docs: setup-dev  ## Build the documentation into site/, strictly.
+	$(PYTHON) -m mkdocs build --strict --quiet
+
+clean:  ## Remove what was built; .venv, data and output stay.
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
