@@ -1,0 +1,160 @@
+"""From a rank's local tensor to its part of a global tensor, sending nothing that need not be sent."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+from libai_data.errors import SchemaError
+from libai_data.mesh import get_layer_placement, get_mesh, get_nd_sbp
+from libai_data.parallel_mesh import ParallelMesh
+
+_AXES = ("data", "tensor")
+
+
+def split_dims(sbp_list: Sequence[str]) -> Tuple[Optional[int], Optional[int]]:
+    """Parse a field's signature.
+
+    Args:
+        sbp_list: two of "split_<dim>" and "broadcast", for the data and the tensor axis.
+
+    Returns:
+        For each axis the dim that it splits, or None where it broadcasts.
+
+    Raises:
+        SchemaError: Another number of entries, or another word.
+    """
+    if isinstance(sbp_list, str) or len(sbp_list) != len(_AXES):
+        raise SchemaError(
+            f"sbp_list is {sbp_list!r}; it takes one entry for each of the axes {_AXES}, as ['split_0', 'broadcast']"
+        )
+    data, tensor = (_split_dim(entry, axis) for entry, axis in zip(sbp_list, _AXES))
+    return data, tensor
+
+
+def _split_dim(entry: str, axis: str) -> Optional[int]:
+    if entry == "broadcast":
+        return None
+    kind, _, dim = str(entry).partition("_")
+    if kind == "split" and dim.isdigit():
+        return int(dim)
+    raise SchemaError(
+        f"sbp_list has {entry!r} for the {axis} axis; inputs can be 'broadcast' or 'split_<dim>', such as 'split_0'"
+    )
+
+
+def nd_sbp(sbp_list: Sequence[str]) -> List[Any]:
+    """OneFlow's signature for `sbp_list` on the mesh in use (axes of size 1 left out)."""
+    import oneflow as flow
+
+    return get_nd_sbp([flow.sbp.broadcast if dim is None else flow.sbp.split(dim) for dim in split_dims(sbp_list)])
+
+
+def as_flow_tensor(tensor: Any) -> Any:
+    """A OneFlow tensor over the same memory.
+
+    Raises:
+        SchemaError: OneFlow has no such dtype.
+    """
+    import oneflow as flow
+
+    if not isinstance(tensor, np.ndarray):
+        return tensor
+    try:
+        return flow.from_numpy(tensor if tensor.flags.c_contiguous else np.ascontiguousarray(tensor))
+    except RuntimeError as error:
+        raise SchemaError(
+            f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
+            "float16, float32 or float64"
+        ) from error
+
+
+def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> Tuple[int, ...]:
+    """Shape of the global tensor whose data-parallel shards have this shape.
+
+    Args:
+        shape: of one data-parallel shard; dim 0 is the batch.
+        sbp_list: the field's signature.
+        mesh: the mesh.
+
+    Raises:
+        SchemaError: A 0-d tensor, or an axis that does not divide the dim it splits.
+    """
+    if not shape:
+        raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
+    whole = (shape[0] * mesh.data_parallel_size, *shape[1:])
+    sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
+    parts = [1] * len(whole)
+    for axis, dim, size in zip(_AXES, split_dims(sbp_list), sizes):
+        if dim is None:
+            continue
+        if dim >= len(whole):
+            raise SchemaError(f"the {axis} axis splits dim {dim}, but the tensor has {len(whole)} dims: {whole}")
+        parts[dim] *= size
+        if whole[dim] % parts[dim]:
+            raise SchemaError(
+                f"dim {dim} of size {whole[dim]} cannot be split evenly into {parts[dim]} parts (the {axis} axis has "
+                f"size {size}); choose a size that is a multiple of {parts[dim]}, or broadcast over this axis"
+            )
+    return whole
+
+
+def local_to_global(
+    local: Any, sbp_list: Sequence[str], placement_idx: int = 0, device_type: Optional[str] = None
+) -> Any:
+    """Make the global tensor of which this rank holds the data-parallel shard `local`.
+
+    Ranks that differ only in tensor or pipeline coordinate must pass equal shards. Then each fills its own part, and
+    data moves only if the data axis is not split over dim 0, so that ranks need rows that they did not read.
+
+    Args:
+        local: numpy array or OneFlow tensor [rows of one data-parallel rank, ...].
+        sbp_list: signature over the (data, tensor) axes.
+        placement_idx: the layer whose pipeline stage holds the tensor.
+        device_type: "cpu" or "cuda"; by default the mesh's.
+
+    Returns:
+        A global OneFlow tensor [rows of all data-parallel ranks, ...].
+
+    Raises:
+        SchemaError: The layout fits neither the shape nor the mesh, or OneFlow lacks the dtype.
+    """
+    mesh = get_mesh()
+    tensor = as_flow_tensor(local)
+    shape = global_shape(tuple(tensor.shape), sbp_list, mesh)
+    data_dim, tensor_dim = split_dims(sbp_list)
+    placement = get_layer_placement(placement_idx, device_type)
+    if data_dim != 0 and mesh.data_parallel_size > 1:
+        rows = _fill(tensor, shape, nd_sbp(("split_0", "broadcast")), placement)
+        return rows.to_global(sbp=nd_sbp(sbp_list), placement=placement)
+    if tensor_dim is not None and mesh.tensor_parallel_size > 1:
+        tensor = _part_of(tensor, tensor_dim, mesh)
+    return _fill(tensor, shape, nd_sbp(sbp_list), placement)
+
+
+def _part_of(tensor: Any, dim: int, mesh: ParallelMesh) -> Any:
+    """This rank's part of its shard along the dim that the tensor axis splits."""
+    length = tensor.shape[dim] // mesh.tensor_parallel_size
+    return tensor.narrow(dim, mesh.tensor_parallel_rank * length, length).contiguous()
+
+
+def _fill(part: Any, shape: Tuple[int, ...], sbp: List[Any], placement: Any) -> Any:
+    """The global tensor whose part on this rank is `part`; no communication.
+
+    Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
+    would send rank 0's bytes over those that each rank already holds, so these are copied into place instead.
+    """
+    import oneflow as flow
+
+    if _is_alone(placement) or all("split" in str(entry) for entry in sbp):
+        return part.to(placement.type).to_global(placement=placement, sbp=sbp, check_meta=False)
+    whole = flow.empty(shape, dtype=part.dtype, placement=placement, sbp=sbp)
+    own = whole.to_local()
+    if own.numel():
+        own.copy_(part)
+    return whole
+
+
+def _is_alone(placement: Any) -> bool:
+    return bool(np.size(placement.ranks) == 1)

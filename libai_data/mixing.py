@@ -1,0 +1,36 @@
+"""Mixing integers into 64 bits: what orders, seeds and fingerprints are made of.
+
+The mixer is splitmix64's finaliser with Stafford's constants (variant 13): a bijection in which each input bit moves
+each output bit. Source: G. Steele, D. Lea, C. Flood, "Fast Splittable Pseudorandom Number Generators" (OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def mix64(value: int) -> int:
+    """Mix the low 64 bits of an integer."""
+    value &= _MASK
+    value = ((value ^ (value >> 30)) * _FIRST) & _MASK
+    value = ((value ^ (value >> 27)) * _SECOND) & _MASK
+    return value ^ (value >> 31)
+
+
+def mix64_array(values: np.ndarray) -> np.ndarray:
+    """Mix each element of a uint64 array."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
+    return values ^ (values >> np.uint64(31))
+
+
+def combine64(*parts: int) -> int:
+    """Mix several integers of any size and sign into one of 64 bits; the order of the parts matters."""
+    mixed = len(parts)
+    for part in parts:
+        mixed = mix64(mixed + _GOLDEN + mix64(part) + mix64(part >> 64))
+    return mixed

@@ -1,0 +1,329 @@
+"""Samples and batches: an `Instance` maps field names to tensors, a `DistTensorData` is a tensor with its layout."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from libai_data.errors import SchemaError, nearest
+from libai_data.global_tensor import as_flow_tensor, local_to_global, nd_sbp
+from libai_data.mesh import get_layer_placement
+
+DEFAULT_SBP = ("split_0", "broadcast")
+
+
+def is_flow_tensor(value: Any) -> bool:
+    """Whether `value` is a OneFlow tensor, without importing OneFlow to find out."""
+    flow = sys.modules.get("oneflow")
+    return flow is not None and isinstance(value, flow.Tensor)
+
+
+def as_array(value: Any, field_name: str = "value") -> np.ndarray:
+    """Turn a field's value into a numpy array, copying only what is not an array yet.
+
+    Args:
+        value: numpy array or scalar, OneFlow or array-like tensor, bool, int, float, or a (nested) list of numbers. As
+            in OneFlow, Python ints become int64 and Python floats float32.
+        field_name: named in the error.
+
+    Returns:
+        The array; for a numpy array the same object.
+
+    Raises:
+        SchemaError: The value is no rectangular array of numbers.
+    """
+    if isinstance(value, np.ndarray):
+        array = value
+    elif isinstance(value, float):
+        return np.asarray(value, dtype=np.float32)
+    elif isinstance(value, (list, tuple)):
+        array = _array_of_list(value, field_name)
+    elif hasattr(value, "numpy") and callable(value.numpy):
+        array = np.asarray(value.numpy())
+    else:
+        array = np.asarray(value)
+    if array.dtype.kind not in "biufc":
+        raise SchemaError(
+            f"field '{field_name}' holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; "
+            "return numbers, lists of numbers, numpy arrays or OneFlow tensors"
+        )
+    return array
+
+
+def _array_of_list(values: Sequence[Any], field_name: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise SchemaError(
+            f"field '{field_name}' is a ragged list: {error}; pad it or use a padding collator"
+        ) from error
+    if array.dtype == object:
+        raise SchemaError(
+            f"field '{field_name}' is a list of unequal or non-numeric items; pad it, or convert its items"
+        )
+    holds_python_floats = array.dtype == np.float64 and not isinstance(_first_leaf(values), np.generic)
+    return array.astype(np.float32) if holds_python_floats else array
+
+
+def _first_leaf(values: Any) -> Any:
+    while isinstance(values, (list, tuple)) and values:
+        values = values[0]
+    return values
+
+
+@dataclass
+class DistTensorData:
+    """A tensor of one field and how it is to lie on the mesh.
+
+    Args:
+        tensor: numpy array or OneFlow tensor; numbers and lists of numbers are made into arrays. In a sample it has no
+            batch dim, in a batch dim 0 is the batch.
+        sbp_list: signature over the (data, tensor) axes of the mesh, each "split_<dim>" or "broadcast"; dims count with
+            the batch dim.
+        placement_idx: the layer whose pipeline stage holds the tensor; 0 is the first, -1 the last.
+    """
+
+    tensor: Any
+    sbp_list: List[str] = field(default_factory=lambda: list(DEFAULT_SBP))
+    placement_idx: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tensor, np.ndarray) and not is_flow_tensor(self.tensor):
+            self.tensor = as_array(self.tensor, "tensor")
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """Shape of the tensor."""
+        return tuple(self.tensor.shape)
+
+    def to_global(self, sbp: Any = None, placement: Any = None, device_type: Optional[str] = None) -> None:
+        """Replace `tensor` by its global tensor.
+
+        Each rank holds its own data-parallel shard; ranks that differ only in tensor or pipeline coordinate hold equal
+        shards, so that nothing is sent unless the data axis is not split over dim 0.
+
+        Args:
+            sbp: a OneFlow sbp (list) that overrides `sbp_list`.
+            placement: a OneFlow placement that overrides `placement_idx`.
+            device_type: "cpu" or "cuda"; by default the mesh's.
+
+        Raises:
+            SchemaError: The layout does not fit the tensor or the mesh.
+        """
+        if sbp is None and placement is None:
+            self.tensor = local_to_global(self.tensor, self.sbp_list, self.placement_idx, device_type)
+        else:
+            sbp = nd_sbp(self.sbp_list) if sbp is None else sbp
+            placement = get_layer_placement(self.placement_idx, device_type) if placement is None else placement
+            self.tensor = as_flow_tensor(self.tensor).to_global(sbp=sbp, placement=placement)
+
+    @staticmethod
+    def stack(values: Sequence[DistTensorData]) -> DistTensorData:
+        """Stack samples' tensors along a new batch dim 0.
+
+        Raises:
+            SchemaError: Nothing to stack, or shapes, dtypes or layouts differ.
+        """
+        if not values:
+            raise SchemaError("nothing to stack: the list of samples is empty")
+        first = values[0]
+        for row, value in enumerate(values):
+            if value.sbp_list != first.sbp_list or value.placement_idx != first.placement_idx:
+                raise SchemaError(
+                    f"layouts differ between samples of a batch: sample 0 has {first.sbp_list} on layer "
+                    f"{first.placement_idx}, sample {row} has {value.sbp_list} on layer {value.placement_idx}"
+                )
+        return DistTensorData(
+            _stack_tensors([value.tensor for value in values]), list(first.sbp_list), first.placement_idx
+        )
+
+
+def _stack_tensors(tensors: Sequence[Any]) -> Any:
+    first = tensors[0]
+    for row, tensor in enumerate(tensors):
+        if tuple(tensor.shape) != tuple(first.shape):
+            raise SchemaError(
+                f"shapes differ between samples of a batch: sample 0 has {tuple(first.shape)}, sample {row} has "
+                f"{tuple(tensor.shape)}; pad them, or use a padding collator"
+            )
+        if tensor.dtype != first.dtype:
+            raise SchemaError(
+                f"dtypes differ between samples of a batch: sample 0 has {first.dtype}, sample {row} has {tensor.dtype}"
+            )
+    if any(is_flow_tensor(tensor) for tensor in tensors):
+        import oneflow as flow
+
+        return flow.stack(list(tensors), dim=0)
+    return np.stack(tensors)
+
+
+class Instance:
+    """Named fields of one sample or one batch; the names are the argument names of `model.forward`.
+
+    Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline. ``len`` is the
+    number of fields.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self._fields: OrderedDict[str, Any] = OrderedDict()
+        self._info: Optional[BatchInfo] = None
+        self._agreement: Optional[Agreement] = None
+        for name, value in fields.items():
+            self.set(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            super().__setattr__(name, value)
+        else:
+            self.set(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._fields:
+            known = [] if name.startswith("_") else list(self._fields)
+            raise AttributeError(f"no field '{name}'; there are {known}.{nearest(name, known)}")
+        return self._fields[name]
+
+    def set(self, name: str, value: Any) -> None:
+        """Set field `name`."""
+        self._fields[name] = value
+
+    def get(self, name: str) -> Any:
+        """Return field `name`, as it was set.
+
+        Raises:
+            KeyError: There is no such field.
+        """
+        if name not in self._fields:
+            raise KeyError(f"no field '{name}'; there are {list(self._fields)}.{nearest(name, self._fields)}")
+        return self._fields[name]
+
+    def has(self, name: str) -> bool:
+        """Whether there is a field `name`."""
+        return name in self._fields
+
+    def remove(self, name: str) -> None:
+        """Delete field `name`."""
+        self.get(name)
+        del self._fields[name]
+
+    def get_fields(self) -> Dict[str, Any]:
+        """The fields themselves, in the order in which they were set."""
+        return self._fields
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError("an Instance is no sequence of samples; iterate over get_fields()")
+
+    def __repr__(self) -> str:
+        return f"Instance({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
+
+    @staticmethod
+    def stack(instances: Sequence[Instance]) -> Instance:
+        """Stack samples into a batch, field by field along a new dim 0.
+
+        Values may be `DistTensorData`, numpy arrays, OneFlow tensors, numbers or lists; lists of anything but numbers
+        (and whatever has no `stack`) stay a list with one entry a sample.
+
+        Raises:
+            SchemaError: The samples' fields, shapes, dtypes or layouts differ; the field is named.
+        """
+        if not instances:
+            raise SchemaError("nothing to stack: the list of samples is empty")
+        names = list(instances[0].get_fields())
+        for row, instance in enumerate(instances):
+            check_field_names(list(instance.get_fields()), names, f"sample {row} of a batch")
+        batch = Instance()
+        for name in names:
+            try:
+                batch.set(name, _stack_values([instance.get(name) for instance in instances]))
+            except SchemaError as error:
+                raise SchemaError(f"field '{name}': {error}") from error
+        return batch
+
+
+def _stack_values(values: List[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, (DistTensorData, Instance)):
+        different = next((value for value in values if type(value) is not type(first)), None)
+        if different is not None:
+            raise SchemaError(f"sample 0 has a {type(first).__name__}, another sample a {type(different).__name__}")
+        return type(first).stack(values)
+    if isinstance(first, (np.ndarray, np.generic, bool, int, float)) or is_flow_tensor(first):
+        return _stack_tensors([value if is_flow_tensor(value) else as_array(value) for value in values])
+    if isinstance(first, list):
+        return values
+    if callable(getattr(type(first), "stack", None)):
+        return type(first).stack(values)
+    raise SchemaError(f"values of type {type(first).__name__} cannot be stacked; make them arrays")
+
+
+def check_field_names(found: Sequence[str], expected: Sequence[str], whose: str) -> None:
+    """Refuse fields that are missing or too many; the order does not matter.
+
+    Raises:
+        SchemaError: Naming the missing and the unexpected fields.
+    """
+    if set(found) == set(expected):
+        return
+    missing = [name for name in expected if name not in found]
+    extra = [name for name in found if name not in expected]
+    raise SchemaError(
+        f"{whose} has other fields than the samples before it: missing {missing}, unexpected {extra}; "
+        "every sample of a dataset must have the same fields"
+    )
+
+
+@dataclass(frozen=True)
+class BatchInfo:
+    """Where a batch stands in the stream; equal on all ranks.
+
+    Args:
+        step: number of this batch since the stream's beginning.
+        epoch: epoch of the global batch's first sample.
+        position: position of the global batch's first sample.
+        size: rows of the global batch.
+        valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
+    """
+
+    step: int
+    epoch: int
+    position: int
+    size: int
+    valid: int
+
+
+@dataclass
+class Agreement:
+    """Whether all ranks have found that a loader's batches have the same fields; shared by the loader's batches."""
+
+    reached: bool = False
+
+
+def batch_info(batch: Any) -> Optional[BatchInfo]:
+    """The `BatchInfo` that the loader attached to a batch, or None for a batch of another origin."""
+    return batch._info if isinstance(batch, Instance) else None
+
+
+Fields = Union[Instance, Dict[str, Any]]
+
+
+def fields_of(sample: Fields) -> Dict[str, Any]:
+    """The fields of a sample or batch that is an `Instance` or a dict.
+
+    Raises:
+        SchemaError: It is something else.
+    """
+    if isinstance(sample, Instance):
+        return sample.get_fields()
+    if isinstance(sample, dict):
+        return sample
+    raise SchemaError(
+        f"a sample must be an Instance or a dict of named fields, got {type(sample).__name__}; "
+        "name the fields after the arguments of model.forward"
+    )
