@@ -1,0 +1,119 @@
+"""Whether all ranks are about to make the same global tensors: compared once, before the first bytes are trusted."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
+
+import numpy as np
+
+from libai_data.errors import SchemaError, nearest
+from libai_data.mesh import broadcast_py_object, get_mesh
+from libai_data.mixing import combine64
+from libai_data.structures import DistTensorData
+
+FieldSignature = Tuple[str, str, Tuple[int, ...], Tuple[str, ...], int]
+"""Name, dtype, local shape, sbp_list and placement_idx of a batch's field."""
+
+
+def signature_of(batch: Mapping[str, DistTensorData]) -> List[FieldSignature]:
+    """What the ranks must agree on, field by field, in order."""
+    return [
+        (name, str(value.tensor.dtype), tuple(value.shape), tuple(value.sbp_list), value.placement_idx)
+        for name, value in batch.items()
+    ]
+
+
+def check_same_on_all_ranks(signature: List[FieldSignature]) -> None:
+    """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
+
+    Args:
+        signature: of this rank's batch.
+
+    Raises:
+        SchemaError: On every rank alike, naming the field and the ranks that differ.
+    """
+    mesh = get_mesh()
+    if mesh.world_size == 1:
+        return
+    digests = _gather_digests(combine64(*repr(signature).encode()))
+    if len(set(digests.tolist())) == 1:
+        return
+    signatures = [broadcast_py_object(signature, src=rank) for rank in range(mesh.world_size)]
+    raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
+
+
+def _gather_digests(digest: int) -> np.ndarray:
+    import oneflow as flow
+
+    mesh = get_mesh()
+    everyone = flow.placement("cpu", list(range(mesh.world_size)))
+    own = flow.from_numpy(np.array([digest >> 1], dtype=np.int64))
+    split = own.to_global(placement=everyone, sbp=flow.sbp.split(0), check_meta=False)
+    return split.to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().numpy()
+
+
+def _differences(signatures: List[List[FieldSignature]]) -> List[str]:
+    names: Dict[str, List[int]] = {}
+    for rank, signature in enumerate(signatures):
+        for field in signature:
+            names.setdefault(field[0], []).append(rank)
+    ranks = set(range(len(signatures)))
+    found = [
+        f"field '{name}' is missing on rank {_listed(ranks - set(holders))}"
+        for name, holders in names.items()
+        if len(holders) < len(ranks)
+    ]
+    if found:
+        return found
+    for name in names:
+        variants: Dict[str, List[int]] = {}
+        for rank, signature in enumerate(signatures):
+            field = next(field for field in signature if field[0] == name)
+            variants.setdefault(f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}", []).append(rank)
+        if len(variants) > 1:
+            shown = ", but ".join(f"{variant} on rank {_listed(ranks)}" for variant, ranks in variants.items())
+            found.append(f"field '{name}' is {shown}")
+    return found or [
+        "the fields come in another order: "
+        + ", ".join(f"rank {rank} has {[field[0] for field in signature]}" for rank, signature in enumerate(signatures))
+    ]
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(str(rank) for rank in sorted(ranks))
+
+
+def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]) -> None:
+    """Refuse a batch whose fields are not the arguments of `forward`.
+
+    Args:
+        forward: the model's forward method, bound.
+        field_names: names of the batch's fields.
+
+    Raises:
+        SchemaError: Naming the fields that `forward` does not take and the arguments that it misses.
+    """
+    names = list(field_names)
+    parameters = [
+        parameter
+        for parameter in inspect.signature(forward).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
+    ]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    problems = [
+        f"forward takes no field '{name}' (it takes {known}).{nearest(name, known)}"
+        for name in names
+        if name not in known and not takes_any
+    ]
+    problems += [
+        f"forward needs '{parameter.name}', which the dataset does not give (it gives {names})."
+        f"{nearest(parameter.name, names)}"
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and parameter.default is parameter.empty
+        and parameter.name not in names
+    ]
+    if problems:
+        raise SchemaError(" ".join(problems) + " Name the fields of the dataset's Instances after forward's arguments.")

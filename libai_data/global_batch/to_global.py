@@ -1,0 +1,48 @@
+"""From a batch of local tensors to the keyword arguments of `model.forward`: global tensors."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from libai_data.errors import SchemaError
+from libai_data.global_batch.schema_check import check_same_on_all_ranks, signature_of
+from libai_data.global_tensor import local_to_global
+from libai_data.structures import DistTensorData, Fields, Instance, fields_of
+
+
+def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any]:
+    """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
+
+    The ranks' fields are compared at the first batch of a loader, and at each batch that comes from no loader.
+
+    Args:
+        batch: fields [rows of this rank, ...]; bare tensors get the default layout.
+        device_type: "cpu" or "cuda"; by default the mesh's.
+
+    Returns:
+        Field name -> global tensor [rows of all data-parallel ranks, ...].
+
+    Raises:
+        SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
+    """
+    fields = {name: _laid_out(name, value) for name, value in fields_of(batch).items()}
+    agreement = batch._agreement if isinstance(batch, Instance) else None
+    if agreement is None or not agreement.reached:
+        check_same_on_all_ranks(signature_of(fields))
+        if agreement is not None:
+            agreement.reached = True
+    return {name: _global(name, value, device_type) for name, value in fields.items()}
+
+
+def _laid_out(name: str, value: Any) -> DistTensorData:
+    try:
+        return value if isinstance(value, DistTensorData) else DistTensorData(value)
+    except SchemaError as error:
+        raise SchemaError(f"field '{name}': {error}") from error
+
+
+def _global(name: str, value: DistTensorData, device_type: Optional[str]) -> Any:
+    try:
+        return local_to_global(value.tensor, value.sbp_list, value.placement_idx, device_type)
+    except SchemaError as error:
+        raise SchemaError(f"field '{name}': {error}") from error

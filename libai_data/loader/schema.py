@@ -1,0 +1,122 @@
+"""The schema of a dataset's samples: learned from its first sample, demanded of each one after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.global_tensor import split_dims
+from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a field is to lie on the mesh.
+
+    Args:
+        sbp_list: signature over the (data, tensor) axes; see `DistTensorData`.
+        placement_idx: the layer whose pipeline stage holds the field.
+    """
+
+    sbp_list: Tuple[str, str] = DEFAULT_SBP
+    placement_idx: int = 0
+
+    def __post_init__(self) -> None:
+        split_dims(self.sbp_list)
+        object.__setattr__(self, "sbp_list", tuple(self.sbp_list))
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """One field of a sample: its name, numpy dtype and shape (without a batch dim), and its layout."""
+
+    name: str
+    dtype: np.dtype
+    shape: Tuple[int, ...]
+    layout: Layout
+
+    def describe(self) -> str:
+        """Shape and dtype in words."""
+        return f"{self.dtype} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class SampleSchema:
+    """The fields that every sample of a dataset has, in the order in which the first one names them."""
+
+    fields: Tuple[FieldSpec, ...]
+
+    @property
+    def names(self) -> List[str]:
+        """Names of the fields."""
+        return [field.name for field in self.fields]
+
+    @staticmethod
+    def of(sample: Fields) -> SampleSchema:
+        """The schema of one sample.
+
+        Raises:
+            SchemaError: It has no fields, or one that cannot become a tensor.
+        """
+        fields = tuple(_spec(name, value) for name, value in fields_of(sample).items())
+        if not fields:
+            raise SchemaError("the sample has no fields; return an Instance with the arguments of model.forward")
+        return SampleSchema(fields)
+
+
+def _spec(name: str, value: Any) -> FieldSpec:
+    array = array_of(value, name)
+    return FieldSpec(name, array.dtype, tuple(array.shape), layout_of(value, name))
+
+
+def array_of(value: Any, name: str) -> np.ndarray:
+    """The numpy array of a field, whether bare or wrapped in `DistTensorData`."""
+    return as_array(value.tensor if isinstance(value, DistTensorData) else value, name)
+
+
+def layout_of(value: Any, name: str) -> Layout:
+    """The layout of a field; bare values get the default one.
+
+    Raises:
+        SchemaError: The layout is malformed; the field is named.
+    """
+    if not isinstance(value, DistTensorData):
+        return Layout()
+    try:
+        return Layout(tuple(value.sbp_list), value.placement_idx)  # type: ignore[arg-type]
+    except SchemaError as error:
+        raise SchemaError(f"field '{name}': {error}") from error
+
+
+Overrides = Mapping[str, Mapping[str, Any]]
+
+
+def parse_layouts(layouts: Optional[Overrides]) -> Dict[str, Dict[str, Any]]:
+    """Check the layouts that a config sets by field name.
+
+    Args:
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}, either key may be left out.
+
+    Raises:
+        ConfigError: An unknown key or a malformed value, named with its field.
+    """
+    parsed: Dict[str, Dict[str, Any]] = {}
+    for name, layout in (layouts or {}).items():
+        for key in layout:
+            if key not in ("sbp_list", "placement_idx"):
+                known = ["sbp_list", "placement_idx"]
+                raise ConfigError(
+                    f"layouts.{name} has the unknown key '{key}'; known are {known}.{nearest(key, known)}"
+                )
+        changes = dict(layout)
+        if "sbp_list" in changes:
+            changes["sbp_list"] = tuple(changes["sbp_list"])
+        try:
+            Layout(**changes)
+        except SchemaError as error:
+            raise ConfigError(f"layouts.{name}: {error}") from error
+        parsed[name] = changes
+    return parsed
