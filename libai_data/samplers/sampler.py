@@ -100,8 +100,8 @@ class StreamSampler:
         return np.arange(first, first + self.micro_batch_size, dtype=np.int64)
 
     def _full_part(self, position: int) -> Tuple[np.ndarray, np.ndarray]:
-        """Locate this rank's rows for many batches at once: one numpy call costs as much for 4,000 samples as for
-        40.""" number, misfit = divmod(position - self._window_start, self.global_batch_size)
+        """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
+        number, misfit = divmod(position - self._window_start, self.global_batch_size)
         if misfit or not 0 <= number < len(self._window[0]):
             batches = max(1, _WINDOW // self.micro_batch_size)
             starts = position + self.global_batch_size * np.arange(batches, dtype=np.int64)
