@@ -6,8 +6,6 @@ import logging
 import pickle
 from typing import Any, List, MutableMapping, Optional
 
-from omegaconf import DictConfig, open_dict
-
 from libai_data.errors import MeshError
 from libai_data.parallel_mesh import ParallelMesh
 
@@ -275,6 +273,9 @@ def _mesh_from_environment(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
 
 
 def _write_back(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> None:
+    # Not imported above: this module is also loaded by processes that only read data, and should start fast.
+    from omegaconf import DictConfig, open_dict
+
     actual = {
         "data_parallel_size": mesh.data_parallel_size,
         "tensor_parallel_size": mesh.tensor_parallel_size,
