@@ -1,0 +1,157 @@
+"""`import libai_data` makes a later `import oneflow` find its CUDA libraries, wherever these lie."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Dict, Sequence
+
+import numpy as np
+import pytest
+
+from libai_data.cuda_libraries import SONAMES
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SITE = Path(np.__file__).parents[1]
+LOADED = """
+import ctypes, sys
+from pathlib import Path
+import libai_data.cuda_libraries as cuda_libraries
+print("missing", cuda_libraries.load(Path(sys.argv[1])))
+for line in open("/proc/self/maps"):
+    if ".so" in line and line.split()[2] == "00000000":
+        print(line.split()[-1])
+"""
+
+
+def run(code: str, *arguments: object, path: Sequence[Path] = (), **variables: str) -> str:
+    """Run code in a Python that has no site-packages but the given folders; return what it printed."""
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
+    env.update(PYTHONPATH=os.pathsep.join(map(str, [REPOSITORY, *path])), **variables)
+    command = [sys.executable, "-S", "-c", code, *map(str, arguments)]
+    result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return result.stdout + result.stderr
+
+
+def build_libraries(folder: Path, sonames: Sequence[str] = SONAMES) -> Path:
+    """Make small shared libraries with the names of the real ones."""
+    folder.mkdir(parents=True)
+    first = folder / sonames[0]
+    subprocess.run(["cc", "-shared", "-o", first, "-x", "c", "-"], input=b"int anything;", check=True)
+    for soname in sonames[1:]:
+        (folder / soname).write_bytes(first.read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+    """OneFlow and the CUDA libraries in two folders, as with a user site or `pip install --target`."""
+    root = tmp_path_factory.mktemp("apart")
+    (root / "site" / "oneflow").mkdir(parents=True)
+    (root / "packages").mkdir()
+    for entry in SITE.iterdir():
+        if entry.name not in ("oneflow", "nvidia") and not entry.name.startswith(("__editable__", "libai_data")):
+            (root / "site" / entry.name).symlink_to(entry)
+    for entry in (SITE / "oneflow").iterdir():
+        (root / "site" / "oneflow" / entry.name).symlink_to(entry)
+    (root / "packages" / "nvidia").symlink_to(SITE / "nvidia")
+    return {"site": root / "site", "packages": root / "packages"}
+
+
+def test_oneflow_alone_does_not_find_libraries_that_lie_elsewhere(apart: Dict[str, Path]) -> None:
+    # The premise of the tests below, on a machine without CUDA libraries of its own.
+    output = run("import oneflow", path=[apart["site"], apart["packages"]])
+    if not output.rstrip().endswith("No such file or directory"):
+        pytest.skip("this machine has CUDA 11 libraries on its search path")
+    assert "ImportError: lib" in output
+
+
+def test_oneflow_imports_after_libai_data(apart: Dict[str, Path]) -> None:
+    code = "import libai_data, oneflow; print('sum', oneflow.ones(3).sum().item())"
+    assert "sum 3.0" in run(code, path=[apart["site"], apart["packages"]])
+
+
+def test_a_missing_library_is_named_with_what_to_install(apart: Dict[str, Path]) -> None:
+    output = run("import libai_data; print('imported'); import oneflow", path=[apart["site"]])
+    if "imported" in output and "Error" not in output:
+        pytest.skip("this machine has CUDA 11 libraries on its search path")
+    assert "imported" in output
+    assert "libcudnn_cnn_train.so.8" in output
+    assert 'pip install nvidia-cublas-cu11 "nvidia-cudnn-cu11<9"' in output
+
+
+def test_every_rank_finds_the_libraries_in_a_script_that_imports_oneflow_alone(
+    apart: Dict[str, Path], tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import oneflow as flow\nprint('rank', flow.env.get_rank(), 'imported')\n")
+    # The ranks' interpreter has no site-packages of its own either.
+    code = f"""
+import subprocess, sys
+sys.executable = {str(tmp_path / "python")!r}
+import libai_data.launch as launch
+sys.exit(launch.main(["--nproc_per_node", "2", {str(script)!r}]))
+"""
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    output = run(code, path=[apart["site"], apart["packages"]])
+    assert "rank 0 imported" in output, output
+    assert "rank 1 imported" in output, output
+
+
+def test_packages_are_used_when_the_machine_has_no_libraries(tmp_path: Path) -> None:
+    packages = build_libraries(tmp_path / "nvidia" / "all" / "lib")
+    output = run(LOADED, tmp_path / "elsewhere" / "oneflow", path=[tmp_path])
+    assert "missing []" in output
+    for soname in SONAMES:
+        assert f"{packages / soname}\n" in output
+
+
+def test_a_machine_with_its_own_libraries_keeps_using_them(tmp_path: Path) -> None:
+    build_libraries(tmp_path / "nvidia" / "cublas" / "lib")
+    own = build_libraries(tmp_path / "own")
+    output = run(LOADED, tmp_path / "oneflow", path=[tmp_path], LD_LIBRARY_PATH=str(own))
+    assert "missing []" in output
+    for soname in SONAMES:
+        assert f"{own / soname}\n" in output
+    assert "nvidia" not in output
+
+
+def test_libraries_of_the_machine_and_of_the_packages_complete_each_other(tmp_path: Path) -> None:
+    build_libraries(tmp_path / "nvidia" / "cudnn" / "lib", SONAMES[2:])
+    own = build_libraries(tmp_path / "own", SONAMES[:2])
+    output = run(LOADED, tmp_path / "elsewhere" / "oneflow", path=[tmp_path], LD_LIBRARY_PATH=str(own))
+    assert "missing []" in output
+    assert output.count(f"{own}/") == 2
+    assert output.count("nvidia/cudnn/lib/") == 4
+
+
+def test_nothing_is_loaded_where_the_wheel_finds_its_neighbours(tmp_path: Path) -> None:
+    build_libraries(tmp_path / "nvidia" / "cublas" / "lib", SONAMES[:2])
+    build_libraries(tmp_path / "nvidia" / "cudnn" / "lib", SONAMES[2:])
+    output = run(LOADED, tmp_path / "oneflow", path=[tmp_path])
+    assert "missing []" in output
+    assert "nvidia" not in output
+
+
+def test_importing_libai_data_loads_no_library_and_not_oneflow() -> None:
+    code = "import sys, libai_data; print('oneflow' in sys.modules, 'cublas' in open('/proc/self/maps').read())"
+    assert run(code, path=[SITE]) == "False False\n"
+
+
+def test_importing_libai_data_where_oneflow_is_not_installed_works() -> None:
+    assert run("import libai_data; print(libai_data.__version__)").count(".") == 2
+
+
+def test_the_hook_is_installed_once() -> None:
+    code = """
+import sys
+before = len(sys.meta_path)
+import libai_data
+from libai_data.cuda_libraries import install_import_hook
+install_import_hook()
+print(len(sys.meta_path) - before)
+"""
+    assert run(code) == "1\n"

@@ -1,0 +1,241 @@
+"""`python -m libai_data.launch`: OneFlow's flags and environment; signals, failures and exit codes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Callable, Iterator, List, Sequence, Set
+
+import pytest
+
+from libai_data import launch
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# Rank 0 listens, as OneFlow's does, so that the launcher starts the other ranks.
+PREAMBLE = """
+import json, os, signal, socket, subprocess, sys, time
+rank = os.environ["RANK"]
+if rank == "0":
+    server = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+"""
+
+
+@pytest.fixture()
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "script.py"
+
+
+class Job:
+    """A launcher in a process of its own, whose output, that of its ranks included, can be awaited."""
+
+    def __init__(self, arguments: Sequence[str], settings: str = "") -> None:
+        code = f"import sys, libai_data.launch as launch; {settings}; sys.exit(launch.main())"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=REPOSITORY,
+        )
+
+    def wait_for(self, word: str, times: int) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            times -= line.strip() == word
+            if times == 0:
+                return
+        raise AssertionError(f"the job ended before it printed {word!r} often enough")
+
+    def end(self) -> str:
+        """Wait until every process that holds the output, the ranks and what they started, has ended."""
+        return self.process.communicate(timeout=60)[0]
+
+
+StartJob = Callable[..., Job]
+
+
+@pytest.fixture()
+def start() -> Iterator[StartJob]:
+    jobs: List[Job] = []
+
+    def start_job(*arguments: object, settings: str = "pass") -> Job:
+        jobs.append(Job([str(argument) for argument in arguments], settings))
+        return jobs[-1]
+
+    yield start_job
+    for job in jobs:
+        job.process.kill()
+        job.process.wait()
+
+
+def run(*arguments: object, module: str = "libai_data.launch") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+
+
+def test_it_takes_every_flag_that_oneflow_launcher_takes() -> None:
+    def flags(module: str) -> Set[str]:
+        return set(re.findall(r"--?[a-z_]+", run("--help", module=module).stdout.split("optional arguments")[-1]))
+
+    theirs = {flag for flag in flags("oneflow.distributed.launch") if flag.startswith("--")}
+    assert {"--nnodes", "--node_rank", "--nproc_per_node", "--master_addr", "--master_port"} <= theirs
+    assert theirs <= flags("libai_data.launch")
+
+
+def test_ranks_get_the_environment_that_oneflow_launcher_gives(script: Path) -> None:
+    names = ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS", "GLOG_log_dir"]
+    script.write_text(PREAMBLE + f"print(json.dumps([os.environ.get(name) for name in {names}] + sys.argv[1:]))")
+
+    def environments(module: str) -> List[str]:
+        port = launch.free_port()
+        result = run("--nproc_per_node", 2, "--master_port", port, script, "--an", "argument", module=module)
+        assert result.returncode == 0, result.stderr
+        return sorted(line.replace(str(port), "PORT") for line in result.stdout.splitlines() if line.startswith("["))
+
+    ours = environments("libai_data.launch")
+    assert len(ours) == 2
+    assert ours == environments("oneflow.distributed.launch")
+
+
+def test_on_one_node_a_free_port_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("", 0)) as taken, socket.socket() as free:
+        free.bind(("", 0))
+        free_port = free.getsockname()[1]
+        free.close()
+        monkeypatch.setattr(launch, "FREE_PORTS", [taken.getsockname()[1]] * 199 + [free_port])
+        assert launch.parse_args(["-m", "anything"]).master_port == free_port
+
+
+def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
+    assert launch.parse_args(["--nnodes", "2", "-m", "anything"]).master_port == launch.DEFAULT_PORT
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nproc_per_node", "0", "-m", "x"], "--nproc_per_node is 0; it must be at least 1"),
+        (["--nnodes", "0", "-m", "x"], "--nnodes is 0"),
+        (["--nnodes", "2", "--node_rank", "2", "-m", "x"], "with --nnodes 2 it must be 0 to 1"),
+        (["--master_port", "65536", "-m", "x"], "must be 1 to 65535"),
+        (["-m", "--no_python", "x"], "exclude each other"),
+        (["/no/such/script.py"], "there is no script /no/such/script.py"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_starts(
+    arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as error:
+        launch.parse_args(arguments)
+    assert error.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_exit_code_of_the_first_rank_that_fails_is_passed_on_and_the_others_end(script: Path) -> None:
+    script.write_text(PREAMBLE + "if rank == '1': sys.exit(7)\ntime.sleep(1000)")
+    result = run("--nproc_per_node", 2, script)
+    assert result.returncode == 7
+    assert "local rank 1 ended with exit code 7; stopping the others" in result.stderr
+
+
+def test_a_rank_killed_by_a_signal_gives_128_plus_the_signal(script: Path) -> None:
+    script.write_text(PREAMBLE + "if rank == '1': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(1000)")
+    result = run("--nproc_per_node", 2, script)
+    assert result.returncode == 128 + signal.SIGKILL
+    assert "local rank 1 ended with signal SIGKILL" in result.stderr
+
+
+def test_when_rank_0_fails_at_once_the_others_are_not_started(script: Path) -> None:
+    script.write_text("import os, sys\nprint('rank', os.environ['RANK'])\nsys.exit(3)")
+    result = run("--nproc_per_node", 4, script)
+    assert result.returncode == 3
+    assert result.stdout.split() == ["rank", "0"]
+
+
+def test_a_rank_that_ignores_sigterm_is_killed_after_a_while(script: Path, start: StartJob) -> None:
+    script.write_text(
+        PREAMBLE + "if rank == '1': sys.exit(5)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)"
+    )
+    job = start("--nproc_per_node", 2, script, settings="launch.FAILURE_GRACE_SECONDS = 0.2")
+    job.end()
+    assert job.process.returncode == 5
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_every_rank_once(script: Path, start: StartJob, signum: signal.Signals) -> None:
+    script.write_text(
+        PREAMBLE
+        + f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(signum)}])\nprint('ready', flush=True)\n"
+        + f"signal.sigwait([{int(signum)}])\nprint('got', rank, flush=True)\n"
+        + f"assert signal.sigtimedwait([{int(signum)}], 0.3) is None\n"
+    )
+    job = start("--nproc_per_node", 2, script)
+    job.wait_for("ready", 2)
+    job.process.send_signal(signum)
+    assert sorted(re.findall(r"got \d", job.end())) == ["got 0", "got 1"]
+    assert job.process.returncode == 0
+
+
+def test_a_second_sigint_kills_ranks_that_do_not_end(script: Path, start: StartJob) -> None:
+    script.write_text(
+        PREAMBLE
+        + "signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\nprint('ready', flush=True)\n"
+        + "while True: time.sleep(1)"
+    )
+    job = start("--nproc_per_node", 2, script)
+    job.wait_for("ready", 2)
+    job.process.send_signal(signal.SIGINT)
+    job.wait_for("asked", 2)
+    job.process.send_signal(signal.SIGINT)
+    job.end()
+    assert job.process.returncode == 128 + signal.SIGKILL
+
+
+def test_ranks_end_when_the_launcher_is_killed(script: Path, start: StartJob) -> None:
+    script.write_text(PREAMBLE + "print('ready', flush=True)\ntime.sleep(1000)")
+    job = start("--nproc_per_node", 2, script)
+    job.wait_for("ready", 2)
+    job.process.kill()
+    job.end()
+
+
+def test_what_a_rank_started_ends_with_the_job(script: Path, start: StartJob) -> None:
+    script.write_text(PREAMBLE + "subprocess.Popen(['sleep', '1000'])\nsys.exit(4 if rank == '1' else 0)")
+    job = start("--nproc_per_node", 2, script)
+    job.end()
+    assert job.process.returncode == 4
+
+
+def test_output_is_written_to_files_on_request(script: Path, tmp_path: Path) -> None:
+    script.write_text(PREAMBLE + "print('out', rank)\nprint('err', rank, file=sys.stderr)")
+    result = run("--nproc_per_node", 2, "--redirect_stdout_and_stderr", "--logdir", tmp_path / "logs", script)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+    for rank in "01":
+        assert (tmp_path / "logs" / f"local_rank_{rank}" / "stdout").read_text() == f"out {rank}\n"
+        assert (tmp_path / "logs" / f"local_rank_{rank}" / "stderr").read_text() == f"err {rank}\n"
+
+
+def test_modules_and_programs_are_started_too() -> None:
+    assert "usage" in run("-m", "json.tool", "--help").stdout
+    assert run("--no_python", "echo", "hello").stdout == "hello\n"
+
+
+def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start: StartJob) -> None:
+    script.write_text("import os\nprint('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    port = launch.free_port()
+    job = start("--nnodes", 2, "--node_rank", 1, "--nproc_per_node", 1, "--master_port", port, script)
+    with pytest.raises(subprocess.TimeoutExpired):
+        job.process.wait(0.5)
+    with socket.create_server(("127.0.0.1", port)):
+        assert job.end() == "rank 1 2\n"
+
+
+def test_a_script_that_never_listens_runs_after_a_while(script: Path, start: StartJob) -> None:
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(1)")
+    job = start("--nproc_per_node", 2, script, settings="launch.LISTEN_SECONDS = 0.3")
+    job.wait_for("here", 2)
+    job.end()
+    assert job.process.returncode == 0

@@ -1,0 +1,76 @@
+"""`from libai_data import X` works for each public name, and type checkers see the same names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import libai_data
+
+# The names that LiBai's users know (DESIGN: "public names keep their names and signatures").
+LIBAI_NAMES = [
+    "Instance",
+    "DistTensorData",
+    "trivial_batch_collator",
+    "build_nlp_train_loader",
+    "build_nlp_test_loader",
+    "build_nlp_train_val_test_loader",
+    "build_image_train_loader",
+    "build_image_test_loader",
+    "CyclicSampler",
+    "SingleRoundSampler",
+    "DefaultTrainer",
+    "TrainerBase",
+    "HookBase",
+    "EagerTrainer",
+    "GraphTrainer",
+    "default_setup",
+    "LazyConfig",
+    "LazyCall",
+    "instantiate",
+    "default_argument_parser",
+    "get_nd_sbp",
+    "get_layer_placement",
+    "get_data_parallel_rank",
+    "get_data_parallel_size",
+    "synchronize",
+]
+
+
+def test_the_names_that_libai_users_know_are_public() -> None:
+    assert set(LIBAI_NAMES) <= set(libai_data.__all__)
+    assert set(LIBAI_NAMES) <= set(dir(libai_data))
+
+
+@pytest.mark.parametrize("name", libai_data.__all__)
+def test_a_public_name_is_the_object_of_its_module(name: str) -> None:
+    module = importlib.import_module(libai_data._MODULES[name])
+    assert getattr(libai_data, name) is getattr(module, name)
+
+
+def test_type_checkers_see_the_names_that_python_sees() -> None:
+    tree = ast.parse(Path(libai_data.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imported = {
+        alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert imported == libai_data._MODULES
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Instanze'"):
+        libai_data.Instanze  # noqa: B018
+
+
+def test_the_names_that_need_no_oneflow_do_not_import_it() -> None:
+    code = (
+        "import sys, libai_data; libai_data.Instance, libai_data.ParallelMesh, libai_data.CyclicSampler; "
+        "print('oneflow' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "False\n", result.stderr
