@@ -7,11 +7,14 @@ catches it as it expects to.
 from __future__ import annotations
 
 import difflib
-from typing import Dict, Iterable
+from typing import Dict, Iterable, Optional
 
 
 class DataPipelineError(Exception):
     """The base of all errors that this package raises on its own account."""
+
+    config_path: Optional[str] = None
+    """The config key of the call that failed, when `instantiate` made that call."""
 
 
 class ConfigError(DataPipelineError, ValueError):

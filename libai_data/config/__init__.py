@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
+from libai_data.config.instantiate import instantiate
 from libai_data.config.keys import check_keys, try_get_key
+from libai_data.config.lazy_call import LazyCall
+from libai_data.config.signatures import check_targets
 
 __all__ = [
+    "LazyCall",
+    "instantiate",
+    "check_targets",
     "default_train",
     "default_graph",
     "WRITTEN_TRAIN_KEYS",

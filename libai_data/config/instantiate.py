@@ -1,0 +1,183 @@
+"""From a description of calls to the objects."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import abc
+from typing import Any, Callable, Dict, Iterator, Tuple
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+
+from libai_data.config.keys import join_path
+from libai_data.config.naming import describe
+from libai_data.config.signatures import (
+    RECURSIVE,
+    SPECIAL_KEYS,
+    TARGET,
+    check_keywords,
+    parameters_of,
+    resolve_target,
+)
+from libai_data.errors import ConfigError, DataPipelineError
+
+
+def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Makes the call that a LazyCall describes, after making those among its arguments.
+
+    What a target receives: a list of the config (or a tuple, which a config keeps as one) as a plain list; a section
+    without `_target_` as a `DictConfig`, whose values are read as attributes or by key, with the LazyCalls in it made;
+    interpolations resolved; everything else as it is. With `_recursive_=False`, here or as a key of a LazyCall, the
+    LazyCalls among its arguments arrive unmade.
+
+    Args:
+        cfg: a LazyCall's section, or a list or section holding some. Anything else is returned as it is.
+        *args: positional arguments for the target.
+        **kwargs: further arguments, which win over the config's; a mapping is merged into a section of the same name.
+
+    Returns:
+        What the target returned. For a list, a list; for a section without `_target_`, a section.
+
+    Raises:
+        ConfigError: the target does not exist, does not take a keyword, lacks an argument, or raised. The message names
+            the key in the config and the target, and the original error is its cause. When the target raised one of
+            this package's errors, the class stays the same.
+    """
+    path = cfg._get_full_key("") if isinstance(cfg, (DictConfig, ListConfig)) else ""
+    try:
+        recursive = _recursion_flag(kwargs.pop(RECURSIVE, True), path)
+        if isinstance(cfg, (DictConfig, ListConfig)) and cfg._is_none():
+            return None
+        if _is_call(cfg):
+            return _call(cfg, args, kwargs, recursive, path)
+        if args or kwargs:
+            raise ConfigError(
+                f"{path or 'The config'} has no _target_, so there is nothing to give the arguments to: "
+                f"{', '.join([*map(repr, args), *kwargs])}."
+            )
+        return _build(cfg, recursive, path)
+    except DataPipelineError as error:
+        if error.config_path is None:
+            error.config_path = path
+        raise
+    except OmegaConfBaseException as error:
+        raise _located(ConfigError(f"Cannot build {path or 'the config'}: {error}"), path) from error
+
+
+def _build(node: Any, recursive: bool, path: str) -> Any:
+    """The value that a target receives for `node`."""
+    if isinstance(node, DictConfig) and _is_object(node):
+        return OmegaConf.to_object(node)
+    if isinstance(node, ListConfig):
+        return [_build(item, recursive, join_path(path, i)) if recursive else item for i, item in enumerate(node)]
+    if not recursive or not _holds_call(node):
+        return node
+    if _is_call(node):
+        return _call(node, (), {}, recursive, path)
+    if isinstance(node, (list, tuple)):
+        return type(node)(_build(item, recursive, join_path(path, i)) for i, item in enumerate(node))
+    built = {key: _build(value, recursive, join_path(path, key)) for key, value in node.items()}
+    return DictConfig(built, flags={"allow_objects": True}) if isinstance(node, DictConfig) else built
+
+
+def _call(cfg: Any, args: Tuple[Any, ...], extra: Dict[str, Any], recursive: bool, path: str) -> Any:
+    recursive = _recursion_flag(cfg.get(RECURSIVE, recursive), path)
+    target = cfg[TARGET]
+    if _is_call(target):
+        target = _call(target, (), {}, True, join_path(path, TARGET))
+    target = resolve_target(target, path)
+    given = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and not _is_filled_in(cfg, key, extra)}
+    given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
+    check_keywords(target, given, path)
+    _check_required(target, args, given, path)
+    built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
+    try:
+        return target(*args, **built)
+    except Exception as error:
+        if isinstance(error, DataPipelineError) and error.config_path is not None:
+            raise  # an inner instantiate has said where
+        raise _named(error, target, path) from error
+
+
+def _check_required(target: Callable[..., Any], args: Tuple[Any, ...], given: Dict[str, Any], path: str) -> None:
+    parameters = parameters_of(target)
+    by_place = parameters.positional[: len(args)]
+    missing = [name for name in parameters.positional if name in parameters.required]
+    missing += sorted(parameters.required - set(missing))
+    missing = [name for name in missing if name not in given and name not in by_place]
+    if missing:
+        raise ConfigError(
+            f"{path or 'The config'}: {describe(target)} needs the argument{'s' * (len(missing) > 1)} "
+            f"{', '.join(missing)}, which the config does not give."
+        )
+
+
+def _named(error: Exception, target: Callable[..., Any], path: str) -> DataPipelineError:
+    """An error that says where in the config the call stands, of the same class when that is one of ours."""
+    message = f"{path or 'The config'}: calling {describe(target)} failed: "
+    if isinstance(error, DataPipelineError):
+        return _located(_same_class(error, f"{message}{error}"), path)
+    return _located(ConfigError(f"{message}{type(error).__name__}: {error}"), path)
+
+
+def _same_class(error: DataPipelineError, message: str) -> DataPipelineError:
+    try:
+        return type(error)(message)
+    except TypeError:  # a class whose constructor wants more than a message
+        return ConfigError(message)
+
+
+def _located(error: DataPipelineError, path: str) -> DataPipelineError:
+    error.config_path = path
+    return error
+
+
+def _is_filled_in(cfg: Any, key: Any, extra: Dict[str, Any]) -> bool:
+    """Whether the config leaves the key open ("???") for an argument that is given now."""
+    return key in extra and isinstance(cfg, DictConfig) and OmegaConf.is_missing(cfg, key)
+
+
+def _merged(present: Any, new: Any) -> Any:
+    merges = isinstance(new, (dict, DictConfig)) and not _is_call(new)
+    if merges and isinstance(present, DictConfig) and not _is_object(present):
+        return OmegaConf.merge(present, DictConfig(new, flags={"allow_objects": True}))
+    return new
+
+
+def _is_object(node: DictConfig) -> bool:
+    """Whether it is an instance of a dataclass that was put into a config: OmegaConf keeps those as sections."""
+    kind = OmegaConf.get_type(node)
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
+
+
+def _is_call(node: Any) -> bool:
+    return isinstance(node, (abc.Mapping, DictConfig)) and TARGET in node
+
+
+def _holds_call(node: Any) -> bool:
+    """Whether there is something to build in it, at any depth of lists and sections."""
+    if isinstance(node, (dict, DictConfig)):
+        if TARGET in node or (isinstance(node, DictConfig) and _is_object(node)):
+            return True
+        return any(_holds_call(value) for value in _values(node))
+    if isinstance(node, (list, ListConfig)) or type(node) is tuple:
+        return any(_holds_call(value) for value in _values(node))
+    return False
+
+
+def _values(node: Any) -> Iterator[Any]:
+    """The values, but for those that the config leaves open or that refer to what is not there."""
+    if not isinstance(node, (DictConfig, ListConfig)):
+        yield from node.values() if isinstance(node, dict) else node
+        return
+    for key in node if isinstance(node, DictConfig) else range(len(node)):
+        try:
+            yield node[key]
+        except (MissingMandatoryValue, InterpolationResolutionError):
+            continue
+
+
+def _recursion_flag(value: Any, path: str) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{join_path(path, RECURSIVE)} must be true or false; found {value!r}.")
+    return value

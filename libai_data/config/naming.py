@@ -1,0 +1,115 @@
+"""Objects by their dotted names, and back."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from typing import Any, Iterator, Optional
+
+from libai_data.errors import ConfigError, nearest
+
+CONFIG_MODULE_PREFIX = "_libai_data_config_file_"
+"""Starts the module name of whatever a config file defines: such a module is gone once the file is loaded."""
+
+
+def locate(name: str) -> Any:
+    """The object that a dotted name stands for, importing its module when needed.
+
+    Args:
+        name: `"package.module.attribute"`, such as `"oneflow.optim.AdamW"`.
+
+    Raises:
+        ConfigError: nothing has that name (saying at which part the search ended), or importing the module failed.
+    """
+    parts = name.split(".")
+    if not all(parts):
+        raise ConfigError(f"{name!r} is not a dotted name of the form package.module.attribute.")
+    found = _import(parts[0], name)
+    for end in range(2, len(parts) + 1):
+        so_far, part = ".".join(parts[: end - 1]), parts[end - 1]
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            if not inspect.ismodule(found):
+                raise ConfigError(
+                    f"Cannot find {name!r}: {so_far} has no {part!r}.{nearest(part, dir(found))}"
+                ) from None
+            found = _import(f"{so_far}.{part}", name, among=dir(found))
+    return found
+
+
+def dotted_name(obj: Any) -> Optional[str]:
+    """The shortest dotted name by which `locate` finds this very object in another process, or None.
+
+    Classes, functions, methods of classes, members of enums, and dtypes (such as `oneflow.float32`) have one. Lambdas,
+    nested functions and what a config file defines have none.
+    """
+    return next((name for name in _candidates(obj) if _is_found_as(name, obj)), None)
+
+
+def describe(obj: Any) -> str:
+    """What to call an object in a message: its name where it has one, else its kind and where it was defined."""
+    name = obj if isinstance(obj, str) else dotted_name(obj)
+    if name is not None:
+        return str(name)
+    code = getattr(obj, "__code__", None)
+    kind = getattr(obj, "__qualname__", type(obj).__qualname__)
+    if code is not None:
+        return f"{kind} ({code.co_filename}, line {code.co_firstlineno})"
+    return str(kind)
+
+
+def _import(module: str, name: str, among: Optional[list] = None) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(error.name + ".")):
+            raise ConfigError(f"Cannot find {name!r}: importing {module} failed: {error}.") from error
+        parent, _, last = module.rpartition(".")
+        if parent:
+            raise ConfigError(f"Cannot find {name!r}: {parent} has no {last!r}.{nearest(last, among or [])}") from None
+        raise ConfigError(
+            f"Cannot find {name!r}: there is no module {module!r}.{nearest(module, list(sys.modules))} "
+            "Is its folder on the PYTHONPATH?"
+        ) from None
+    except Exception as error:
+        raise ConfigError(
+            f"Cannot find {name!r}: importing {module} failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _candidates(obj: Any) -> Iterator[str]:
+    if isinstance(obj, str):
+        return
+    module, qualname = getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)
+    enum_name = getattr(obj, "_name_", None)
+    if enum_name is not None and qualname is None:
+        module, qualname = type(obj).__module__, f"{type(obj).__qualname__}.{enum_name}"
+    if isinstance(module, str) and isinstance(qualname, str):
+        if "<" in qualname or module.startswith(CONFIG_MODULE_PREFIX):
+            return
+        # `package.Thing` reads better than `package._impl.thing.Thing`, and survives moves of the implementation.
+        parts = module.split(".")
+        for end in range(1, len(parts) + 1):
+            yield ".".join([*parts[:end], qualname])
+    elif type(obj).__name__ == "dtype":
+        # No other type is asked for its repr: that of a global tensor makes all ranks communicate.
+        yield repr(obj)
+
+
+def _is_found_as(name: str, obj: Any) -> bool:
+    """Whether the name leads to the object through what is imported already: an object's own module always is."""
+    parts = name.split(".")
+    for end in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:end]))
+        if found is None:
+            continue
+        try:
+            for part in parts[end:]:
+                found = getattr(found, part)
+        except (AttributeError, ImportError):
+            return False
+        # A method is a new object at each access.
+        return found is obj or (inspect.ismethod(obj) and found == obj)
+    return False

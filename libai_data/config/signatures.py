@@ -1,0 +1,123 @@
+"""What a target can be called with, known without calling it."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any, Callable, Collection, FrozenSet, Iterator, Optional, Tuple
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from libai_data.config.keys import join_path
+from libai_data.config.naming import describe, locate
+from libai_data.errors import ConfigError, nearest
+
+TARGET = "_target_"
+RECURSIVE = "_recursive_"
+SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """The arguments of a target that can be given by name."""
+
+    positional: Tuple[str, ...]
+    """Those that can also be given by place, in order."""
+    names: FrozenSet[str]
+    required: FrozenSet[str]
+    takes_any: bool
+    """Whether it takes `**kwargs`, or tells nothing about its arguments."""
+
+    def accepts(self, name: str) -> bool:
+        """Whether the target can be called with this keyword."""
+        return self.takes_any or name in self.names
+
+
+def parameters_of(target: Callable[..., Any]) -> Parameters:
+    """The arguments of a callable; of one that does not tell (some builtins), anything is taken to be accepted."""
+    try:
+        # A wrapper is asked, not what it wraps: it may take arguments of its own.
+        signature = inspect.signature(target, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return Parameters((), frozenset(), frozenset(), takes_any=True)
+    named = [p for p in signature.parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return Parameters(
+        positional=tuple(p.name for p in named if p.kind is p.POSITIONAL_OR_KEYWORD),
+        names=frozenset(p.name for p in named),
+        required=frozenset(p.name for p in named if p.default is p.empty),
+        takes_any=any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values()),
+    )
+
+
+def resolve_target(target: Any, path: str) -> Callable[..., Any]:
+    """The callable that a `_target_` stands for.
+
+    Args:
+        target: a callable or a dotted name.
+        path: the key of the section, for the messages.
+
+    Raises:
+        ConfigError: there is no such thing, or it cannot be called.
+    """
+    if isinstance(target, str):
+        try:
+            target = locate(target)
+        except ConfigError as error:
+            raise ConfigError(f"{join_path(path, TARGET)}: {error}") from error.__cause__
+    if not callable(target):
+        raise ConfigError(f"{join_path(path, TARGET)} is {target!r}, which cannot be called.")
+    return target  # type: ignore[no-any-return]
+
+
+def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: str) -> None:
+    """Refuses keywords that the target does not take.
+
+    Raises:
+        ConfigError: naming the first one, its key in the config and the nearest argument.
+    """
+    parameters = parameters_of(target)
+    for name in keywords:
+        if not parameters.accepts(str(name)):
+            raise ConfigError(
+                f"{join_path(path, name)}: {describe(target)} takes no argument {str(name)!r}."
+                + (nearest(name, parameters.names) or f" It takes: {', '.join(sorted(parameters.names)) or 'none'}.")
+            )
+
+
+def check_targets(cfg: Any, path: str = "") -> None:
+    """Refuses what a config's LazyCalls could not be called with, before anything is built.
+
+    Every target in the config must exist and take the keywords that it is given. Arguments that are still missing are
+    no error: the trainer adds some.
+
+    Args:
+        cfg: a config, or any part of one.
+        path: the key of that part, for the messages.
+
+    Raises:
+        ConfigError: naming the key, the target and the nearest argument.
+    """
+    for section, where in _sections_with_target(cfg, path):
+        target = section[TARGET]
+        if not isinstance(target, DictConfig):
+            check_keywords(resolve_target(target, where), [k for k in section if k not in SPECIAL_KEYS], where)
+
+
+def target_of(section: Any, path: str) -> Optional[Callable[..., Any]]:
+    """The callable that a section describes a call of; None for other sections, and for targets yet to be built."""
+    if not isinstance(section, DictConfig) or section.get(TARGET) is None or isinstance(section[TARGET], DictConfig):
+        return None
+    return resolve_target(section[TARGET], path)
+
+
+def _sections_with_target(node: Any, path: str) -> Iterator[Tuple[DictConfig, str]]:
+    if isinstance(node, DictConfig):
+        if TARGET in node:
+            yield node, path
+        for key in node:
+            if not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
+                yield from _sections_with_target(node[key], join_path(path, key))
+    elif isinstance(node, ListConfig):
+        for index in range(len(node)):
+            if not OmegaConf.is_interpolation(node, index) and not OmegaConf.is_missing(node, index):
+                yield from _sections_with_target(node[index], join_path(path, index))

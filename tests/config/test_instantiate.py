@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import OrderedDict
+from typing import Any, Dict, List
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from libai_data.config import LazyCall, check_targets, instantiate
+from libai_data.errors import ConfigError, SchemaError
+
+
+class Reader:
+    def __init__(self, root: str, transform: Any = None, options: Any = None) -> None:
+        self.root, self.transform, self.options = root, transform, options
+
+
+class Scale:
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor = factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    height: int = 1
+    width: int = 2
+
+
+def record(*args: Any, **kwargs: Any) -> Dict[str, Any]:
+    return {"args": args, **kwargs}
+
+
+def fail(kind: Any = RuntimeError) -> None:
+    raise kind("out of luck")
+
+
+def _wrapper(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("cfg", None)
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+@_wrapper
+def wrapped_reader(root: str) -> str:
+    return root
+
+
+def test_lazy_calls_within_calls_lists_and_sections_are_made() -> None:
+    cfg = LazyCall(record)(
+        a=LazyCall(Scale)(factor=2.0), b=[LazyCall(Scale)(), 3], c={"d": {"e": LazyCall(Scale)(factor=5.0)}}
+    )
+    built = instantiate(cfg)
+    assert built["a"].factor == 2.0
+    assert isinstance(built["b"][0], Scale) and built["b"][1] == 3
+    assert built["c"].d.e.factor == 5.0
+
+
+def test_the_config_stays_as_it_was() -> None:
+    cfg = LazyCall(record)(a=LazyCall(Scale)(), b=[LazyCall(Scale)()])
+    before = OmegaConf.to_container(cfg)
+    instantiate(cfg, a=3, z=4)
+    assert OmegaConf.to_container(cfg) == before
+
+
+@pytest.mark.parametrize("target", [OrderedDict, "collections.OrderedDict", functools.partial(OrderedDict), dict])
+def test_a_target_may_be_a_class_a_name_or_a_partial(target: Any) -> None:
+    assert instantiate(LazyCall(target)(factor=3.0)) == {"factor": 3.0}
+
+
+def test_a_target_may_be_a_dataclass_even_a_local_one() -> None:
+    @dataclasses.dataclass
+    class Local:
+        x: int
+
+    assert instantiate(LazyCall(Size)(height=7)) == Size(7, 2)
+    assert instantiate(LazyCall(Local)(x=5)) == Local(5)
+
+
+def test_a_target_may_itself_be_a_lazy_call() -> None:
+    assert instantiate(LazyCall(LazyCall(scale_maker)())(factor=4.0)).factor == 4.0
+
+
+def scale_maker() -> Any:
+    return Scale
+
+
+def test_objects_in_a_config_arrive_as_they_are() -> None:
+    thing = object()
+    built = instantiate(LazyCall(record)(thing=thing, kind=Scale, function=fail))
+    assert built["thing"] is thing and built["kind"] is Scale and built["function"] is fail
+
+
+def test_a_dataclass_in_a_config_arrives_as_one() -> None:
+    built = instantiate(LazyCall(record)(size=Size(3, 4), sizes=[Size(5)], inside={"x": Size(6)}))
+    assert built["size"] == Size(3, 4)
+    assert built["sizes"] == [Size(5)]
+    assert built["inside"].x == Size(6)
+
+
+@pytest.mark.parametrize("value", [None, 3, "text", 1.5, [1, 2], {"a": 1}, object(), Size()])
+def test_what_describes_no_call_is_returned_as_it_is(value: Any) -> None:
+    assert instantiate(value) is value
+
+
+def test_lists_arrive_as_plain_lists_and_sections_with_attributes() -> None:
+    built = instantiate(LazyCall(record)(sizes=(1, [2, 3]), options={"depth": 2, "names": ["a"]}))
+    assert type(built["sizes"]) is list and type(built["sizes"][1]) is list
+    assert isinstance(built["options"], DictConfig) and built["options"].depth == 2
+    assert type(instantiate(ListConfig([1, 2]))) is list
+
+
+def test_interpolations_arrive_resolved() -> None:
+    call = LazyCall(record)(x="${size}", xs=["${size}"])
+    cfg = OmegaConf.create({"size": 5, "call": call}, flags={"allow_objects": True})
+    assert instantiate(cfg.call) == {"args": (), "x": 5, "xs": [5]}
+
+
+def test_not_recursive_leaves_the_arguments_unmade_as_a_key_and_as_an_argument() -> None:
+    inner = LazyCall(Scale)(factor=2.0)
+    for built in (
+        instantiate(LazyCall(record)(a=inner, b=[inner], _recursive_=False)),
+        instantiate(LazyCall(record)(a=inner, b=[inner]), _recursive_=False),
+    ):
+        assert built["a"] == inner and isinstance(built["a"], DictConfig)
+        assert type(built["b"]) is list and built["b"] == [inner]
+
+
+def test_not_recursive_on_an_inner_call_holds_for_that_call() -> None:
+    inner = LazyCall(record)(a=LazyCall(Scale)(), _recursive_=False)
+    built = instantiate(LazyCall(record)(inner=inner, b=LazyCall(Scale)()))
+    assert isinstance(built["inner"]["a"], DictConfig) and isinstance(built["b"], Scale)
+
+
+def test_recursive_must_be_a_boolean() -> None:
+    with pytest.raises(ConfigError, match="_recursive_ must be true or false; found 'no'"):
+        instantiate(LazyCall(record)(_recursive_="no"))
+
+
+def test_arguments_given_now_win_and_mappings_merge() -> None:
+    big: List[int] = [1, 2]
+    cfg = LazyCall(record)(a=1, options={"x": 1, "y": 2})
+    built = instantiate(cfg, "first", a=big, options={"y": 3})
+    assert built["args"] == ("first",) and built["a"] is big
+    assert built["options"] == {"x": 1, "y": 3}
+    assert instantiate(cfg, a=LazyCall(Scale)(factor=9.0))["a"].factor == 9.0
+    replaced = instantiate(LazyCall(record)(a=LazyCall(Reader)(root="x")), a=LazyCall(Scale)(factor=9.0))
+    assert replaced["a"].factor == 9.0
+
+
+def test_an_open_value_may_be_filled_in_now_and_is_refused_otherwise() -> None:
+    cfg = LazyCall(Reader)(root="???")
+    assert instantiate(cfg, root="here").root == "here"
+    with pytest.raises(ConfigError, match="root"):
+        instantiate(cfg)
+
+
+def test_an_unknown_keyword_is_refused_before_the_call() -> None:
+    cfg = OmegaConf.create(
+        {"dataloader": {"train": LazyCall(record)(dataset=LazyCall(Reader)(root="x", transfrom=None))}},
+        flags={"allow_objects": True},
+    )
+    with pytest.raises(ConfigError, match=r"^dataloader\.train\.dataset\.transfrom: .*Did you mean 'transform'\?"):
+        instantiate(cfg.dataloader.train)
+
+
+def test_a_missing_argument_is_refused_before_the_call() -> None:
+    with pytest.raises(ConfigError, match=r"Reader.* needs the argument root"):
+        instantiate(LazyCall(Reader)(transform=1))
+    assert instantiate(LazyCall(Reader)(), "root by place").root == "root by place"
+
+
+def test_arguments_of_a_wrapper_are_not_those_of_what_it_wraps() -> None:
+    assert instantiate(LazyCall(wrapped_reader)(root="r", cfg={"a": 1})) == "r"
+
+
+def test_a_failing_target_is_named_with_its_place_and_chained() -> None:
+    cfg = OmegaConf.create({"a": {"b": [LazyCall(fail)()]}}, flags={"allow_objects": True})
+    with pytest.raises(ConfigError, match=r"a\.b\.0: calling .*fail.* failed: RuntimeError: out of luck") as raised:
+        instantiate(cfg.a.b)
+    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert raised.value.config_path == "a.b.0"
+
+
+def test_errors_of_ours_keep_their_class() -> None:
+    with pytest.raises(SchemaError, match=r"calling .*fail.* failed: out of luck"):
+        instantiate(LazyCall(fail)(kind=SchemaError))
+
+
+def test_an_error_passes_through_outer_builders_without_being_told_twice() -> None:
+    cfg = LazyCall(build_it)(part=LazyCall(fail)(), _recursive_=False)
+    with pytest.raises(ConfigError) as raised:
+        instantiate(cfg)
+    assert str(raised.value).count("failed") == 1 and "part: calling" in str(raised.value)
+
+
+def build_it(part: Any) -> Any:
+    return instantiate(part)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_such_module.Thing", "there is no module 'no_such_module'"),
+        ("collections.OrderedDic", "collections has no 'OrderedDic'. Did you mean 'OrderedDict'"),
+        ("libai_data.errors.nearest.x", "libai_data.errors.nearest has no 'x'"),
+        ("libai_data.", "not a dotted name"),
+        ("math.pi", "cannot be called"),
+    ],
+)
+def test_a_target_that_is_not_there_is_said_to_be_so(target: str, message: str) -> None:
+    with pytest.raises(ConfigError, match="_target_") as raised:
+        instantiate(LazyCall(target)())
+    assert message in str(raised.value)
+
+
+def test_lazy_call_refuses_what_cannot_be_called_and_positional_arguments() -> None:
+    with pytest.raises(ConfigError, match="wants something to call"):
+        LazyCall(3)
+    with pytest.raises(ConfigError, match="keyword arguments only"):
+        LazyCall(Scale)(2.0)
+
+
+def test_arguments_for_what_is_no_call_are_refused() -> None:
+    with pytest.raises(ConfigError, match="has no _target_"):
+        instantiate(OmegaConf.create({"a": 1}), b=2)
+
+
+def test_check_targets_finds_a_wrong_keyword_without_building() -> None:
+    cfg = OmegaConf.create(
+        {"a": [{"b": LazyCall(fail)()}, LazyCall(Scale)(faktor=1)], "open": "???", "ref": "${nowhere}"},
+        flags={"allow_objects": True},
+    )
+    with pytest.raises(ConfigError, match=r"a\.1\.faktor: .*Scale.* Did you mean 'factor'"):
+        check_targets(cfg)
+    check_targets(cfg.a[0])
+    check_targets(LazyCall(Reader)())
+
+
+def _is_plain(text: str) -> bool:
+    return "${" not in text and text != "???"
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text().filter(_is_plain),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True), inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda k: k != "args"), _values, max_size=4))
+def test_any_values_reach_the_target_equal(kwargs: Dict[str, Any]) -> None:
+    assert instantiate(LazyCall(record)(**kwargs)) == {"args": (), **kwargs}

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from libai_data.config import WRITTEN_TRAIN_KEYS, check_keys, default_train, try_get_key
+from libai_data.config.lazy_call import LazyCall
+from libai_data.errors import ConfigError
+
+
+def test_try_get_key_gives_the_first_key_that_the_config_has() -> None:
+    cfg = OmegaConf.create({"a": {"b": 1}, "c": None})
+    assert try_get_key(cfg, "x.y", "a.b", "c") == 1
+    assert try_get_key(cfg, "c", default=5) is None
+    assert try_get_key(cfg, "x", "a.z", default=5) == 5
+
+
+def test_try_get_key_looks_below_a_plain_value_or_null_in_vain() -> None:
+    cfg = OmegaConf.create({"a": 3, "n": None, "l": [1]})
+    assert try_get_key(cfg, "a.b.c", default="no") == "no"
+    assert try_get_key(cfg, "n.b.c", default="no") == "no"
+    assert try_get_key(cfg, "l.x", "l.7", default="no") == "no"
+
+
+def test_try_get_key_refuses_a_reference_to_nothing() -> None:
+    with pytest.raises(ConfigError, match="nowhere"):
+        try_get_key(OmegaConf.create({"a": "${nowhere}"}), "a")
+
+
+def test_defaults_pass_their_own_check_also_as_a_run_saves_them() -> None:
+    train = default_train()
+    check_keys(train, default_train(), path="train")
+    for key in WRITTEN_TRAIN_KEYS:
+        OmegaConf.update(train, key, 1)
+    check_keys(train, default_train(), path="train", also=WRITTEN_TRAIN_KEYS)
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
+    train = default_train()
+    train.train_iters = 5
+    with pytest.raises(ConfigError, match=r"Unknown key train\.train_iters\. Did you mean 'train_iter'\?"):
+        check_keys(train, default_train(), path="train")
+
+
+def test_an_unknown_key_deep_in_a_section_is_named_in_full() -> None:
+    train = default_train()
+    train.dist.tensor_paralel_size = 2
+    with pytest.raises(ConfigError, match=r"train\.dist\.tensor_paralel_size\. Did you mean 'tensor_parallel_size'"):
+        check_keys(train, default_train(), path="train")
+
+
+def test_a_key_in_the_wrong_section_is_told_where_it_belongs() -> None:
+    train = default_train()
+    train.tensor_parallel_size = 2
+    with pytest.raises(ConfigError, match=r"It belongs at train\.dist\.tensor_parallel_size"):
+        check_keys(train, default_train(), path="train")
+    train = default_train()
+    train.evaluation.log_period = 2
+    with pytest.raises(ConfigError, match=r"It belongs at train\.log_period"):
+        check_keys(train, default_train(), path="train")
+
+
+def test_all_unknown_keys_are_named_at_once() -> None:
+    train = default_train()
+    train.sed = 1
+    train.amp.enable = True
+    with pytest.raises(ConfigError) as raised:
+        check_keys(train, default_train(), path="train")
+    assert "train.sed" in str(raised.value) and "train.amp.enable" in str(raised.value)
+
+
+def test_a_value_in_place_of_a_section_is_refused() -> None:
+    train = default_train()
+    train.amp = True
+    with pytest.raises(ConfigError, match=r"train\.amp must be a section with the keys enabled; found True"):
+        check_keys(train, default_train(), path="train")
+
+
+def test_what_the_reference_leaves_open_may_hold_anything() -> None:
+    train = default_train()
+    train.scheduler = LazyCall(dict)(anything=1)
+    train.evaluation.evaluator = LazyCall(dict)(topk=(1, 5))
+    check_keys(train, default_train(), path="train")
+
+
+def test_plain_dicts_and_the_top_of_a_config_are_checked_too() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown key modle\. Did you mean 'model'\?"):
+        check_keys({"modle": 1}, {"model": None})
+
+
+def test_an_interpolated_section_is_left_alone() -> None:
+    cfg = OmegaConf.create({"train": {"amp": "${other}"}, "other": {"x": 1}})
+    assert isinstance(cfg, DictConfig)
+    check_keys(cfg.train, default_train(), path="train")
