@@ -46,13 +46,15 @@ class LazyCall:
 
 
 def _storable(target: Any) -> Any:
-    # OmegaConf would turn a dataclass into a section of its fields, and refuses the built-in containers.
-    taken_for_a_value = (
-        dataclasses.is_dataclass(target) or hasattr(target, "__attrs_attrs__") or target in (dict, list, tuple)
-    )
-    if not taken_for_a_value:
+    """The target in a form that OmegaConf keeps.
+
+    It would turn a dataclass into a section of its fields, and it refuses the built-in containers.
+    """
+    if isinstance(target, (str, abc.Mapping, DictConfig)):
         return target
-    return dotted_name(target) or functools.partial(target)
+    if dataclasses.is_dataclass(target) or hasattr(target, "__attrs_attrs__") or target in (dict, list, tuple):
+        return dotted_name(target) or functools.partial(target)
+    return target
 
 
 def _label(target: Any) -> str:

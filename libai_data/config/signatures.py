@@ -66,7 +66,7 @@ def resolve_target(target: Any, path: str) -> Callable[..., Any]:
             raise ConfigError(f"{join_path(path, TARGET)}: {error}") from error.__cause__
     if not callable(target):
         raise ConfigError(f"{join_path(path, TARGET)} is {target!r}, which cannot be called.")
-    return target  # type: ignore[no-any-return]
+    return target
 
 
 def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: str) -> None:
