@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         build_nlp_test_loader,
         build_nlp_train_loader,
         build_nlp_train_val_test_loader,
-        trivial_batch_collator,
     )
     from libai_data.config import LazyCall, LazyConfig, default_argument_parser, instantiate
     from libai_data.engine import (
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
         TrainerBase,
         default_setup,
     )
-    from libai_data.loader import DataLoader
+    from libai_data.loader import DataLoader, trivial_batch_collator
     from libai_data.mesh import (
         ParallelMesh,
         get_data_parallel_rank,
@@ -70,7 +69,7 @@ _MODULES: Dict[str, str] = {
     "get_nd_sbp": "libai_data.mesh",
     "instantiate": "libai_data.config",
     "synchronize": "libai_data.mesh",
-    "trivial_batch_collator": "libai_data.build",
+    "trivial_batch_collator": "libai_data.loader",
 }
 
 __all__ = list(_MODULES)

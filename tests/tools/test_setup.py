@@ -1,0 +1,303 @@
+"""tools/setup.sh: which Python it takes, that it does nothing twice, and that it survives being interrupted.
+
+The interpreters are small shell scripts that answer what setup.sh asks; nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Dict, List
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What setup.sh needs of the system; a PATH with no Python of the machine's own.
+PROGRAMS = [
+    "bash",
+    "cat",
+    "cp",
+    "dirname",
+    "flock",
+    "mkdir",
+    "mkfifo",
+    "mv",
+    "rm",
+    "sha256sum",
+    "sleep",
+    "sort",
+    "touch",
+    "uname",
+]
+
+PYTHON = """#!/bin/bash
+echo "$*" >>"{root}/calls"
+case "$*" in
+    *python_implementation*) echo "CPython {version}" ;;
+    *ensurepip*) exit {no_ensurepip} ;;
+    "-m venv "*)
+        mkdir -p "$3/bin"
+        cp "$0" "$3/bin/python"
+        if [[ -p "{root}/in_venv" ]]; then echo here >"{root}/in_venv"; sleep 1000; fi
+        touch "$3/has_pip"
+        ;;
+    *"import pip"*) [[ -e "{root}/.venv/has_pip" ]] ;;
+    *--editable*)
+        echo "$*" >>"{root}/installs"
+        if [[ -p "{root}/in_pip" ]]; then echo here >"{root}/in_pip"; read -r _ <"{root}/go_on"; fi
+        ;;
+    --version) echo "Python {version}.1" ;;
+esac
+"""
+# What pyenv puts on the PATH for an interpreter that is installed but not chosen.
+REFUSING_SHIM = "#!/bin/bash\necho 'pyenv: python: command not found' >&2\nexit 127\n"
+
+
+class Machine:
+    """A checkout, a PATH, a pyenv root, and what was asked of the interpreters there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bin = root / "bin"
+        self.bin.mkdir()
+        for program in PROGRAMS:
+            (self.bin / program).symlink_to(shutil.which(program) or f"/bin/{program}")
+        (root / "tools").mkdir()
+        shutil.copy(REPOSITORY / "tools" / "setup.sh", root / "tools")
+        (root / "setup.py").write_text("one\n")
+
+    def write(self, path: Path, text: str) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def python(self, path: str, version: str, ensurepip: bool = True) -> Path:
+        text = PYTHON.format(root=self.root, version=version, no_ensurepip=int(not ensurepip))
+        return self.write(self.root / path, text)
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
+        env: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.root / "home"), **variables}
+        return subprocess.Popen(
+            [str(self.bin / "bash"), *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+        )
+
+    def find(self, **variables: str) -> subprocess.CompletedProcess[str]:
+        return finish(self.start("-c", f"source {self.root}/tools/setup.sh; find_python", **variables))
+
+    def set_up(self, *extras: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return finish(self.start_set_up(*extras, **variables))
+
+    def start_set_up(self, *extras: str, **variables: str) -> subprocess.Popen[str]:
+        return self.start(str(self.root / "tools" / "setup.sh"), *extras, **variables)
+
+    def calls(self, word: str) -> List[str]:
+        calls = self.root / "calls"
+        return [line for line in calls.read_text().splitlines() if word in line] if calls.exists() else []
+
+
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    stdout, stderr = process.communicate(timeout=30)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.fixture()
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+class TestWhichPython:
+    def test_the_newest_that_oneflow_has_wheels_for_is_taken_from_the_path(self, machine: Machine) -> None:
+        machine.python("bin/python3.8", "3.8")
+        machine.python("bin/python3", "3.12")
+        machine.python("bin/python3.9", "3.9")
+        expected = machine.python("bin/python3.10", "3.10")
+        assert machine.find().stdout == f"{expected}\n"
+
+    def test_a_plain_python3_of_the_right_version_is_taken(self, machine: Machine) -> None:
+        expected = machine.python("bin/python3", "3.9")
+        assert machine.find().stdout == f"{expected}\n"
+
+    def test_a_pyenv_interpreter_is_found_where_its_shim_refuses(self, machine: Machine) -> None:
+        machine.write(machine.bin / "python3.10", REFUSING_SHIM)
+        machine.python("home/.pyenv/versions/3.10.9/bin/python", "3.10")
+        expected = machine.python("home/.pyenv/versions/3.10.13/bin/python", "3.10")
+        machine.python("home/.pyenv/versions/3.11.7/bin/python", "3.11")
+        assert machine.find().stdout == f"{expected}\n"
+
+    def test_the_pyenv_root_of_the_environment_is_searched(self, machine: Machine) -> None:
+        expected = machine.python("elsewhere/versions/3.8.18/bin/python", "3.8")
+        assert machine.find(PYENV_ROOT=str(machine.root / "elsewhere")).stdout == f"{expected}\n"
+
+    def test_a_better_version_under_pyenv_wins_over_one_on_the_path(self, machine: Machine) -> None:
+        machine.python("bin/python3.8", "3.8")
+        expected = machine.python("home/.pyenv/versions/3.10.13/bin/python", "3.10")
+        assert machine.find().stdout == f"{expected}\n"
+
+    def test_one_that_cannot_make_an_environment_is_passed_over_and_named(self, machine: Machine) -> None:
+        lacking = machine.python("bin/python3.10", "3.10", ensurepip=False)
+        expected = machine.python("bin/python3.9", "3.9")
+        result = machine.find()
+        assert result.stdout == f"{expected}\n"
+        assert f"passing over {lacking}" in result.stderr
+        assert "apt install python3.10-venv" in result.stderr
+
+    def test_an_activated_environment_is_not_made_from_itself(self, machine: Machine) -> None:
+        machine.python(".venv/bin/python3.10", "3.10")
+        expected = machine.python("bin/python3.10", "3.10")
+        path = f"{machine.root}/.venv/bin:{machine.bin}"
+        assert machine.find(PATH=path).stdout == f"{expected}\n"
+
+    def test_uv_supplies_one_when_there_is_no_other(self, machine: Machine) -> None:
+        supplied = machine.python("supplied/python", "3.10")
+        machine.write(
+            machine.bin / "uv",
+            f"""#!/bin/bash
+case "$*" in
+    "python install 3.10") touch {machine.root}/fetched ;;
+    "python find --system 3.10") [[ -e {machine.root}/fetched ]] && echo {supplied} ;;
+    *) exit 2 ;;
+esac
+""",
+        )
+        assert machine.find().stdout == f"{supplied}\n"
+        assert (machine.root / "fetched").exists()
+
+    def test_uv_is_not_asked_when_there_is_another(self, machine: Machine) -> None:
+        expected = machine.python("bin/python3.8", "3.8")
+        machine.write(machine.bin / "uv", f"#!/bin/bash\ntouch {machine.root}/asked\n")
+        assert machine.find().stdout == f"{expected}\n"
+        assert not (machine.root / "asked").exists()
+
+    def test_without_any_one_line_says_what_to_install(self, machine: Machine) -> None:
+        machine.python("bin/python3", "3.12")
+        machine.write(machine.bin / "uv", "#!/bin/bash\nexit 1\n")
+        result = machine.find()
+        assert result.returncode != 0
+        last = result.stderr.splitlines()[-1]
+        assert "3.10, 3.9 or 3.8" in last
+        assert "pyenv install 3.10" in last
+
+    def test_the_one_that_the_user_names_is_taken(self, machine: Machine) -> None:
+        machine.python("bin/python3.10", "3.10")
+        expected = machine.python("mine/python", "3.8")
+        assert machine.find(PYTHON=str(expected)).stdout == f"{expected}\n"
+
+    def test_a_wrong_one_that_the_user_names_is_refused(self, machine: Machine) -> None:
+        machine.python("bin/python3.10", "3.10")
+        mine = machine.python("mine/python", "3.12")
+        result = machine.find(PYTHON=str(mine))
+        assert result.returncode != 0
+        assert f"PYTHON={mine} is not a CPython 3.8 to 3.10" in result.stderr
+
+    def test_a_machine_that_oneflow_has_no_wheels_for_is_refused(self, machine: Machine) -> None:
+        machine.python("bin/python3.10", "3.10")
+        (machine.bin / "uname").unlink()
+        machine.write(machine.bin / "uname", "#!/bin/bash\necho Linux aarch64\n")
+        result = machine.set_up()
+        assert result.returncode == 1
+        assert "Linux on x86_64 only; this is Linux aarch64" in result.stderr
+
+
+class TestRunningAgain:
+    @pytest.fixture(autouse=True)
+    def interpreter(self, machine: Machine) -> None:
+        machine.python("bin/python3.10", "3.10")
+
+    def test_the_second_run_does_nothing_and_is_quick(self, machine: Machine) -> None:
+        first = machine.set_up()
+        assert first.returncode == 0, first.stderr
+        assert "ready" in first.stdout
+        start = time.monotonic()
+        second = machine.set_up()
+        assert time.monotonic() - start < 1
+        assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+        assert len(machine.calls("--editable")) == 1
+
+    def test_a_changed_setup_py_installs_into_the_same_environment(self, machine: Machine) -> None:
+        machine.set_up()
+        (machine.root / "setup.py").write_text("two\n")
+        assert machine.set_up().returncode == 0
+        assert len(machine.calls("--editable")) == 2
+        assert len(machine.calls("-m venv")) == 1
+
+    def test_an_environment_for_development_serves_the_tests_too(self, machine: Machine) -> None:
+        machine.set_up("dev")
+        assert machine.set_up("test").stdout == ""
+        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["dev]"]
+
+    def test_an_environment_for_tests_is_widened_for_development(self, machine: Machine) -> None:
+        machine.set_up("test")
+        machine.set_up("dev")
+        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["test]", "dev]"]
+        assert len(machine.calls("-m venv")) == 1
+
+    @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+    def test_an_installation_that_was_interrupted_is_made_anew(self, machine: Machine, signum: signal.Signals) -> None:
+        os.mkfifo(machine.root / "in_pip")
+        os.mkfifo(machine.root / "go_on")
+        process = machine.start_set_up()
+        (machine.root / "in_pip").read_text()
+        os.killpg(process.pid, signum)
+        finish(process)
+        assert process.returncode != 0
+        (machine.root / "in_pip").unlink()
+        assert machine.set_up().returncode == 0
+        assert len(machine.calls("-m venv")) == 2
+        assert len(machine.calls("--editable")) == 2
+        assert machine.set_up().stdout == ""
+
+    def test_an_environment_that_was_half_made_is_made_anew(self, machine: Machine) -> None:
+        os.mkfifo(machine.root / "in_venv")
+        process = machine.start_set_up()
+        (machine.root / "in_venv").read_text()
+        kill(process)
+        assert (machine.root / ".venv" / "bin" / "python").exists()
+        (machine.root / "in_venv").unlink()
+        assert machine.set_up().returncode == 0
+        assert len(machine.calls("-m venv")) == 2
+
+    def test_an_environment_whose_interpreter_is_gone_is_made_anew(self, machine: Machine) -> None:
+        machine.set_up()
+        (machine.root / ".venv" / "bin" / "python").unlink()
+        assert machine.set_up().returncode == 0
+        assert len(machine.calls("-m venv")) == 2
+
+    def test_a_failing_installation_says_so_and_is_not_taken_for_done(self, machine: Machine) -> None:
+        machine.python("bin/python3.10", "3.10")
+        text = (
+            (machine.bin / "python3.10").read_text().replace("*--editable*)", '*--editable*) echo "no network"; exit 1')
+        )
+        (machine.bin / "python3.10").write_text(text)
+        result = machine.set_up()
+        assert result.returncode == 1
+        assert "pip could not install the packages" in result.stderr
+        machine.python("bin/python3.10", "3.10")
+        assert machine.set_up().returncode == 0
+
+    def test_two_runs_at_once_install_once(self, machine: Machine) -> None:
+        os.mkfifo(machine.root / "in_pip")
+        os.mkfifo(machine.root / "go_on")
+        first = machine.start_set_up()
+        (machine.root / "in_pip").read_text()
+        second = machine.start_set_up()
+        assert second.stdout is not None
+        assert "waiting for another setup" in second.stdout.readline()
+        (machine.root / "go_on").write_text("go on\n")
+        assert finish(first).returncode == 0
+        assert finish(second).returncode == 0
+        assert len(machine.calls("--editable")) == 1
