@@ -134,6 +134,7 @@ class TestWhichPython:
 
     def test_a_pyenv_interpreter_is_found_where_its_shim_refuses(self, machine: Machine) -> None:
         machine.write(machine.bin / "python3.10", REFUSING_SHIM)
+        machine.python("home/.pyenv/versions/3.10.1/bin/python", "3.10")
         machine.python("home/.pyenv/versions/3.10.9/bin/python", "3.10")
         expected = machine.python("home/.pyenv/versions/3.10.13/bin/python", "3.10")
         machine.python("home/.pyenv/versions/3.11.7/bin/python", "3.11")

@@ -1,0 +1,88 @@
+"""tools/train.sh: LiBai's arguments and variables, handed to the launcher; and the make targets that use it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import List
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# LiBai's variables, which a job around the tests may have set.
+VARIABLES = ("NODE", "NODE_RANK", "ADDR", "PORT", "MAKEFLAGS", "MAKELEVEL")
+
+
+@pytest.fixture()
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose Python prints its arguments, one per line."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(REPOSITORY / "tools" / "train.sh", tmp_path / "tools")
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/bash\nprintf "%s\\n" "PYTHONPATH=$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    env.update(variables)
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=env, timeout=60)
+
+
+def arguments(checkout: Path, *script_arguments: str, **variables: str) -> List[str]:
+    result = run("bash", checkout / "tools" / "train.sh", *script_arguments, **variables)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()[1:]
+
+
+def test_on_one_machine_the_launcher_chooses_the_port(checkout: Path) -> None:
+    launch, script = "-m libai_data.launch --nnodes 1 --node_rank 0 --nproc_per_node 4 --master_addr 127.0.0.1", "f.py"
+    expected = [*launch.split(), script, "--config-file", "c.py", "train.a=1", "b=[x, y]"]
+    assert arguments(checkout, "f.py", "c.py", "4", "train.a=1", "b=[x, y]") == expected
+
+
+def test_a_port_that_is_given_is_used(checkout: Path) -> None:
+    assert "--master_port 4321" in " ".join(arguments(checkout, "f.py", "c.py", "1", PORT="4321"))
+
+
+def test_several_machines_are_described_by_the_variables_of_libai(checkout: Path) -> None:
+    line = " ".join(arguments(checkout, "f.py", "c.py", "8", NODE="2", NODE_RANK="1", ADDR="10.0.0.1"))
+    assert "--nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr 10.0.0.1 --master_port 12345 f.py" in line
+
+
+def test_the_package_is_found_from_every_folder(checkout: Path) -> None:
+    script = checkout / "tools" / "train.sh"
+    result = run("bash", script, "f.py", "c.py", "1", PYTHONPATH="/mine")
+    assert result.stdout.splitlines()[0] == f"PYTHONPATH={checkout}:/mine"
+
+
+def test_too_few_arguments_are_answered_with_the_usage() -> None:
+    result = run("bash", REPOSITORY / "tools" / "train.sh", "f.py")
+    assert result.returncode == 2
+    assert "FILE CONFIG GPUS" in result.stderr
+
+
+def test_make_train_sets_up_writes_the_digits_and_trains_on_four_ranks() -> None:
+    result = run("make", "--dry-run", "--directory", REPOSITORY, "train")
+    commands = [line for line in result.stdout.splitlines() if not line.startswith("make")]
+    assert commands == [
+        "bash tools/setup.sh test",
+        ".venv/bin/python tools/prepare_digits.py",
+        "bash tools/train.sh tools/train_net.py configs/vit_digits.py 4 train.dist.tensor_parallel_size=2",
+    ]
+
+
+def test_make_test_sets_up_and_runs_every_test() -> None:
+    result = run("make", "--dry-run", "--directory", REPOSITORY, "test")
+    commands = [line for line in result.stdout.splitlines() if not line.startswith("make")]
+    assert commands == ["bash tools/setup.sh test", ".venv/bin/python -m pytest"]
+
+
+def test_make_help_lists_the_targets() -> None:
+    listed = run("make", "--directory", REPOSITORY, "help").stdout
+    for target in ("train", "test", "lint", "types", "docs", "clean"):
+        assert f"make {target} " in listed
