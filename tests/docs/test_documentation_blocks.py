@@ -36,7 +36,7 @@ LANGUAGES = ("python", *SHELL, "text", "yaml", "json", "toml", "dockerfile", "me
 BLOCK = re.compile(
     r"^(?P<indent>[ ]*)```(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
 )
-DIRECTIVE = re.compile(r"<!--\s*(?P<kind>runs in|tested by|not run):\s*(?P<value>.*?)\s*-->\s*\Z", re.DOTALL)
+DIRECTIVE = re.compile(r"<!--\s*(?P<kind>runs in|tested by|not run):\s*(?P<value>(?:(?!-->).)*?)\s*-->\s*\Z", re.DOTALL)
 SECONDS = 120
 
 
@@ -108,7 +108,7 @@ def run_python(blocks: List[Block], folder: Path) -> None:
 def left_out(folder: str, names: List[str]) -> Set[str]:
     """What a copy of the repository needs not: what setup, training and tools have made."""
     made = {".git", ".venv", "data", "output", "build", "dist", "site"} if Path(folder) == REPOSITORY else set()
-    return {name for name in names if name in made or name.endswith("cache__") or name.endswith("_cache")}
+    return {name for name in names if name in made or name.endswith(("cache__", "_cache"))}
 
 
 def run_shell(block: Block, folder: Path) -> None:
@@ -183,7 +183,7 @@ class TestTheseTests:
     def test_blocks_and_their_comments_are_found(self, tmp_path: Path) -> None:
         first, second, third = self.page(
             tmp_path,
-            "# Page\n```python\na = 1\n```\n<!-- not run: it costs money -->\n\n```bash\npay\n```\n"
+            "# Page <!-- not run: this one is about nothing --> here\n```python\na = 1\n```\n<!-- not run: it costs money -->\n\n```bash\npay\n```\n"
             "1. item\n\n    ```text\n    out\n    ```\n",
         )
         assert (first.line, first.language, first.code, first.directive) == (3, "python", "a = 1\n", None)
