@@ -38,7 +38,7 @@ types: setup-dev  ## Check types with mypy.
 	$(PYTHON) -m mypy
 
 docs: setup-dev  ## Build the documentation into site/, strictly.
-	$(PYTHON) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=true $(PYTHON) -m mkdocs build --strict --quiet
 
 clean:  ## Remove what was built; .venv, data and output stay.
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

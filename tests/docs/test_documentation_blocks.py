@@ -183,7 +183,8 @@ class TestTheseTests:
     def test_blocks_and_their_comments_are_found(self, tmp_path: Path) -> None:
         first, second, third = self.page(
             tmp_path,
-            "# Page <!-- not run: this one is about nothing --> here\n```python\na = 1\n```\n<!-- not run: it costs money -->\n\n```bash\npay\n```\n"
+            "# Page <!-- not run: this one is about nothing --> here\n```python\na = 1\n```\n"
+            "<!-- not run: it costs money -->\n\n```bash\npay\n```\n"
             "1. item\n\n    ```text\n    out\n    ```\n",
         )
         assert (first.line, first.language, first.code, first.directive) == (3, "python", "a = 1\n", None)
