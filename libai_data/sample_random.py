@@ -1,6 +1,6 @@
 """Randomness of a sample: drawn from (seed, epoch, index), so that it is the same whoever reads the sample, and when.
 
-The loader says which sample is being read; transforms ask for `sample_generator`.
+The loader says which samples are being read; transforms ask for `sample_generator`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import contextmanager
-from typing import Iterator, Optional, Tuple
+from typing import Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -16,24 +16,29 @@ from libai_data.mixing import combine64
 
 
 class _Current(threading.local):
-    key: Optional[Tuple[int, int, int]] = None
+    keys: Sequence[Tuple[int, int, int]] = ()
 
 
 _current = _Current()
+_global_generators = threading.RLock()
 
 
-def set_current_sample(seed: int, epoch: int, index: int) -> None:
-    """Say which sample this thread reads from now on; the loader calls it before each `dataset[index]`."""
-    _current.key = (seed, epoch, index)
+@contextmanager
+def reading_samples(keys: Sequence[Tuple[int, int, int]]) -> Iterator[None]:
+    """Say which samples this thread reads within the block; the loader does so around each call of a dataset.
 
-
-def clear_current_sample() -> None:
-    """Say that this thread reads no sample of a loader any more."""
-    _current.key = None
+    Args:
+        keys: (seed, epoch, index) of each sample.
+    """
+    _current.keys = keys
+    try:
+        yield
+    finally:
+        _current.keys = ()
 
 
 def sample_generator(stream: int = 0) -> np.random.Generator:
-    """A random generator for the sample that is being read.
+    """A random generator for the sample that is being read by `dataset[index]`.
 
     Args:
         stream: transforms of one sample that must not draw the same numbers take different streams.
@@ -41,9 +46,16 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
     Returns:
         A generator that depends on (seed, epoch, index, stream) alone; outside a loader, an unseeded one.
     """
-    if _current.key is None:
-        return np.random.default_rng()
-    high = combine64(*_current.key, stream)
+    return _generator(_current.keys[0], stream) if _current.keys else np.random.default_rng()
+
+
+def sample_generators(stream: int = 0) -> List[np.random.Generator]:
+    """`sample_generator` for each sample that is being read by `read_batch` or `__getitems__`, in their order."""
+    return [_generator(key, stream) for key in _current.keys]
+
+
+def _generator(key: Tuple[int, int, int], stream: int) -> np.random.Generator:
+    high = combine64(*key, stream)
     return np.random.Generator(np.random.Philox(key=[high, combine64(high)]))
 
 
@@ -51,17 +63,18 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
 def seeded_globals() -> Iterator[None]:
     """Seed Python's and numpy's global generators for the sample that is being read, and put them back afterwards.
 
-    For transforms of other libraries, which draw from these. Outside a loader nothing is seeded.
+    For transforms of other libraries, which draw from these; threads take turns. Outside a loader nothing is seeded.
     """
-    if _current.key is None:
+    if not _current.keys:
         yield
         return
-    seed = combine64(*_current.key)
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
+    seed = combine64(*_current.keys[0])
+    with _global_generators:
+        python_state, numpy_state = random.getstate(), np.random.get_state()
+        random.seed(seed)
+        np.random.seed(seed & 0xFFFFFFFF)
+        try:
+            yield
+        finally:
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Optional
 
 import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import as_flow_tensor
-from libai_data.loader.executor import Executor, Task, TaskResult
-from libai_data.loader.reading import row_slices
-from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
-from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of, lay_out
+from libai_data.loader.executor import Collated, Executor, Task
+from libai_data.loader.failures import FailureLog
+from libai_data.loader.reading import row_slices, write_row
+from libai_data.loader.schema import Layout, SampleSchema
+from libai_data.loader.slots import Slot, SlotRing, bytes_of
+from libai_data.loader.timing import StageTimes
 from libai_data.samplers.sampler import IndexBatch
 from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, fields_of
+
+_INDEX_BYTES = 16
+"""Epoch and index of a sample, which a slot holds beside the batch."""
 
 
 @dataclass
@@ -23,10 +28,14 @@ class PendingBatch:
 
     index_batch: IndexBatch
     slot: Optional[Slot] = None
-    specs: Tuple[ArraySpec, ...] = ()
     tasks_left: int = 0
-    collated: Optional[TaskResult] = None
+    collated: Optional[Collated] = None
     error: Optional[Exception] = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of this reader's part of the batch."""
+        return len(self.index_batch.indices)
 
 
 class BatchReader:
@@ -38,6 +47,7 @@ class BatchReader:
         layouts: field name -> changed entries of its layout.
         collates: whether the executor collates whole batches, instead of writing samples into slots.
         parts: tasks that a batch is cut into, so that one slow sample does not hold up the others.
+        failures: takes note of skipped samples.
     """
 
     def __init__(
@@ -47,56 +57,62 @@ class BatchReader:
         layouts: Mapping[str, Mapping[str, Any]],
         collates: bool,
         parts: int,
+        failures: FailureLog,
     ) -> None:
+        self.times = StageTimes()
         self._executor = executor
         self._ring = ring
         self._layouts = layouts
         self._collates = collates
         self._parts = parts
+        self._failures = failures
         self._schema: Optional[SampleSchema] = None
         self._tasks: Dict[int, PendingBatch] = {}
         self._next_task = 0
+        self._collated_bytes = 0
         self._agreement = Agreement()
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
         """Send out a batch's tasks."""
         pending = PendingBatch(index_batch)
         if self._collates:
-            self._send(pending, slice(0, len(index_batch.indices)))
+            if self._executor.collates_into_slots:
+                pending.slot = self._ring.acquire(max(self._collated_bytes, _INDEX_BYTES * pending.rows))
+            self._send(pending, slice(0, pending.rows))
             return pending
-        first_row = 0 if self._schema is not None else self._learn_schema(pending)
-        if pending.error is None:
-            self._prepare_slot(pending)
-            for rows in row_slices(len(index_batch.indices) - first_row, self._parts):
-                self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
+        if self._schema is None:
+            self._begin(pending)
+        else:
+            self._prepare_slot(pending, self._schema)
+            self._send_parts(pending, first_row=0)
         return pending
 
-    def _learn_schema(self, pending: PendingBatch) -> int:
-        """Read the very first sample, from which all else is laid out; returns the number of rows read."""
+    def _begin(self, pending: PendingBatch) -> None:
+        """Read the very first sample, from which all else is laid out, and then the rest of its batch."""
         batch = pending.index_batch
         try:
             sample = self._executor.first_sample(int(batch.epochs[0]), int(batch.indices[0]))
             schema = SampleSchema.of(sample)
         except Exception as error:
             pending.error = error
-            return 0
+            return
         self._schema = schema
         self._executor.use_schema(schema)
-        self._prepare_slot(pending)
-        rows = pending.slot.arrays(pending.specs)  # type: ignore[union-attr]
-        for name, value in fields_of(sample).items():
-            rows[name][0] = array_of(value, name)
-        return 1
+        self._prepare_slot(pending, schema)
+        write_row(schema, self._ring.arrays(pending.slot, schema.batch_specs(pending.rows)), 0, fields_of(sample))
+        self._send_parts(pending, first_row=1)
 
-    def _prepare_slot(self, pending: PendingBatch) -> None:
-        if pending.slot is None and self._schema is not None:
-            count = len(pending.index_batch.indices)
-            pending.specs = lay_out((spec.name, spec.dtype, (count, *spec.shape)) for spec in self._schema.fields)
-            pending.slot = self._ring.acquire(bytes_of(pending.specs))
+    def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> None:
+        size = bytes_of(schema.batch_specs(pending.rows)) + _INDEX_BYTES * pending.rows
+        pending.slot = self._ring.acquire(size)
+
+    def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
+        for rows in row_slices(pending.rows - first_row, self._parts):
+            self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
 
     def _send(self, pending: PendingBatch, rows: slice) -> None:
         batch = pending.index_batch
-        task = Task(self._next_task, batch.epochs[rows], batch.indices[rows], pending.slot, pending.specs, rows.start)
+        task = Task(self._next_task, batch.epochs[rows], batch.indices[rows], rows.start, pending.rows, pending.slot)
         self._next_task += 1
         self._tasks[task.number] = pending
         pending.tasks_left += 1
@@ -109,7 +125,11 @@ class BatchReader:
             owner = self._tasks.pop(result.number)
             owner.tasks_left -= 1
             owner.error = owner.error or result.error
-            owner.collated = result if self._collates else None
+            owner.collated = result.collated
+            self.times.add(result.times)
+            self._failures.add(result.skipped)
+            if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
+                self._ring.move(owner.slot, *result.collated.moved_to)
 
     def finish(self, pending: PendingBatch) -> Instance:
         """Put the batch together; its memory returns to the ring when its last tensor is gone.
@@ -121,12 +141,18 @@ class BatchReader:
         if pending.error is not None:
             self.discard(pending)
             raise pending.error
-        if pending.collated is not None:
-            arrays = pending.collated.arrays
-            layouts = {name: layout_of(value, name) for name, value in pending.collated.fields.items()}
+        collated, slot = pending.collated, pending.slot
+        if collated is not None:
+            layouts, arrays = collated.layouts, collated.arrays
+            if slot is not None:
+                arrays = self._ring.hand_out(slot, collated.specs)
+                self._collated_bytes = max(self._collated_bytes, slot.size)
+        elif self._schema is not None and slot is not None:
+            layouts = {spec.name: spec.layout for spec in self._schema.fields}
+            arrays = self._ring.hand_out(slot, self._schema.batch_specs(pending.rows))
         else:
-            arrays = self._ring.hand_out(pending.slot, pending.specs)  # type: ignore[arg-type]
-            layouts = {spec.name: spec.layout for spec in self._schema.fields}  # type: ignore[union-attr]
+            raise RuntimeError("a batch without an error has been neither read nor collated")
+        pending.slot = None
         return self._assemble(arrays, self._overridden(layouts), pending.index_batch)
 
     def discard(self, pending: PendingBatch) -> None:

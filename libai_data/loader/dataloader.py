@@ -2,35 +2,62 @@
 
 from __future__ import annotations
 
+import logging
+import time
+import weakref
 from collections import deque
 from math import ceil
 from typing import Any, Deque, Dict, Iterator, Mapping, Optional
 
+from libai_data.errors import ConfigError
+from libai_data.loader.arena import Arena
 from libai_data.loader.batches import BatchReader, PendingBatch
 from libai_data.loader.collate import Collator, trivial_batch_collator
-from libai_data.loader.executor import InProcessExecutor
+from libai_data.loader.executor import Executor, InProcessExecutor, TaskRunner
+from libai_data.loader.failures import ErrorPolicy, FailureLog
+from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Overrides, parse_layouts
 from libai_data.loader.slots import SlotRing
+from libai_data.loader.starting import WorkerStarter
+from libai_data.loader.threads import ThreadExecutor
+from libai_data.loader.timing import LoaderTimes, StageTimes, summary
+from libai_data.loader.worker import Cargo
 from libai_data.samplers.listed import as_stream
 from libai_data.structures import Instance
+
+logger = logging.getLogger(__name__)
+
+WORKER_TYPES = ("process", "thread")
+
+_MOST_PARTS = 8
+_SECONDS_BETWEEN_HINTS = 60.0
+_WAITING_WORTH_A_HINT = 0.1
 
 
 class DataLoader:
     """Iterates over batches of a dataset, each an Instance of OneFlow tensors [rows of this rank, ...].
 
-    An endless sampler's stream goes on with each new iterator; a single round begins anew, unless a restored state
-    stands in the middle of one. Only the newest iterator may be used.
+    Neither the number of workers nor their kind changes one bit of what comes. An endless sampler's stream goes on with
+    each new iterator; a single round begins anew, unless a restored state stands in the middle of one. Only the newest
+    iterator may be used. Workers start with the first batch and live until `close`, or until the loader is gone.
 
     Args:
         dataset: `dataset[index]` returns an Instance, or a dict of arrays; `read_batch` and `__getitems__` are used
             where they exist (see `SampleReader`).
         batch_sampler: CyclicSampler, SingleRoundSampler, or any iterable of lists of indices.
+        num_workers: 0 reads in the trainer's own thread, when a batch is asked for.
+        worker_type: "process", or "thread" for decoders that let go of the GIL.
+        prefetch: batches that workers read ahead of the one asked for; bounds the memory.
         collate_fn: makes a batch of a list of samples; by default samples are stacked, straight into the batch's
             memory.
         seed: with epoch and index it decides what random transforms draw.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
         mixup_func: kept for the trainer, which applies it to each batch.
+        on_error: "raise", "skip" or "quarantine"; see `ErrorPolicy`.
+        quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
+        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits for ever.
+        start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
 
     Raises:
         ConfigError: An argument is out of range, or a layout malformed.
@@ -42,23 +69,44 @@ class DataLoader:
         batch_sampler: Any,
         *,
         num_workers: int = 0,
+        worker_type: str = "process",
+        prefetch: int = 4,
         collate_fn: Optional[Collator] = None,
         seed: int = 0,
         layouts: Optional[Overrides] = None,
         mixup_func: Any = None,
+        on_error: str = "raise",
+        quarantine_file: Optional[str] = None,
+        timeout: float = 600.0,
+        start_method: str = "auto",
     ) -> None:
+        _check("num_workers", num_workers, num_workers >= 0, "at least 0")
+        _check("prefetch", prefetch, 1 <= prefetch <= 256, "1 to 256")
+        _check("timeout", timeout, timeout >= 0, "at least 0 (seconds; 0 waits for ever)")
+        _check("worker_type", worker_type, worker_type in WORKER_TYPES, f"one of {WORKER_TYPES}")
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.mixup_func = mixup_func
         self.stream = as_stream(batch_sampler)
-        collator = None if collate_fn is trivial_batch_collator else collate_fn
-        self._executor = InProcessExecutor(SampleReader(dataset, seed), collator)
-        self._ring = SlotRing(planned=2)
-        self._reader = BatchReader(
-            self._executor, self._ring, parse_layouts(layouts), collates=collator is not None, parts=1
+        self.num_workers = num_workers
+        self._worker_type = worker_type
+        self._ahead = prefetch if num_workers else 0
+        self._cargo = Cargo(
+            dataset,
+            None if collate_fn is trivial_batch_collator else collate_fn,
+            seed,
+            ErrorPolicy(on_error, quarantine_file),
         )
+        self._layouts = parse_layouts(layouts)
+        self._timeout = timeout
+        self._start_method = start_method
+        self._arena = Arena()
+        self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
+        self._reader: Optional[BatchReader] = None
+        self._close_executor: Optional[weakref.finalize] = None
         self._iteration: Optional[_Iteration] = None
         self._restored = False
+        self._times = LoaderTimes()
 
     @property
     def global_batch_size(self) -> Optional[int]:
@@ -76,8 +124,42 @@ class DataLoader:
         if not self.stream.endless and not self._restored:
             self.stream.position = 0
         self._restored = False
-        self._iteration = _Iteration(self.stream, self._reader, ahead=0)
+        if self._reader is None:
+            self._reader = self._start()
+        self._iteration = _Iteration(self.stream, self._reader, self._ahead, self._times)
         return self._iteration
+
+    def _start(self) -> BatchReader:
+        ring = SlotRing(self._arena, planned=self._ahead + 3)
+        executor = self._executor(ring)
+        self._close_executor = weakref.finalize(self, executor.close)
+        return BatchReader(
+            executor,
+            ring,
+            self._layouts,
+            collates=self._cargo.collator is not None,
+            parts=self._parts(),
+            failures=self._failures,
+        )
+
+    def _parts(self) -> int:
+        """Tasks of a batch: as one where reading together pays, else enough that workers share each batch."""
+        if not self.num_workers or hasattr(self.dataset, "read_batch"):
+            return 1
+        return min(2 * self.num_workers, _MOST_PARTS)
+
+    def _executor(self, ring: SlotRing) -> Executor:
+        cargo = self._cargo
+
+        def make_runner() -> TaskRunner:
+            return TaskRunner(SampleReader(cargo.dataset, cargo.seed, cargo.policy), cargo.collator, ring)
+
+        if not self.num_workers:
+            return InProcessExecutor(make_runner())
+        if self._worker_type == "thread":
+            return ThreadExecutor(make_runner, self.num_workers, self._timeout)
+        starter = WorkerStarter(cargo, self._start_method)
+        return ProcessExecutor(starter, self.num_workers, self._arena, self._timeout)
 
     def state_dict(self) -> Dict[str, Any]:
         """The place after the last batch that was taken (those read ahead are not counted), as JSON."""
@@ -93,11 +175,27 @@ class DataLoader:
         self.stream.load_state_dict(dict(state))
         self._restored = True
 
+    def stats(self) -> Dict[str, Any]:
+        """Where the time went since the loader was made.
+
+        Returns:
+            Seconds in source, transform and copy (summed over workers), seconds in which the trainer waited for workers
+            and workers for the trainer, the trainer's share of waiting, the bottleneck, and counts of batches, samples
+            and skipped samples.
+        """
+        stages = self._reader.times if self._reader is not None else StageTimes()
+        return {**summary(stages, self._times), "skipped_samples": self._failures.skipped}
+
     def close(self) -> None:
-        """End all that the loader started; batches that are in use stay valid."""
-        self._break_off()
-        self._executor.close()
-        self._ring.close()
+        """End the workers; batches that are in use stay valid. The loader starts anew when it is iterated again."""
+        if self._iteration is not None:
+            self._iteration.end()
+            self._iteration = None
+        if self._close_executor is not None:
+            self._close_executor()
+        self._reader = None
+        self._arena.close()
+        self._arena = Arena()
 
     def _break_off(self) -> None:
         if self._iteration is not None:
@@ -108,13 +206,16 @@ class DataLoader:
 class _Iteration:
     """One pass over a stream: sends batches out ahead, in order, and hands them out in order."""
 
-    def __init__(self, stream: Any, reader: BatchReader, ahead: int) -> None:
+    def __init__(self, stream: Any, reader: BatchReader, ahead: int, times: LoaderTimes) -> None:
         self._stream = stream
         self._reader = reader
         self._ahead = ahead
+        self._times = times
         self._plan = stream.batches(stream.position)
         self._pending: Deque[PendingBatch] = deque()
         self._over = False
+        self._handed_out: Optional[float] = None
+        self._next_hint = time.perf_counter() + _SECONDS_BETWEEN_HINTS
 
     def __iter__(self) -> _Iteration:
         return self
@@ -122,6 +223,7 @@ class _Iteration:
     def __next__(self) -> Instance:
         if self._over:
             raise StopIteration
+        asked = time.perf_counter()
         self._send_out()
         if not self._pending:
             self._over = True
@@ -134,6 +236,7 @@ class _Iteration:
             self.break_off()
             raise
         self._stream.position = pending.index_batch.position + pending.index_batch.size
+        self._count(asked)
         return batch
 
     def _send_out(self) -> None:
@@ -143,8 +246,35 @@ class _Iteration:
                 return
             self._pending.append(self._reader.submit(index_batch))
 
+    def _count(self, asked: float) -> None:
+        now, times = time.perf_counter(), self._times
+        if self._handed_out is not None:
+            times.waiting += now - asked
+            times.between += asked - self._handed_out
+        times.batches += 1
+        self._handed_out = now
+        if now > self._next_hint:
+            self._next_hint = now + _SECONDS_BETWEEN_HINTS
+            if times.waiting_share() > _WAITING_WORTH_A_HINT:
+                logger.info(
+                    "The trainer has waited for data %.0f %% of the time; most of a worker's time goes into '%s' (see "
+                    "loader.stats()). Use more workers, or make that stage cheaper.",
+                    100 * times.waiting_share(),
+                    summary(self._reader.times, times)["bottleneck"],
+                )
+
     def break_off(self) -> None:
         """End this pass; what was read ahead is given up, and is read again by the next one."""
         self._over = True
         while self._pending:
             self._reader.discard(self._pending.popleft())
+
+    def end(self) -> None:
+        """End this pass at once, with the workers, whose slots are not used again."""
+        self._over = True
+        self._pending.clear()
+
+
+def _check(name: str, value: Any, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise ConfigError(f"{name} is {value!r}; it must be {allowed}")

@@ -4,50 +4,73 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Deque, Dict, Optional, Protocol, Tuple
+from typing import Any, Deque, Dict, List, Optional, Protocol, Tuple
 
 import numpy as np
 
 from libai_data.loader.collate import Collator
-from libai_data.loader.reading import SampleReader, collated_fields
-from libai_data.loader.schema import SampleSchema
-from libai_data.loader.slots import ArraySpec, Slot
-from libai_data.structures import Fields
+from libai_data.loader.failures import SkippedSample
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
+from libai_data.loader.slots import ArraySpec, Slot, SlotRing, views
+from libai_data.loader.timing import StageTimes
+from libai_data.structures import Fields, fields_of
 
 
 @dataclass(frozen=True)
 class Task:
-    """Some samples to read.
+    """Some samples of one batch to read.
 
     Args:
         number: unique within a loader.
         epochs: int64 [n].
         indices: int64 [n].
-        slot: the slot to read into, or None when a collator makes the whole batch.
-        specs: the arrays of the slot.
         first_row: the batch's row of the first of these samples.
+        batch_rows: rows of the whole batch.
+        slot: the slot to read into; None where an executor collates into memory of its own.
     """
 
     number: int
     epochs: np.ndarray
     indices: np.ndarray
+    first_row: int
+    batch_rows: int
     slot: Optional[Slot] = None
+
+
+@dataclass(frozen=True)
+class Collated:
+    """A batch that a collator made: its arrays, or where they lie in the arena.
+
+    Args:
+        layouts: of each field.
+        arrays: of each field, where trainer and reader share an address space.
+        specs: of each field within the slot, otherwise.
+        moved_to: offset and size of the slot's new range, where the old one was too small.
+    """
+
+    layouts: Dict[str, Layout]
+    arrays: Dict[str, np.ndarray] = field(default_factory=dict)
     specs: Tuple[ArraySpec, ...] = ()
-    first_row: int = 0
+    moved_to: Optional[Tuple[int, int]] = None
 
 
 @dataclass(frozen=True)
 class TaskResult:
-    """What became of a task: done, failed with `error`, or collated into `arrays` (with the fields they came from)."""
+    """What became of a task: done, collated, or failed with `error`; and what it took."""
 
     number: int
     error: Optional[Exception] = None
-    arrays: Dict[str, np.ndarray] = field(default_factory=dict)
-    fields: Dict[str, Any] = field(default_factory=dict)
+    collated: Optional[Collated] = None
+    times: StageTimes = field(default_factory=StageTimes)
+    skipped: List[SkippedSample] = field(default_factory=list)
 
 
 class Executor(Protocol):
     """Reads samples for a loader, here or elsewhere."""
+
+    collates_into_slots: bool
+    """Whether a collated batch comes in a slot."""
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Read the sample from which the schema is learned."""
@@ -62,30 +85,89 @@ class Executor(Protocol):
         """Wait until some submitted task is done."""
 
     def close(self) -> None:
-        """End all that was started."""
+        """End all that was started, at once."""
+
+
+class TaskRunner:
+    """Does tasks; each thread that reads has its own.
+
+    Args:
+        reader: reads the samples.
+        collator: makes a batch of a list of samples; None to read straight into slots.
+        ring: where slots lie.
+    """
+
+    def __init__(self, reader: SampleReader, collator: Optional[Collator], ring: SlotRing) -> None:
+        self.reader = reader
+        self.schema: Optional[SampleSchema] = None
+        self._collator = collator
+        self._ring = ring
+
+    def run(self, task: Task) -> TaskResult:
+        """Do a task; a failure is part of the result, since it is its batch's turn that decides what to do about it."""
+        error: Optional[Exception] = None
+        collated: Optional[Collated] = None
+        try:
+            if self._collator is not None:
+                collated = self._collate(self._collator, task)
+            else:
+                self._read(task)
+        except Exception as caught:
+            error = caught
+        times, skipped = self.reader.take_report()
+        return TaskResult(task.number, error, collated, times, skipped)
+
+    def _collate(self, collator: Collator, task: Task) -> Collated:
+        return collate(collator, self.reader.samples(task.epochs, task.indices))
+
+    def _read(self, task: Task) -> None:
+        if task.slot is None or self.schema is None:
+            raise RuntimeError("a task without a collator needs a slot and a schema")
+        specs = self.schema.batch_specs(task.batch_rows)
+        rows = rows_of(views(self._ring.arena.lease(task.slot.offset, task.slot.size), specs), task)
+        self.reader.read_into(self.schema, rows, task.epochs, task.indices)
+
+
+def rows_of(arrays: Dict[str, np.ndarray], task: Task) -> Dict[str, np.ndarray]:
+    """The rows of a batch's arrays that belong to a task."""
+    last_row = task.first_row + len(task.indices)
+    return {name: array[task.first_row : last_row] for name, array in arrays.items()}
+
+
+def collate(collator: Collator, samples: List[Any]) -> Collated:
+    """Let a collator make a batch, and take apart what it returned.
+
+    Raises:
+        SchemaError: A field is no tensor.
+        Exception: Whatever the collator raises.
+    """
+    fields = fields_of(collator(samples))
+    return Collated(
+        {name: layout_of(value, name) for name, value in fields.items()},
+        {name: array_of(value, name) for name, value in fields.items()},
+    )
 
 
 class InProcessExecutor:
     """Reads in the caller's own thread, a task at a time, when its result is asked for.
 
     Args:
-        reader: reads the samples.
-        collator: makes a batch of a list of samples; None to read straight into slots.
+        runner: does the tasks.
     """
 
-    def __init__(self, reader: SampleReader, collator: Optional[Collator]) -> None:
-        self._reader = reader
-        self._collator = collator
-        self._schema: Optional[SampleSchema] = None
+    collates_into_slots = False
+
+    def __init__(self, runner: TaskRunner) -> None:
+        self._runner = runner
         self._waiting: Deque[Task] = deque()
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Read the sample from which the schema is learned."""
-        return self._reader.sample(epoch, index)
+        return self._runner.reader.sample(epoch, index)
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""
-        self._schema = schema
+        self._runner.schema = schema
 
     def submit(self, task: Task) -> None:
         """Put a task behind those that wait."""
@@ -93,31 +175,8 @@ class InProcessExecutor:
 
     def next_result(self) -> TaskResult:
         """Do the task that has waited longest."""
-        task = self._waiting.popleft()
-        try:
-            return run_task(task, self._reader, self._schema, self._collator)
-        except Exception as error:  # every failure belongs to the batch, whose turn decides what to do about it
-            return TaskResult(task.number, error)
+        return self._runner.run(self._waiting.popleft())
 
     def close(self) -> None:
         """Forget the tasks that wait."""
         self._waiting.clear()
-
-
-def run_task(
-    task: Task, reader: SampleReader, schema: Optional[SampleSchema], collator: Optional[Collator]
-) -> TaskResult:
-    """Do a task: read its samples into its slot, or collate them.
-
-    Raises:
-        Exception: Whatever the dataset or the collator raises.
-    """
-    if collator is not None:
-        arrays, fields = collated_fields(collator(reader.samples(task.epochs, task.indices)))
-        return TaskResult(task.number, arrays=arrays, fields=fields)
-    if task.slot is None or schema is None:
-        raise RuntimeError("a task without a collator needs a slot and a schema")
-    last_row = task.first_row + len(task.indices)
-    rows = {name: array[task.first_row : last_row] for name, array in task.slot.arrays(task.specs).items()}
-    reader.read_into(schema, rows, task.epochs, task.indices)
-    return TaskResult(task.number)

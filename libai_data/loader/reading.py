@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from time import perf_counter
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 import numpy as np
 
 from libai_data.errors import SampleError, SchemaError
+from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.schema import SampleSchema, array_of
-from libai_data.sample_random import clear_current_sample, set_current_sample
+from libai_data.loader.timing import StageTimes, take_transform_time
+from libai_data.sample_random import reading_samples
 from libai_data.structures import DistTensorData, Fields, check_field_names, fields_of
 
 Rows = Mapping[str, np.ndarray]
 """Field name -> writable array [rows, ...], the place of some samples within a batch."""
+
+Result = TypeVar("Result")
 
 
 class SampleReader:
@@ -23,35 +28,44 @@ class SampleReader:
             instead with the indices int64 [n] and the arrays {field: [n, ...]} that it is to fill; failing this,
             `__getitems__(indices)`, which returns a list of samples.
         seed: with epoch and index it decides what random transforms draw.
+        policy: what to do about a sample that fails.
     """
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy) -> None:
         self.dataset = dataset
         self.seed = seed
+        self._policy = policy
         self._read_batch: Optional[Callable[..., Any]] = getattr(dataset, "read_batch", None)
         self._get_items: Optional[Callable[..., Any]] = getattr(dataset, "__getitems__", None)
+        self._skipped: List[SkippedSample] = []
+        self._times = StageTimes()
+
+    def take_report(self) -> Tuple[StageTimes, List[SkippedSample]]:
+        """Times and skipped samples since the last call."""
+        report = self._times, self._skipped
+        self._times, self._skipped = StageTimes(), []
+        return report
+
+    def count_idle(self, seconds: float) -> None:
+        """Count time in which there was nothing to read."""
+        self._times.idle += seconds
 
     def sample(self, epoch: int, index: int) -> Fields:
-        """Read one sample.
+        """Read one sample, or its substitute.
 
         Raises:
             SampleError: The dataset raised; its exception is the cause.
         """
-        set_current_sample(self.seed, epoch, index)
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            raise self._failure(str(index), error) from error
-        finally:
-            clear_current_sample()
+        return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
     def samples(self, epochs: np.ndarray, indices: np.ndarray) -> List[Fields]:
         """Read some samples, in this order; see `sample`."""
-        if self._get_items is not None:
+        if self._get_items is not None and self._may_read_together(indices):
             try:
-                return list(self._get_items(indices.tolist()))
-            except Exception as error:
-                raise self._failure(f"one of {indices.tolist()}", error) from error
+                return self._get_together(epochs, indices)
+            except SampleError:
+                if not self._policy.substitutes:
+                    raise
         return [self.sample(epoch, index) for epoch, index in zip(epochs.tolist(), indices.tolist())]
 
     def read_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
@@ -66,31 +80,116 @@ class SampleReader:
         Raises:
             SampleError: The dataset raised, or a sample does not fit the schema; the index is named.
         """
-        if self._read_batch is not None:
+        if self._read_batch is not None and self._may_read_together(indices):
             try:
-                self._read_batch(indices, rows)
-            except Exception as error:
-                raise self._failure(f"one of {indices.tolist()}", error) from error
-        elif self._get_items is not None:
+                self._fill_together(rows, epochs, indices)
+                return
+            except SampleError:
+                if not self._policy.substitutes:
+                    raise
+        if self._read_batch is None and self._get_items is not None:
             for row, sample in enumerate(self.samples(epochs, indices)):
-                self.write_row(schema, rows, row, sample, int(indices[row]))
-        else:
-            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-                self.write_row(schema, rows, row, self.sample(epoch, index), index)
+                self._write(schema, rows, row, sample, int(indices[row]))
+            return
+        for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+            self._or_substitute(epoch, index, self._row_filler(schema, rows, row, epoch))
 
-    def write_row(self, schema: SampleSchema, rows: Rows, row: int, sample: Fields, index: int) -> None:
-        """Copy one sample into its row, if it fits the schema."""
+    def _row_filler(self, schema: SampleSchema, rows: Rows, row: int, epoch: int) -> Callable[[int], None]:
+        if self._read_batch is not None:
+            own = {name: array[row : row + 1] for name, array in rows.items()}
+            return lambda index: self._fill_together(own, np.array([epoch]), np.array([index]))
+        return lambda index: self._write(schema, rows, row, self._get(epoch, index), index)
+
+    def _may_read_together(self, indices: np.ndarray) -> bool:
+        return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
+
+    def _or_substitute(self, epoch: int, index: int, read: Callable[[int], Result]) -> Result:
+        """Read a sample; if it fails and the policy allows, read the first of its substitutes that does not."""
+        if not self._policy.substitutes:
+            return read(index)
+        reason = "listed in the quarantine file"
+        if index not in self._policy.known_bad:
+            try:
+                return read(index)
+            except SampleError as error:
+                reason = str(error)
+        for attempt in range(SUBSTITUTES):
+            chosen = substitute_index(self.seed, epoch, index, attempt, len(self.dataset))
+            if chosen == index or chosen in self._policy.known_bad:
+                continue
+            try:
+                result = read(chosen)
+            except SampleError:
+                continue
+            self._skipped.append(SkippedSample(epoch, index, chosen, reason))
+            return result
+        raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
+
+    def _get(self, epoch: int, index: int) -> Fields:
+        start = perf_counter()
         try:
-            _write(schema, rows, row, fields_of(sample))
+            with reading_samples(((self.seed, epoch, index),)):
+                return self.dataset[index]
+        except Exception as error:
+            raise self._failure(f"sample {index}", error) from error
+        finally:
+            self._count_source(start, 1)
+
+    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> List[Fields]:
+        start, asked = perf_counter(), indices.tolist()
+        try:
+            with reading_samples([(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), asked)]):
+                samples = list(self._get_items(asked))  # type: ignore[misc]
+        except Exception as error:
+            raise self._failure(f"one of the samples {asked}", error) from error
+        finally:
+            self._count_source(start, len(asked))
+        if len(samples) != len(asked):
+            error = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
+            raise self._failure(f"samples {asked}", error)
+        return samples
+
+    def _fill_together(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+        start, asked = perf_counter(), indices.tolist()
+        try:
+            with reading_samples([(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), asked)]):
+                self._read_batch(indices, rows)  # type: ignore[misc]
+        except Exception as error:
+            raise self._failure(f"one of the samples {asked}", error) from error
+        finally:
+            self._count_source(start, len(asked))
+
+    def _write(self, schema: SampleSchema, rows: Rows, row: int, sample: Fields, index: int) -> None:
+        start = perf_counter()
+        try:
+            write_row(schema, rows, row, fields_of(sample))
         except SchemaError as error:
-            raise self._failure(str(index), error) from error
+            raise self._failure(f"sample {index}", error) from error
+        finally:
+            self._times.copy += perf_counter() - start
 
-    def _failure(self, index: str, error: Exception) -> SampleError:
-        name = type(self.dataset).__name__
-        return SampleError(f"sample {index} of {name}: {type(error).__name__}: {error}")
+    def _count_source(self, start: float, samples: int) -> None:
+        seconds, transform = perf_counter() - start, take_transform_time()
+        self._times.source += seconds - transform
+        self._times.transform += transform
+        self._times.samples += samples
+
+    def _failure(self, which: str, error: Exception) -> SampleError:
+        return SampleError(f"{which} of {type(self.dataset).__name__}: {type(error).__name__}: {error}")
 
 
-def _write(schema: SampleSchema, rows: Rows, row: int, fields: Dict[str, Any]) -> None:
+def write_row(schema: SampleSchema, rows: Rows, row: int, fields: Dict[str, Any]) -> None:
+    """Copy one sample into its row.
+
+    Args:
+        schema: what the sample must look like.
+        rows: {field: [n, ...]}.
+        row: where to write.
+        fields: the sample's fields.
+
+    Raises:
+        SchemaError: The sample does not fit the schema; the field is named.
+    """
     if len(fields) != len(schema.fields):
         check_field_names(list(fields), schema.names, "the sample")
     for spec in schema.fields:
@@ -111,22 +210,6 @@ def _write(schema: SampleSchema, rows: Rows, row: int, fields: Dict[str, Any]) -
                 f"{spec.describe()}; make all samples alike, or use a padding collator"
             )
         rows[spec.name][row] = array
-
-
-def collated_fields(batch: Any) -> Tuple[Dict[str, np.ndarray], Dict[str, Any]]:
-    """Take apart what a collator returned.
-
-    Args:
-        batch: an Instance or a dict of fields with a batch dim.
-
-    Returns:
-        Arrays by field name, and the fields as they came (for their layouts).
-
-    Raises:
-        SchemaError: A field is no tensor.
-    """
-    fields = fields_of(batch)
-    return {name: array_of(value, name) for name, value in fields.items()}, fields
 
 
 def row_slices(count: int, parts: int) -> Sequence[slice]:

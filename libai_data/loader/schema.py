@@ -9,6 +9,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import split_dims
+from libai_data.loader.slots import ArraySpec, lay_out
 from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
 
 
@@ -53,6 +54,10 @@ class SampleSchema:
     def names(self) -> List[str]:
         """Names of the fields."""
         return [field.name for field in self.fields]
+
+    def batch_specs(self, rows: int) -> Tuple[ArraySpec, ...]:
+        """Where the fields of a batch of `rows` samples lie within a slot."""
+        return lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
 
     @staticmethod
     def of(sample: Fields) -> SampleSchema:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import mmap
-import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import Deque, Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
+
+from libai_data.loader.arena import Arena
 
 logger = logging.getLogger(__name__)
 
@@ -52,53 +52,6 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
     return max((spec.offset + spec.nbytes for spec in specs), default=0)
 
 
-class Slot:
-    """Memory of one batch: anonymous, shareable by its descriptor, and gone with the last process that holds it.
-
-    Args:
-        number: its place in the ring.
-        size: bytes to begin with.
-        descriptor: of a slot that another process made; by default a new one is made.
-    """
-
-    def __init__(self, number: int, size: int, descriptor: int = -1) -> None:
-        self.number = number
-        self.descriptor = (
-            descriptor if descriptor >= 0 else os.memfd_create(f"libai_data_slot_{number}", os.MFD_CLOEXEC)
-        )
-        self._memory: mmap.mmap | None = None
-        self.size = 0
-        self.reserve(size)
-
-    def reserve(self, size: int) -> None:
-        """Make sure that at least `size` bytes are there and mapped; views of earlier mappings stay valid.
-
-        Raises:
-            OSError: There is no memory left.
-        """
-        size = max(size, mmap.PAGESIZE)
-        if size <= self.size:
-            return
-        if os.fstat(self.descriptor).st_size < size:
-            os.ftruncate(self.descriptor, size)
-        self._memory = mmap.mmap(self.descriptor, size)
-        self.size = size
-
-    def lease(self) -> np.ndarray:
-        """The slot's bytes, uint8 [size]; every view made of the returned array keeps it alive."""
-        return np.frombuffer(self._memory, dtype=np.uint8)  # type: ignore[arg-type]
-
-    def arrays(self, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
-        """Views of the slot's memory, over one lease."""
-        return views(self.lease(), specs)
-
-    def close(self) -> None:
-        """Give up the descriptor; memory that is still viewed lives on."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
 def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
     """The arrays that lie in a slot's bytes."""
     return {
@@ -106,15 +59,32 @@ def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray
     }
 
 
+@dataclass
+class Slot:
+    """Memory of one batch.
+
+    Args:
+        number: its place in the ring.
+        offset: where it begins in the arena, in bytes.
+        size: its length in bytes.
+    """
+
+    number: int
+    offset: int
+    size: int
+
+
 class SlotRing:
     """The slots of one loader.
 
     Args:
+        arena: the memory they lie in.
         planned: slots that the loader needs when its user keeps one batch at a time; more are made, and reported once,
             when the user keeps more.
     """
 
-    def __init__(self, planned: int) -> None:
+    def __init__(self, arena: Arena, planned: int) -> None:
+        self.arena = arena
         self.planned = planned
         self.slots: List[Slot] = []
         # Appended to by finalizers, which may run in any thread: append and popleft of a deque are atomic.
@@ -122,13 +92,23 @@ class SlotRing:
         self._reported = False
 
     def acquire(self, size: int) -> Slot:
-        """Take a free slot of at least `size` bytes, or make one."""
+        """Take a free slot of at least `size` bytes, or make one.
+
+        Raises:
+            OSError: There is no memory left.
+        """
         try:
             slot = self.slots[self._free.popleft()]
-            slot.reserve(size)
-            return slot
         except IndexError:
             return self._grow(size)
+        if slot.size < size:
+            self.move(slot, *self.arena.allocate(size + size // 4))
+        return slot
+
+    def move(self, slot: Slot, offset: int, size: int) -> None:
+        """Let a slot that is in nobody's hands lie in another range of the arena."""
+        self.arena.release(slot.offset, slot.size)
+        slot.offset, slot.size = offset, size
 
     def _grow(self, size: int) -> Slot:
         if len(self.slots) >= self.planned and not self._reported:
@@ -139,21 +119,21 @@ class SlotRing:
                 self.planned,
                 size / 1e6,
             )
-        slot = Slot(len(self.slots), size)
+        slot = Slot(len(self.slots), *self.arena.allocate(size))
         self.slots.append(slot)
         return slot
 
+    def arrays(self, slot: Slot, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
+        """Views of a slot for those who fill it."""
+        return views(self.arena.lease(slot.offset, slot.size), specs)
+
     def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
         """Views of a slot that comes back to the ring when the last of them is gone."""
-        lease = slot.lease()
+        lease = self.arena.lease(slot.offset, slot.size)
+        # A bound method of the deque alone: a finalizer must not keep the loader alive.
         weakref.finalize(lease, self._free.append, slot.number).atexit = False
         return views(lease, specs)
 
     def give_back(self, slot: Slot) -> None:
         """Return a slot that was never handed out."""
         self._free.append(slot.number)
-
-    def close(self) -> None:
-        """Give up all descriptors; batches that are still in use stay valid."""
-        for slot in self.slots:
-            slot.close()

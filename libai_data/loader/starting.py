@@ -1,0 +1,164 @@
+"""Starting worker processes: as programs of their own where the dataset can be sent there, else as forks."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from typing import NoReturn, Optional
+
+from libai_data.errors import ConfigError
+from libai_data.loader.channel import Channel
+from libai_data.loader.shipping import ship
+from libai_data.loader.worker import JOB_VARIABLES, Cargo, Equipment, prepare_process, work
+
+logger = logging.getLogger(__name__)
+
+START_METHODS = ("auto", "spawn", "fork")
+
+_BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from libai_data.loader.worker import main; main()"
+_SECONDS_TO_END = 2.0
+_THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class WorkerStarter:
+    """Starts the workers of one loader.
+
+    A program of its own knows nothing of the trainer's threads, nor of OneFlow unless the dataset imports it; it needs
+    a dataset that can be pickled. A fork shares the dataset as it is, open files and all, but must not touch OneFlow.
+
+    Args:
+        cargo: what the workers need.
+        start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled, else fork.
+
+    Raises:
+        ConfigError: An unknown method, or "spawn" with a dataset that cannot be pickled.
+    """
+
+    def __init__(self, cargo: Cargo, start_method: str) -> None:
+        if start_method not in START_METHODS:
+            raise ConfigError(f"start_method is {start_method!r}; known are {START_METHODS}")
+        self.dataset_name = type(cargo.dataset).__name__
+        self._cargo = cargo
+        self._shipped = -1
+        if start_method != "fork":
+            self._ship(must=start_method == "spawn")
+
+    def _ship(self, must: bool) -> None:
+        try:
+            self._shipped = ship(self._cargo)
+        except Exception as error:
+            reason = f"{self.dataset_name} cannot be sent to a worker process: {type(error).__name__}: {error}"
+            if must:
+                raise ConfigError(
+                    f"{reason}. Open files, connections and locks in the first __getitem__ instead of __init__, or use "
+                    "start_method='fork', worker_type='thread' or num_workers=0"
+                ) from error
+            logger.info("%s. Workers are forked instead; the dataset must not use OneFlow in them.", reason)
+
+    def start(self, equipment: Equipment, close_in_child: Channel) -> WorkerProcess:
+        """Start a worker.
+
+        Args:
+            equipment: its descriptors.
+            close_in_child: the trainer's end of its channel.
+        """
+        if self._shipped >= 0:
+            return self._spawn(equipment)
+        return self._fork(equipment, close_in_child)
+
+    def _spawn(self, equipment: Equipment) -> WorkerProcess:
+        environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
+        for name in _THREADS_OF_LIBRARIES:
+            environment.setdefault(name, "1")
+        inherited = (equipment.channel, equipment.board_memory, equipment.board_pipe, equipment.arena, self._shipped)
+        arguments = json.dumps([asdict(equipment), self._shipped])
+        program = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, arguments, json.dumps(sys.path)],
+            pass_fds=inherited,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+        )
+        return WorkerProcess(program.pid, program)
+
+    def _fork(self, equipment: Equipment, close_in_child: Channel) -> WorkerProcess:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._live_as_fork(equipment, close_in_child)
+        return WorkerProcess(pid)
+
+    def _live_as_fork(self, equipment: Equipment, close_in_child: Channel) -> NoReturn:
+        try:
+            # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
+            # lacks.
+            gc.freeze()
+            close_in_child.close()
+            prepare_process()
+            work(equipment, self._cargo)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def close(self) -> None:
+        """Let go of the shipped dataset."""
+        if self._shipped >= 0:
+            os.close(self._shipped)
+            self._shipped = -1
+
+
+class WorkerProcess:
+    """A worker process that this one started.
+
+    Args:
+        pid: its process id.
+        program: the running program, unless it is a fork.
+    """
+
+    def __init__(self, pid: int, program: Optional[subprocess.Popen[bytes]] = None) -> None:
+        self.pid = pid
+        self._program = program
+        self._code: Optional[int] = None
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self._poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> str:
+        """Wait for the process, which is about to end; returns how it ended, in words."""
+        deadline = time.monotonic() + _SECONDS_TO_END
+        while self._poll() is None:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            time.sleep(0.001)
+        code = self._code or 0
+        if code >= 0:
+            return f"ended with exit code {code}"
+        hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+        return f"was ended by {signal.Signals(-code).name}{hint}"
+
+    def end(self) -> None:
+        """Wait for a process whose channel is closed; kill it if it does not end by itself."""
+        self.wait()
+
+    def _poll(self) -> Optional[int]:
+        if self._code is None:
+            if self._program is not None:
+                self._code = self._program.poll()
+            else:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    self._code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        return self._code

@@ -1,0 +1,93 @@
+"""Worker threads: for decoders that let go of the GIL, and datasets that no other process can have."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Callable, List, Optional, Tuple
+
+from libai_data.errors import SampleError
+from libai_data.loader.executor import Task, TaskResult, TaskRunner
+from libai_data.loader.schema import SampleSchema
+from libai_data.structures import Fields
+
+
+class ThreadExecutor:
+    """Reads in threads of the trainer's own process; the dataset is shared, so it must bear that.
+
+    Args:
+        make_runner: makes each thread's runner.
+        workers: number of threads.
+        timeout: seconds after which a task that is not done is given up; 0 waits for ever.
+    """
+
+    collates_into_slots = False
+
+    def __init__(self, make_runner: Callable[[], TaskRunner], workers: int, timeout: float) -> None:
+        self._runners = [make_runner() for _ in range(workers)]
+        self._timeout = timeout
+        self._tasks: queue.SimpleQueue[Optional[Task]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
+        self._working: List[Tuple[float, Optional[Task]]] = [(0.0, None)] * workers
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name=f"libai_data worker {number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self, number: int) -> None:
+        runner = self._runners[number]
+        while True:
+            idle_since = time.perf_counter()
+            task = self._tasks.get()
+            if task is None:
+                return
+            self._working[number] = (time.monotonic(), task)
+            runner.reader.count_idle(time.perf_counter() - idle_since)
+            self._results.put(runner.run(task))
+            self._working[number] = (0.0, None)
+
+    def first_sample(self, epoch: int, index: int) -> Fields:
+        """Read the sample from which the schema is learned, in the caller's thread."""
+        return self._runners[0].reader.sample(epoch, index)
+
+    def use_schema(self, schema: SampleSchema) -> None:
+        """Demand this schema of all samples from now on."""
+        for runner in self._runners:
+            runner.schema = schema
+
+    def submit(self, task: Task) -> None:
+        """Put a task behind those that wait."""
+        self._tasks.put(task)
+
+    def next_result(self) -> TaskResult:
+        """Wait until some task is done.
+
+        Raises:
+            SampleError: A task took longer than the timeout; its samples are named.
+        """
+        while True:
+            try:
+                return self._results.get(timeout=1.0 if self._timeout else None)
+            except queue.Empty:
+                self._check_timeout()
+
+    def _check_timeout(self) -> None:
+        for number, (since, task) in enumerate(self._working):
+            if task is not None and time.monotonic() - since > self._timeout:
+                raise SampleError(
+                    f"worker thread {number} has been reading samples {task.indices.tolist()} for more than "
+                    f"{self._timeout} s; raise timeout if that is normal"
+                )
+
+    def close(self) -> None:
+        """Let the threads end after their present task; what waits is given up."""
+        while True:
+            try:
+                self._tasks.get_nowait()
+            except queue.Empty:
+                break
+        for _ in self._threads:
+            self._tasks.put(None)

@@ -1,0 +1,91 @@
+"""Where the time goes: seconds by stage, counted where they pass and summed up by the loader."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any, Dict, Iterator
+
+
+@dataclass
+class StageTimes:
+    """Seconds spent reading samples, over all workers.
+
+    Args:
+        source: in the dataset, less its transforms.
+        transform: in transforms that the dataset marks with `transform_time`.
+        copy: writing samples into their batch.
+        idle: workers waiting for something to do, that is, for the trainer to take batches.
+        samples: how many samples were read.
+    """
+
+    source: float = 0.0
+    transform: float = 0.0
+    copy: float = 0.0
+    idle: float = 0.0
+    samples: int = 0
+
+    def add(self, other: StageTimes) -> None:
+        """Add another's seconds to these."""
+        for stage in fields(self):
+            setattr(self, stage.name, getattr(self, stage.name) + getattr(other, stage.name))
+
+
+class _Running(threading.local):
+    transform = 0.0
+
+
+_running = _Running()
+
+
+@contextmanager
+def transform_time() -> Iterator[None]:
+    """Count the block's time as transforming, so that `loader.stats()` tells it from reading."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        _running.transform += time.perf_counter() - start
+
+
+def take_transform_time() -> float:
+    """Seconds that this thread spent in `transform_time` since the last call."""
+    seconds, _running.transform = _running.transform, 0.0
+    return seconds
+
+
+@dataclass
+class LoaderTimes:
+    """Seconds of the trainer's thread: waiting for batches within the loader, and busy between two batches."""
+
+    waiting: float = 0.0
+    between: float = 0.0
+    batches: int = 0
+
+    def waiting_share(self) -> float:
+        """Share of the time that the trainer waited for data; 0 before the first batch."""
+        total = self.waiting + self.between
+        return self.waiting / total if total else 0.0
+
+
+def summary(stages: StageTimes, loader: LoaderTimes) -> Dict[str, Any]:
+    """The figures of `loader.stats()`."""
+    return {
+        "batches": loader.batches,
+        "samples": stages.samples,
+        "source_seconds": stages.source,
+        "transform_seconds": stages.transform,
+        "copy_seconds": stages.copy,
+        "waiting_for_workers_seconds": loader.waiting,
+        "waiting_for_trainer_seconds": stages.idle,
+        "waiting_share": loader.waiting_share(),
+        "bottleneck": _bottleneck(stages, loader),
+    }
+
+
+def _bottleneck(stages: StageTimes, loader: LoaderTimes) -> str:
+    if loader.waiting_share() < 0.1:
+        return "trainer"
+    return max(("source", stages.source), ("transform", stages.transform), ("copy", stages.copy), key=lambda s: s[1])[0]

@@ -1,0 +1,220 @@
+"""A worker process: takes tasks from the board, reads their samples into the arena, and says so over its channel."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any, Optional, Tuple
+
+import numpy as np
+
+from libai_data.loader.arena import Arena
+from libai_data.loader.board import Board, Entry
+from libai_data.loader.channel import Channel
+from libai_data.loader.collate import Collator
+from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.shipping import unship
+from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
+
+JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
+"""What tells OneFlow that a process is a rank of a job; a worker must never join one."""
+
+
+@dataclass(frozen=True)
+class Cargo:
+    """What a worker needs of its loader."""
+
+    dataset: Any
+    collator: Optional[Collator]
+    seed: int
+    policy: ErrorPolicy
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """Descriptors that a worker inherits, and its number among the loader's workers."""
+
+    number: int
+    workers: int
+    channel: int
+    board_memory: int
+    board_pipe: int
+    arena: int
+
+
+@dataclass(frozen=True)
+class RemoteFailure:
+    """An exception of a worker, as it crosses to the trainer: `message` is one line, `trace` the original traceback."""
+
+    message: str
+    trace: str
+
+
+def indices_of(lease: np.ndarray, batch_rows: int) -> Tuple[np.ndarray, np.ndarray]:
+    """Where a slot holds the epochs and indices of its batch: int64 [batch_rows] each, at its end.
+
+    Args:
+        lease: the slot's bytes.
+        batch_rows: rows of the batch.
+    """
+    words = lease[len(lease) - 16 * batch_rows :].view(np.int64)
+    return words[:batch_rows], words[batch_rows:]
+
+
+def work(equipment: Equipment, cargo: Cargo) -> None:
+    """Do tasks until the trainer's process closes the channel, or is gone."""
+    channel = Channel(socket.socket(fileno=equipment.channel))
+    board = Board(equipment.workers, (equipment.board_memory, equipment.board_pipe))
+    arena = Arena(equipment.arena)
+    threading.Thread(target=_end_with, args=(channel,), name="end with the trainer", daemon=True).start()
+    reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
+    _Worker(equipment.number, channel, board, arena, reader, cargo.collator).run()
+
+
+def _end_with(channel: Channel) -> None:
+    """End this process when the trainer's is gone, even in the middle of a sample."""
+    gone = select.poll()
+    gone.register(channel.fileno(), 0)
+    gone.poll()
+    os._exit(0)
+
+
+class _Worker:
+    def __init__(
+        self,
+        number: int,
+        channel: Channel,
+        board: Board,
+        arena: Arena,
+        reader: SampleReader,
+        collator: Optional[Collator],
+    ) -> None:
+        self._number = number
+        self._channel = channel
+        self._board = board
+        self._arena = arena
+        self._reader = reader
+        self._collates = collator is not None
+        self._runner = TaskRunner(reader, collator, SlotRing(arena, planned=0))
+        self._events = select.poll()
+        self._events.register(channel.fileno(), select.POLLIN)
+        self._pipe = board.descriptors[1]
+        self._events.register(self._pipe, select.POLLIN)
+
+    def run(self) -> None:
+        """Wait for messages and tasks until the channel closes."""
+        idle_since = time.perf_counter()
+        while True:
+            ready = {descriptor for descriptor, _ in self._events.poll()}
+            if self._channel.fileno() in ready:
+                self._listen()
+            elif self._has_token():
+                # A message that was sent before the task must be heard before it, also if it came after the poll.
+                self._listen_if_spoken_to()
+                entry = self._board.take(self._number)
+                if entry is not None:
+                    self._reader.count_idle(time.perf_counter() - idle_since)
+                    self._do(entry)
+                    idle_since = time.perf_counter()
+
+    def _has_token(self) -> bool:
+        try:
+            token = os.read(self._pipe, 1)
+        except BlockingIOError:
+            return False
+        if not token:
+            os._exit(0)
+        return True
+
+    def _listen_if_spoken_to(self) -> None:
+        spoken = select.poll()
+        spoken.register(self._channel.fileno(), select.POLLIN)
+        if spoken.poll(0):
+            self._listen()
+
+    def _listen(self) -> None:
+        kind, content = self._receive()
+        if kind == "schema":
+            self._runner.schema = content
+        elif kind == "first sample":
+            self._channel.send(("first sample", self._first_sample(*content)))
+
+    def _receive(self) -> Any:
+        try:
+            return self._channel.receive()
+        except EOFError:
+            os._exit(0)
+
+    def _first_sample(self, epoch: int, index: int) -> Any:
+        try:
+            return self._reader.sample(epoch, index)
+        except Exception as error:
+            return remote_failure(error)
+
+    def _do(self, entry: Entry) -> None:
+        lease = self._arena.lease(entry.offset, entry.size)
+        rows = slice(entry.first_row, entry.first_row + entry.rows)
+        epochs, indices = (words[rows] for words in indices_of(lease, entry.batch_rows))
+        slot = Slot(0, entry.offset, entry.size)
+        result = self._runner.run(Task(entry.number, epochs, indices, entry.first_row, entry.batch_rows, slot))
+        error: Any = None if result.error is None else remote_failure(result.error)
+        collated: Optional[Collated] = None
+        if result.collated is not None:
+            collated = self._put_into_slot(entry, result)
+        self._channel.send(("done", TaskResult(entry.number, error, collated, result.times, result.skipped)))
+
+    def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
+        """Copy a collated batch into its slot, or into more room that the trainer allocates."""
+        made = result.collated
+        arrays = made.arrays  # type: ignore[union-attr]
+        specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
+        room, needed = (entry.offset, entry.size), bytes_of(specs)
+        if needed > entry.size:
+            self._channel.send(("room", needed))
+            kind, room = self._receive()
+            while kind != "room":
+                kind, room = self._receive()
+        for name, target in views(self._arena.lease(*room), specs).items():
+            target[...] = arrays[name]
+        moved = room if needed > entry.size else None
+        return Collated(made.layouts, specs=specs, moved_to=moved)  # type: ignore[union-attr]
+
+
+def remote_failure(error: BaseException) -> RemoteFailure:
+    """What the trainer is told of an exception."""
+    return RemoteFailure(f"{error}", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+
+
+def prepare_process() -> None:
+    """Make a fresh worker process deaf to Ctrl-C, which its trainer answers, ready to print its stacks, and no rank."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    for name in JOB_VARIABLES:
+        os.environ.pop(name, None)
+
+
+def main() -> None:
+    """Entry of a worker that is a program of its own; its arguments name its equipment and cargo."""
+    prepare_process()
+    equipment, cargo = json.loads(sys.argv[1])
+    channel = Channel(socket.socket(fileno=os.dup(equipment["channel"])))
+    try:
+        unpacked = unship(cargo)
+        os.close(cargo)
+    except Exception as error:
+        channel.send(("failed to start", remote_failure(error)))
+        os._exit(1)
+    channel.close()
+    work(Equipment(**equipment), unpacked)
