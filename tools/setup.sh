@@ -138,6 +138,12 @@ install_packages() {
     rm -f "$UNFINISHED"
 }
 
+# OneFlow tells of missing GPUs on import, which is of interest only when it fails.
+check_import() {
+    local output
+    output="$("$VENV/bin/python" -c 'import libai_data, oneflow' 2>&1)" || fail "OneFlow does not import: $output"
+}
+
 # Until this process ends, others that set up the same .venv wait.
 take_lock() {
     exec 9>"$LOCK"
@@ -156,7 +162,7 @@ main() {
     rm -f "$STAMP"
     if ! is_sound; then make_venv; fi
     install_packages "$extras"
-    "$VENV/bin/python" -c 'import libai_data, oneflow' || fail "OneFlow does not import; see above"
+    check_import
     stamp_for "$extras" >"$STAMP.new"
     mv "$STAMP.new" "$STAMP"
     say "ready: $VENV"

@@ -223,10 +223,14 @@ class TestRunningAgain:
         first = machine.set_up()
         assert first.returncode == 0, first.stderr
         assert "ready" in first.stdout
-        start = time.monotonic()
-        second = machine.set_up()
-        assert time.monotonic() - start < 1
-        assert (second.returncode, second.stdout, second.stderr) == (0, "", "")
+        seconds = []
+        for _ in range(5):
+            start = time.monotonic()
+            again = machine.set_up()
+            seconds.append(time.monotonic() - start)
+            assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
+        # The best of some: the machine may be busy.
+        assert min(seconds) < 1
         assert len(machine.calls("--editable")) == 1
 
     def test_a_changed_setup_py_installs_into_the_same_environment(self, machine: Machine) -> None:

@@ -1,0 +1,65 @@
+"""The check of conftest.py that fails a test session which leaves processes or shared memory behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+
+
+@pytest.fixture()
+def session(tmp_path: Path) -> Path:
+    """A folder with conftest.py, whose tests wait only a moment for what they left to end."""
+    text = CONFTEST.read_text()
+    assert "ENDING_SECONDS = 5.0" in text
+    (tmp_path / "conftest.py").write_text(text.replace("ENDING_SECONDS = 5.0", "ENDING_SECONDS = 0.3"))
+    return tmp_path
+
+
+def run(session: Path, test: str) -> subprocess.CompletedProcess[str]:
+    (session / "test_it.py").write_text(f"import os, subprocess, sys, time\ndef test_it():\n    {test}\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(session)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=session, timeout=60)
+
+
+def test_a_session_that_leaves_nothing_passes(session: Path) -> None:
+    result = run(session, "subprocess.run(['true'])")
+    assert result.returncode == 0, result.stdout
+
+
+def test_a_session_fails_when_a_process_outlives_its_parent(session: Path) -> None:
+    result = run(
+        session,
+        "subprocess.run(['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $! > pid'], start_new_session=True)",
+    )
+    os.kill(int((session / "pid").read_text()), signal.SIGKILL)
+    assert result.returncode == 1
+    assert "The tests left behind" in result.stdout
+    assert "sleep 1000" in result.stdout
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this machine has no /dev/shm")
+def test_a_session_fails_when_shared_memory_is_left(session: Path) -> None:
+    name = f"/dev/shm/left_by_{os.getpid()}"
+    result = run(session, f"open({name!r}, 'w').close()")
+    os.unlink(name)
+    assert result.returncode == 1
+    assert name in result.stdout
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this machine has no /dev/shm")
+def test_shared_memory_that_another_program_uses_is_not_held_against_the_session(session: Path) -> None:
+    name = f"/dev/shm/used_by_{os.getpid()}"
+    script = "import sys, time; file = open(sys.argv[1], 'w'); print('open', flush=True); time.sleep(1000)"
+    # The program beside the tests: this process's child, whose environment has no mark of the inner session.
+    code = f"pid = subprocess.Popen([sys.executable, '-c', {script!r}, {name!r}], env={{}}, stdout=subprocess.PIPE)"
+    result = run(session, code + "; pid.stdout.readline(); open('pid', 'w').write(str(pid.pid))")
+    os.kill(int((session / "pid").read_text()), signal.SIGKILL)
+    os.unlink(name)
+    assert result.returncode == 0, result.stdout
