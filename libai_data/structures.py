@@ -22,7 +22,7 @@ def is_flow_tensor(value: Any) -> bool:
     return flow is not None and isinstance(value, flow.Tensor)
 
 
-def as_array(value: Any, field_name: str = "value") -> np.ndarray:
+def as_array(value: Any, field_name: str = "") -> np.ndarray:
     """Turn a field's value into a numpy array, copying only what is not an array yet.
 
     Args:
@@ -36,42 +36,40 @@ def as_array(value: Any, field_name: str = "value") -> np.ndarray:
     Raises:
         SchemaError: The value is no rectangular array of numbers.
     """
+    whose = f"field '{field_name}'" if field_name else "the value"
     if isinstance(value, np.ndarray):
         array = value
-    elif isinstance(value, float):
+    elif type(value) is float:
         return np.asarray(value, dtype=np.float32)
     elif isinstance(value, (list, tuple)):
-        array = _array_of_list(value, field_name)
+        array = _array_of_list(value, whose)
     elif hasattr(value, "numpy") and callable(value.numpy):
         array = np.asarray(value.numpy())
     else:
         array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise SchemaError(
-            f"field '{field_name}' holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; "
-            "return numbers, lists of numbers, numpy arrays or OneFlow tensors"
+            f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return numbers, "
+            "lists of numbers, numpy arrays or OneFlow tensors"
         )
     return array
 
 
-def _array_of_list(values: Sequence[Any], field_name: str) -> np.ndarray:
+def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise SchemaError(
-            f"field '{field_name}' is a ragged list: {error}; pad it or use a padding collator"
-        ) from error
+        raise SchemaError(f"{whose} is a ragged list: {error}; pad it, or use a padding collator") from error
     if array.dtype == object:
-        raise SchemaError(
-            f"field '{field_name}' is a list of unequal or non-numeric items; pad it, or convert its items"
-        )
-    holds_python_floats = array.dtype == np.float64 and not isinstance(_first_leaf(values), np.generic)
+        raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
+    holds_python_floats = array.dtype == np.float64 and type(_first_leaf(values)) in (bool, int, float)
     return array.astype(np.float32) if holds_python_floats else array
 
 
 def _first_leaf(values: Any) -> Any:
-    while isinstance(values, (list, tuple)) and values:
-        values = values[0]
+    """The first item that is no list; a float for an empty list, as in numpy."""
+    while isinstance(values, (list, tuple)):
+        values = values[0] if values else 0.0
     return values
 
 
@@ -93,7 +91,7 @@ class DistTensorData:
 
     def __post_init__(self) -> None:
         if not isinstance(self.tensor, np.ndarray) and not is_flow_tensor(self.tensor):
-            self.tensor = as_array(self.tensor, "tensor")
+            self.tensor = as_array(self.tensor)
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -143,6 +141,9 @@ class DistTensorData:
 
 
 def _stack_tensors(tensors: Sequence[Any]) -> Any:
+    are_flow = any(is_flow_tensor(tensor) for tensor in tensors)
+    if are_flow:
+        tensors = [as_flow_tensor(tensor) for tensor in tensors]
     first = tensors[0]
     for row, tensor in enumerate(tensors):
         if tuple(tensor.shape) != tuple(first.shape):
@@ -154,10 +155,10 @@ def _stack_tensors(tensors: Sequence[Any]) -> Any:
             raise SchemaError(
                 f"dtypes differ between samples of a batch: sample 0 has {first.dtype}, sample {row} has {tensor.dtype}"
             )
-    if any(is_flow_tensor(tensor) for tensor in tensors):
+    if are_flow:
         import oneflow as flow
 
-        return flow.stack(list(tensors), dim=0)
+        return flow.stack(tensors, dim=0)
     return np.stack(tensors)
 
 
@@ -227,11 +228,11 @@ class Instance:
     def stack(instances: Sequence[Instance]) -> Instance:
         """Stack samples into a batch, field by field along a new dim 0.
 
-        Values may be `DistTensorData`, numpy arrays, OneFlow tensors, numbers or lists; lists of anything but numbers
-        (and whatever has no `stack`) stay a list with one entry a sample.
+        Values may be `DistTensorData`, numpy arrays, OneFlow tensors, numbers, lists of numbers, or of any class that
+        has a `stack`; lists of anything else are kept, one entry a sample.
 
         Raises:
-            SchemaError: The samples' fields, shapes, dtypes or layouts differ; the field is named.
+            SchemaError: The samples' fields, shapes, dtypes or layouts differ; field and sample are named.
         """
         if not instances:
             raise SchemaError("nothing to stack: the list of samples is empty")
@@ -249,18 +250,27 @@ class Instance:
 
 def _stack_values(values: List[Any]) -> Any:
     first = values[0]
-    if isinstance(first, (DistTensorData, Instance)):
-        different = next((value for value in values if type(value) is not type(first)), None)
-        if different is not None:
-            raise SchemaError(f"sample 0 has a {type(first).__name__}, another sample a {type(different).__name__}")
-        return type(first).stack(values)
-    if isinstance(first, (np.ndarray, np.generic, bool, int, float)) or is_flow_tensor(first):
-        return _stack_tensors([value if is_flow_tensor(value) else as_array(value) for value in values])
-    if isinstance(first, list):
+    if isinstance(first, (list, tuple)) and not _is_numeric(_first_leaf(first)):
         return values
+    if isinstance(first, (list, tuple)) or _is_numeric(first):
+        return _stack_tensors([_stackable(value, row) for row, value in enumerate(values)])
+    for row, value in enumerate(values):
+        if type(value) is not type(first):
+            raise SchemaError(f"sample 0 has a {type(first).__name__}, sample {row} a {type(value).__name__}")
     if callable(getattr(type(first), "stack", None)):
         return type(first).stack(values)
     raise SchemaError(f"values of type {type(first).__name__} cannot be stacked; make them arrays")
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, np.generic, bool, int, float)) or is_flow_tensor(value)
+
+
+def _stackable(value: Any, row: int) -> Any:
+    try:
+        return value if is_flow_tensor(value) else as_array(value)
+    except SchemaError as error:
+        raise SchemaError(f"sample {row} of the batch: {error}") from error
 
 
 def check_field_names(found: Sequence[str], expected: Sequence[str], whose: str) -> None:
@@ -300,9 +310,15 @@ class BatchInfo:
 
 @dataclass
 class Agreement:
-    """Whether all ranks have found that a loader's batches have the same fields; shared by the loader's batches."""
+    """Whether all ranks have found that a loader's batches have the same fields; shared by the loader's batches.
+
+    Args:
+        reached: they have.
+        per_batch: shapes may change from batch to batch, as with a padding collator, so that they compare each one.
+    """
 
     reached: bool = False
+    per_batch: bool = False
 
 
 def batch_info(batch: Any) -> Optional[BatchInfo]:

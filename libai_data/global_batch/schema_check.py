@@ -19,7 +19,13 @@ FieldSignature = Tuple[str, str, Tuple[int, ...], Tuple[str, ...], int]
 def signature_of(batch: Mapping[str, DistTensorData]) -> List[FieldSignature]:
     """What the ranks must agree on, field by field, in order."""
     return [
-        (name, str(value.tensor.dtype), tuple(value.shape), tuple(value.sbp_list), value.placement_idx)
+        (
+            name,
+            str(value.tensor.dtype).replace("oneflow.", ""),
+            tuple(value.shape),
+            tuple(value.sbp_list),
+            value.placement_idx,
+        )
         for name, value in batch.items()
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
-from libai_data.errors import SchemaError
+from libai_data.errors import MeshError, SchemaError
 from libai_data.global_batch.schema_check import check_same_on_all_ranks, signature_of
 from libai_data.global_tensor import local_to_global
 from libai_data.structures import DistTensorData, Fields, Instance, fields_of
@@ -13,7 +13,8 @@ from libai_data.structures import DistTensorData, Fields, Instance, fields_of
 def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any]:
     """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
 
-    The ranks' fields are compared at the first batch of a loader, and at each batch that comes from no loader.
+    The ranks' fields are compared at the first batch of a loader, and at each batch that a collator made or that comes
+    from no loader.
 
     Args:
         batch: fields [rows of this rank, ...]; bare tensors get the default layout.
@@ -24,13 +25,14 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
 
     Raises:
         SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
+        MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
     """
     fields = {name: _laid_out(name, value) for name, value in fields_of(batch).items()}
     agreement = batch._agreement if isinstance(batch, Instance) else None
     if agreement is None or not agreement.reached:
         check_same_on_all_ranks(signature_of(fields))
         if agreement is not None:
-            agreement.reached = True
+            agreement.reached = not agreement.per_batch
     return {name: _global(name, value, device_type) for name, value in fields.items()}
 
 
@@ -44,5 +46,5 @@ def _laid_out(name: str, value: Any) -> DistTensorData:
 def _global(name: str, value: DistTensorData, device_type: Optional[str]) -> Any:
     try:
         return local_to_global(value.tensor, value.sbp_list, value.placement_idx, device_type)
-    except SchemaError as error:
-        raise SchemaError(f"field '{name}': {error}") from error
+    except (SchemaError, MeshError) as error:
+        raise type(error)(f"field '{name}': {error}") from error

@@ -70,7 +70,7 @@ class BatchReader:
         self._tasks: Dict[int, PendingBatch] = {}
         self._next_task = 0
         self._collated_bytes = 0
-        self._agreement = Agreement()
+        self._agreement = Agreement(per_batch=collates)
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
         """Send out a batch's tasks."""

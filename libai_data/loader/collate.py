@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List
+from dataclasses import dataclass
+from typing import Any, Callable, List, Mapping, Optional, Union
 
-from libai_data.errors import SchemaError
-from libai_data.structures import Instance
+import numpy as np
+
+from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.structures import DistTensorData, Instance, as_array, check_field_names, fields_of
 
 Collator = Callable[[List[Any]], Any]
+
+_SIDES = ("right", "left")
 
 
 def trivial_batch_collator(batch: List[Instance]) -> Instance:
@@ -31,3 +36,137 @@ def trivial_batch_collator(batch: List[Instance]) -> Instance:
                 "so return Instance(field=DistTensorData(tensor), ...) from the dataset or pass another collate_fn"
             )
     return Instance.stack(batch)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How a ragged field is padded along its first dim (the sequence).
+
+    Args:
+        value: what to fill up with.
+        side: "right" or "left", where to fill up.
+        multiple: lengths are rounded up to a multiple of it.
+        max_length: the longest sample allowed.
+        truncate: cut longer samples to `max_length` (on the side that is padded) instead of refusing them.
+        fixed: pad to `max_length` always, instead of to the batch's longest sample. Data-parallel ranks need it, since
+            each sees only its own samples.
+
+    Raises:
+        ConfigError: A value is out of range, or a length that is needed is missing.
+    """
+
+    value: Union[int, float, bool] = 0
+    side: str = "right"
+    multiple: int = 1
+    max_length: Optional[int] = None
+    truncate: bool = False
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.side not in _SIDES:
+            raise ConfigError(f"side is {self.side!r}; known are {_SIDES}.{nearest(str(self.side), _SIDES)}")
+        if self.multiple < 1:
+            raise ConfigError(f"multiple is {self.multiple}; it must be at least 1")
+        if self.max_length is not None and self.max_length < 1:
+            raise ConfigError(f"max_length is {self.max_length}; it must be at least 1")
+        if self.max_length is None and (self.truncate or self.fixed):
+            raise ConfigError("truncate and fixed need max_length, the length to cut or pad to")
+        if self.max_length is not None and self.max_length % self.multiple:
+            raise ConfigError(f"max_length is {self.max_length}, which is no multiple of {self.multiple}")
+
+    def length_for(self, longest: int) -> int:
+        """The length of a batch whose longest sample has this length."""
+        if self.fixed and self.max_length is not None:
+            return self.max_length
+        return -(-longest // self.multiple) * self.multiple
+
+
+class PadCollator:
+    """Stacks samples after padding the fields that are named; all others must have equal shapes.
+
+    Args:
+        fields: field name -> `Padding`, or a mapping of its arguments.
+
+    Raises:
+        ConfigError: An argument of a padding is unknown or out of range; the field is named.
+    """
+
+    def __init__(self, fields: Mapping[str, Union[Padding, Mapping[str, Any]]]) -> None:
+        self.fields = {name: _padding(name, padding) for name, padding in fields.items()}
+
+    def __call__(self, batch: List[Any]) -> Instance:
+        """Make a batch.
+
+        Args:
+            batch: Instances or dicts with the same fields.
+
+        Returns:
+            One Instance; the layout of each field is that of the first sample.
+
+        Raises:
+            SchemaError: Fields, dtypes, numbers of dims, layouts, or shapes of what is not padded differ, or a sample
+                is longer than allowed; the field is named.
+        """
+        first = fields_of(batch[0])
+        for name in self.fields:
+            if name not in first:
+                raise SchemaError(f"padding for '{name}', but the samples have {list(first)}.{nearest(name, first)}")
+        collated = Instance()
+        for row, sample in enumerate(batch):
+            check_field_names(list(fields_of(sample)), list(first), f"sample {row} of a batch")
+        for name in first:
+            values = [_wrapped(fields_of(sample)[name], name) for sample in batch]
+            if name in self.fields:
+                values = self._padded(name, values)
+            try:
+                collated.set(name, DistTensorData.stack(values))
+            except SchemaError as error:
+                raise SchemaError(f"field '{name}': {error}") from error
+        return collated
+
+    def _padded(self, name: str, values: List[DistTensorData]) -> List[DistTensorData]:
+        padding = self.fields[name]
+        arrays = [_cut(as_array(value.tensor, name), padding, name) for value in values]
+        length = padding.length_for(max(len(array) for array in arrays))
+        return [
+            DistTensorData(_filled_up(array, length, padding), value.sbp_list, value.placement_idx)
+            for array, value in zip(arrays, values)
+        ]
+
+
+def _padding(name: str, padding: Union[Padding, Mapping[str, Any]]) -> Padding:
+    if isinstance(padding, Padding):
+        return padding
+    known = list(Padding.__dataclass_fields__)
+    for key in padding:
+        if key not in known:
+            raise ConfigError(
+                f"padding of '{name}' has the unknown key '{key}'; known are {known}.{nearest(key, known)}"
+            )
+    try:
+        return Padding(**padding)
+    except ConfigError as error:
+        raise ConfigError(f"padding of '{name}': {error}") from error
+
+
+def _wrapped(value: Any, name: str) -> DistTensorData:
+    return value if isinstance(value, DistTensorData) else DistTensorData(as_array(value, name))
+
+
+def _cut(array: np.ndarray, padding: Padding, name: str) -> np.ndarray:
+    if array.ndim == 0:
+        raise SchemaError(f"field '{name}' is a single number, which cannot be padded")
+    if padding.max_length is None or len(array) <= padding.max_length:
+        return array
+    if not padding.truncate:
+        raise SchemaError(
+            f"field '{name}' has length {len(array)}, more than max_length {padding.max_length}; raise it, or set "
+            "truncate=True to cut"
+        )
+    return array[: padding.max_length] if padding.side == "right" else array[-padding.max_length :]
+
+
+def _filled_up(array: np.ndarray, length: int, padding: Padding) -> np.ndarray:
+    filled = np.full((length, *array.shape[1:]), padding.value, dtype=array.dtype)
+    filled[slice(0, len(array)) if padding.side == "right" else slice(length - len(array), length)] = array
+    return filled
