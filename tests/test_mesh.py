@@ -143,7 +143,7 @@ def test_a_size_that_is_no_count_is_refused_by_key(size: Any) -> None:
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known_one() -> None:
-    with pytest.raises(ConfigError, match="train.dist.tensor_paralel_size.*tensor_parallel_size"):
+    with pytest.raises(ConfigError, match=r"train\.dist\.tensor_paralel_size.*tensor_parallel_size"):
         ParallelMesh.from_config({"tensor_paralel_size": 2}, world_size=4)
 
 
@@ -159,7 +159,7 @@ def test_ranks_that_do_not_divide_over_the_nodes_are_refused() -> None:
 
 
 def test_pipeline_without_a_number_of_layers_is_refused_by_key() -> None:
-    with pytest.raises(ConfigError, match="train.dist.pipeline_num_layers is missing"):
+    with pytest.raises(ConfigError, match=r"train\.dist\.pipeline_num_layers is missing"):
         ParallelMesh.from_config({"pipeline_parallel_size": 2}, world_size=2)
 
 
@@ -224,7 +224,7 @@ def test_cpu_is_taken_when_asked_for_or_without_a_gpu(asked: Any, gpu_available:
 
 
 def test_an_unknown_device_type_is_refused_with_those_allowed() -> None:
-    with pytest.raises(ConfigError, match="train.dist.device_type is 'tpu'; allowed: cuda, cpu"):
+    with pytest.raises(ConfigError, match=r"train\.dist\.device_type is 'tpu'; allowed: cuda, cpu"):
         ParallelMesh.from_config({"device_type": "tpu"})
 
 

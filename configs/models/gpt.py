@@ -1,0 +1,81 @@
+"""A GPT-2 like language model (Radford et al., 2019) that trains on any mesh."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from oneflow import nn
+
+from configs.models import layers
+from libai_data.errors import ConfigError
+
+
+class GPT(nn.Module):
+    """Predicts each token from those before it.
+
+    The vocabulary is whole on every rank of the tensor axis, so that it may have any size.
+
+    Args:
+        vocab_size: tokens that exist.
+        max_seq_length: longest sequence, tokens.
+        dim: size of hidden states.
+        depth: transformer blocks; block i is on the pipeline stage of layer i.
+        num_heads: attention heads.
+        mlp_ratio: hidden units of the perceptrons, in multiples of `dim`.
+        seed: of the initial values.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 50257,
+        max_seq_length: int = 1024,
+        dim: int = 768,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: int = 4,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.max_seq_length = max_seq_length
+        self.token_embedding = layers.Embedding(vocab_size, dim, layer_idx=0)
+        self.position_embedding = layers.PositionEmbedding(max_seq_length, dim, layer_idx=0)
+        self.blocks = nn.ModuleList(
+            [
+                layers.TransformerBlock(dim, num_heads, mlp_ratio, max_seq_length, layer_idx=index)
+                for index in range(depth)
+            ]
+        )
+        self.norm = layers.LayerNorm(dim, layer_idx=-1)
+        self.head = layers.Linear(dim, vocab_size, bias=False, layer_idx=-1)
+        self.loss = layers.MeanCrossEntropy()
+        layers.initialise(self, seed)
+
+    def forward(self, input_ids: Any, labels: Optional[Any] = None) -> Dict[str, Any]:
+        """Predicts the token after each one.
+
+        Args:
+            input_ids: `[batch, length]`, int64, on the first stage.
+            labels: `[batch, length]`, int64, the tokens that come next, on the last stage.
+
+        Returns:
+            `"losses"`, the mean over the global batch's tokens, where there are labels; and in evaluation also
+            `"prediction_scores"`, `[batch, length, vocab_size]`.
+
+        Raises:
+            ConfigError: the sequence is longer than `max_seq_length`.
+        """
+        if input_ids.shape[1] > self.max_seq_length:
+            raise ConfigError(
+                f"input_ids has {input_ids.shape[1]} tokens, but the model's max_seq_length is {self.max_seq_length}."
+            )
+        x = self.position_embedding(self.token_embedding(input_ids))
+        for block in self.blocks:
+            x = block(x)
+        scores = self.head(self.norm(x))
+        output = {} if labels is None else {"losses": self.loss(scores, labels)}
+        if not self.training or labels is None:
+            output["prediction_scores"] = scores
+        return output
+
+    set_pipeline_stage_id = staticmethod(layers.set_pipeline_stage_id)
+    set_activation_checkpoint = staticmethod(layers.set_activation_checkpoint)
