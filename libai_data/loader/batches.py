@@ -98,13 +98,14 @@ class BatchReader:
             return
         self._schema = schema
         self._executor.use_schema(schema)
-        self._prepare_slot(pending, schema)
-        write_row(schema, self._ring.arrays(pending.slot, schema.batch_specs(pending.rows)), 0, fields_of(sample))
+        slot = self._prepare_slot(pending, schema)
+        write_row(schema, self._ring.arrays(slot, schema.batch_specs(pending.rows)), 0, fields_of(sample))
         self._send_parts(pending, first_row=1)
 
-    def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> None:
+    def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
         size = bytes_of(schema.batch_specs(pending.rows)) + _INDEX_BYTES * pending.rows
-        pending.slot = self._ring.acquire(size)
+        pending.slot = slot = self._ring.acquire(size)
+        return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
         for rows in row_slices(pending.rows - first_row, self._parts):

@@ -112,7 +112,7 @@ class ProcessExecutor:
                 answer = self._first_sample.popleft()
                 if isinstance(answer, RemoteFailure):
                     raise self._sample_error(answer, 0)
-                return answer  # type: ignore[no-any-return]
+                return answer
         raise SampleError(f"worker 0 died {DEATHS_ALLOWED} times over sample {index}, the first of the stream")
 
     def use_schema(self, schema: SampleSchema) -> None:
@@ -221,7 +221,7 @@ class ProcessExecutor:
         for number in range(len(self._processes)):
             place, seconds = self._board.claim(number)
             if place in self._tasks and seconds > self._timeout:
-                self._end_hung(number, f"samples {self._tasks[place].indices.tolist()}", seconds)  # type: ignore[index]
+                self._end_hung(number, f"samples {self._tasks[place].indices.tolist()}", seconds)
 
     def _end_hung(self, number: int, what: str, seconds: float) -> None:
         """Kill a worker that takes too long, after it has printed its stacks; its closed channel tells the rest."""

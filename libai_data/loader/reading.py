@@ -145,8 +145,8 @@ class SampleReader:
         finally:
             self._count_source(start, len(asked))
         if len(samples) != len(asked):
-            error = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
-            raise self._failure(f"samples {asked}", error)
+            wrong = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
+            raise self._failure(f"samples {asked}", wrong)
         return samples
 
     def _fill_together(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
