@@ -1,0 +1,190 @@
+"""From a loader of any kind to the keyword arguments of the model: next batch, micro-batches joined, `get_batch`
+called."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import replace
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+
+import numpy as np
+
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.structures import DistTensorData, Instance, batch_info
+
+# The arguments of LiBai's `get_batch`, in its order.
+_GET_BATCH_ARGUMENTS = ("data", "input_placement_device", "mixup_func")
+
+
+class BatchFeed:
+    """Takes batches from a loader, starts it again when it ends, and notes how long each wait was.
+
+    Args:
+        loader: any iterable; its batches may be of any kind, also None.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+        self._batches: Optional[Iterator[Any]] = None
+
+    def next(self) -> Any:
+        """The next batch.
+
+        Raises:
+            ConfigError: The loader has no batch at all.
+        """
+        if self._batches is None:
+            # Not before the first step: by then, a checkpoint has told the loader where to start.
+            self._batches = iter(self.loader)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._batches = iter(self.loader)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise ConfigError(
+                f"the train loader ({type(self.loader).__name__}) yields no batch; is its dataset smaller than a "
+                "batch, or an "
+                "iterator that can be used only once?"
+            ) from None
+
+    def restart(self) -> None:
+        """Forget the running iteration, after the loader's state was changed."""
+        self._batches = None
+
+
+class StepInputs:
+    """The model's inputs for the micro-batches of a step.
+
+    Args:
+        loader: the train loader.
+    """
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.feed = BatchFeed(loader)
+        self.seconds = 0.0
+
+    def micro_batch(self, get_batch: Callable[..., Dict[str, Any]], device: str) -> Dict[str, Any]:
+        """The inputs made of one batch; `seconds` grows by the time it took."""
+        return self.joined(1, get_batch, device)
+
+    def joined(self, count: int, get_batch: Callable[..., Dict[str, Any]], device: str) -> Dict[str, Any]:
+        """The inputs made of `count` consecutive batches, joined along dim 0; `seconds` grows by the time it took."""
+        start = time.perf_counter()
+        batches = [self.feed.next() for _ in range(count)]
+        mixup_func = getattr(self.feed.loader, "mixup_func", None)
+        if count == 1 or all(isinstance(batch, Instance) for batch in batches):
+            inputs = call_get_batch(get_batch, join_micro_batches(batches), device, mixup_func)
+        else:
+            inputs = join_inputs([call_get_batch(get_batch, batch, device, mixup_func) for batch in batches])
+        self.seconds += time.perf_counter() - start
+        return inputs
+
+
+def call_get_batch(
+    get_batch: Callable[..., Dict[str, Any]], data: Any, device: str, mixup_func: Optional[Callable] = None
+) -> Dict[str, Any]:
+    """Call a `get_batch` with as many of LiBai's arguments as it takes.
+
+    LiBai calls it with (data, input_placement_device, mixup_func), and documents (data, mixup_func=None) for overriding
+    it.
+
+    Args:
+        get_batch: the (overridden) method, bound.
+        data: a batch of the loader.
+        device: "cuda" or "cpu", for `input_placement_device`.
+        mixup_func: the loader's, or None.
+
+    Returns:
+        Argument name of the model -> tensor.
+
+    Raises:
+        SchemaError: It returned something else.
+    """
+    optional = {"input_placement_device": device, "mixup_func": mixup_func}
+    parameters = list(inspect.signature(get_batch).parameters.values())
+    names = [parameter.name for parameter in parameters]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        inputs = get_batch(data, **optional)
+    elif any(name in optional for name in names):
+        inputs = get_batch(data, **{name: value for name, value in optional.items() if name in names})
+    else:
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        required = [p for p in positional if p.default is p.empty]
+        inputs = get_batch(data, *list(optional.values())[: max(len(required) - 1, 0)])
+    if not isinstance(inputs, dict):
+        raise SchemaError(
+            f"get_batch returned a {type(inputs).__name__}; it must return a dict from the argument names of "
+            "model.forward to "
+            "tensors"
+        )
+    return inputs
+
+
+def join_micro_batches(batches: Sequence[Any]) -> Any:
+    """Join the local tensors of consecutive batches along dim 0, field by field.
+
+    Args:
+        batches: Instances with equal fields; a single batch of any kind is returned as it is.
+
+    Returns:
+        One Instance with all their rows.
+
+    Raises:
+        SchemaError: Their fields differ.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    first = batches[0]
+    joined = Instance()
+    for name, value in first.get_fields().items():
+        parts = [batch.get(name) for batch in batches]
+        if isinstance(value, DistTensorData):
+            tensor = _join_tensors([part.tensor for part in parts])
+            joined.set(name, DistTensorData(tensor, list(value.sbp_list), value.placement_idx))
+        elif isinstance(value, list):
+            joined.set(name, [item for part in parts for item in part])
+        else:
+            joined.set(name, _join_tensors(parts))
+    infos = [batch_info(batch) for batch in batches]
+    known = [info for info in infos if info is not None]
+    if len(known) == len(infos):
+        joined._info = replace(known[0], size=sum(info.size for info in known), valid=sum(info.valid for info in known))
+    return joined
+
+
+def join_inputs(inputs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    """Join model inputs along dim 0, each rank its own part: local row i of each comes before local row 0 of the next.
+
+    Args:
+        inputs: name -> global or local tensor, with equal names, shapes and signatures.
+
+    Returns:
+        Name -> tensor.
+    """
+    return {name: _join_global([each[name] for each in inputs]) for name in inputs[0]}
+
+
+def _join_global(tensors: List[Any]) -> Any:
+    import oneflow as flow
+
+    first = tensors[0]
+    if not first.is_global:
+        return flow.cat(tensors, dim=0)
+    shape = (sum(tensor.shape[0] for tensor in tensors), *first.shape[1:])
+    joined = flow.empty(shape, dtype=first.dtype, placement=first.placement, sbp=first.sbp)
+    own = joined.to_local()
+    parts = [tensor.to_local() for tensor in tensors]
+    if own.numel():
+        own.copy_(flow.cat(parts, dim=0))
+    return joined
+
+
+def _join_tensors(tensors: List[Any]) -> Any:
+    if all(isinstance(tensor, np.ndarray) for tensor in tensors):
+        return np.concatenate(tensors)
+    import oneflow as flow
+
+    return flow.cat(tensors, dim=0)

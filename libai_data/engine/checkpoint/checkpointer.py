@@ -1,0 +1,259 @@
+"""Saves and restores a training: weights, optimizer, schedule, data, random states."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any, Dict, Mapping, Optional
+
+from libai_data.engine.checkpoint import optimizer_state
+from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
+from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder
+from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
+from libai_data.engine.checkpoint.random_state import gather_random_states, restore_random_states
+from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
+from libai_data.errors import CheckpointError, nearest
+from libai_data.mesh import broadcast_py_object, get_mesh, is_main_process
+
+logger = logging.getLogger(__name__)
+
+_MODEL = "model.safetensors"
+_OPTIMIZER = "optimizer.safetensors"
+_RANDOM = "random.json"
+_SHOWN = 5
+
+
+class Checkpointer(CheckpointFolder):
+    """Writes a training's state into directories below `save_dir`, and reads it back on any mesh.
+
+    Rank 0 writes, one whole tensor after the other; each rank reads only the parts that it holds. All methods are
+    collective: every rank calls them, and every rank gets the same error.
+
+    Args:
+        model: a `oneflow.nn.Module`; in graph mode the one in the graph.
+        save_dir: where checkpoints lie; on a file system that all ranks see.
+        save_to_disk: False makes `save` do nothing.
+        optimizer: the eager optimizer, if its state is to be kept.
+        graph: the training graph, in graph mode.
+        stateful: further objects with `state_dict()`, whose result JSON can hold, and `load_state_dict(state)`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        save_dir: str = "",
+        *,
+        save_to_disk: bool = True,
+        optimizer: Any = None,
+        graph: Any = None,
+        **stateful: Any,
+    ) -> None:
+        super().__init__(save_dir)
+        self.model = model
+        self.save_to_disk = save_to_disk
+        self.optimizer = optimizer
+        self.graph = graph
+        self.stateful = stateful
+
+    def save(
+        self,
+        name: str,
+        iteration: int = -1,
+        is_last: bool = True,
+        extra: Optional[Mapping[str, Any]] = None,
+    ) -> None:
+        """Write a checkpoint; it appears whole or not at all.
+
+        Args:
+            name: of its directory below `save_dir`.
+            iteration: index of the step done last; -1 before the first.
+            is_last: make it the one that a resume continues from.
+            extra: further numbers and strings to keep.
+
+        Raises:
+            CheckpointError: It could not be written, e.g. because the disk is full. Nothing is left of it.
+        """
+        if not self.save_to_disk:
+            return
+        if not re.fullmatch(r"[\w.-]+", name):
+            raise CheckpointError(f"a checkpoint cannot be called {name!r}: use letters, digits, '_', '-' and '.'")
+        import oneflow as flow
+
+        flow._oneflow_internal.eager.Sync()
+        writer = _Rank0Writer(Path(self.save_dir) / name)
+        writer.tensors(_MODEL, dict(self.model.state_dict()))
+        step = 0
+        if self.optimizer is not None:
+            step, slots = optimizer_state.collect(self.model, self.optimizer, self.graph)
+            writer.tensors(_OPTIMIZER, slots)
+        mesh = get_mesh()
+        writer.json(_RANDOM, gather_random_states())
+        writer.json(
+            STATE,
+            {
+                "iteration": iteration,
+                "optimizer_step": step,
+                "mesh": {
+                    "data": mesh.data_parallel_size,
+                    "tensor": mesh.tensor_parallel_size,
+                    "pipeline": mesh.pipeline_parallel_size,
+                },
+                "stateful": {key: value.state_dict() for key, value in self.stateful.items()},
+                "extra": dict(extra or {}),
+            },
+        )
+        writer.commit()
+        if is_last:
+            self.tag_last_checkpoint(name)
+        logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
+
+    def resume_or_load(self, path: str, *, resume: bool = True) -> Dict[str, Any]:
+        """Resume from the newest checkpoint, if asked to and there is one; else load the weights of another.
+
+        Args:
+            path: checkpoint whose weights are loaded otherwise; "" for none.
+            resume: whether to resume.
+
+        Returns:
+            What `load` returned; {} if nothing was loaded.
+        """
+        last = self.get_checkpoint_file() if resume else ""
+        if last:
+            return self.load(last)
+        return self.load_weights(path) if path else {}
+
+    def load(self, path: str) -> Dict[str, Any]:
+        """Restore everything from a checkpoint; it must fit exactly.
+
+        Args:
+            path: its directory.
+
+        Returns:
+            Its "iteration", "mesh", "optimizer_step", "extra" and "stateful".
+
+        Raises:
+            CheckpointError: It is missing, damaged, or of another model.
+        """
+        directory = Path(path)
+        self.check(directory)
+        self._load_model(directory, exactly=True)
+        state: Dict[str, Any] = json.loads((directory / STATE).read_text())
+        if self.optimizer is not None and (directory / _OPTIMIZER).is_file():
+            optimizer_state.restore(
+                state["optimizer_step"], TensorFile(directory / _OPTIMIZER), self.model, self.optimizer, self.graph
+            )
+        for key, value in self.stateful.items():
+            if key not in state["stateful"]:
+                raise CheckpointError(
+                    f"{directory} has no state of '{key}'; it has that of {sorted(state['stateful'])}"
+                )
+            value.load_state_dict(state["stateful"][key])
+        restore_random_states(json.loads((directory / _RANDOM).read_text()))
+        logger.info("Restored checkpoint %s.", directory)
+        return state
+
+    def load_weights(self, path: str) -> Dict[str, Any]:
+        """Load the weights of a checkpoint, as far as they fit; each one that does not is named in the log.
+
+        Args:
+            path: its directory.
+
+        Returns:
+            {}, since nothing is resumed.
+
+        Raises:
+            CheckpointError: It is missing or damaged, or no weight fits.
+        """
+        directory = Path(path)
+        self.check(directory)
+        self._load_model(directory, exactly=False)
+        logger.info("Loaded the weights of checkpoint %s.", directory)
+        return {}
+
+    def _load_model(self, directory: Path, exactly: bool) -> None:
+        file = TensorFile(directory / _MODEL)
+        stored = set(file.names())
+        model: Dict[str, Any] = dict(self.model.state_dict())
+        missing = [name for name in model if name not in stored]
+        unexpected = sorted(stored - set(model))
+        fitting = [name for name in model if name in stored and tuple(model[name].shape) == file.shape(name)]
+        wrong = [
+            f"'{name}' {file.shape(name)} instead of {tuple(model[name].shape)}"
+            for name in model
+            if name in stored and name not in set(fitting)
+        ]
+        problems = [f"it lacks '{name}'{nearest(name, unexpected)}" for name in missing]
+        problems += [f"it has '{name}', which the model has not" for name in unexpected] + wrong
+        if problems and (exactly or not fitting):
+            more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+            raise CheckpointError(
+                f"the weights in {directory} are not those of this model: {'; '.join(problems[:_SHOWN])}{more}"
+            )
+        for problem in problems:
+            logger.warning("Weights in %s: %s; left as initialised.", directory, problem)
+        for name in fitting:
+            fill(model[name], file, name)
+
+
+class _Rank0Writer:
+    """Writes on rank 0 while all ranks bring the tensors together, and goes on with that when the disk fails."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self._error: Optional[str] = None
+        self._pending: Optional[PendingDirectory] = None
+        if is_main_process():
+            try:
+                self._pending = PendingDirectory(target)
+            except OSError as error:
+                self._error = str(error)
+
+    def tensors(self, name: str, tensors: Dict[str, Any]) -> None:
+        """Write a safetensors file. Collective."""
+        header, order = tensor_header(tensors)
+        if self._pending is None or self._error is not None:
+            for key in order:
+                whole_on_rank0(tensors[key])
+            return
+        remaining = list(order)
+        try:
+            with CheckedFile(self._pending.path(name)) as file:
+                file.write(header)
+                while remaining:
+                    array = whole_on_rank0(tensors[remaining.pop(0)])
+                    assert array is not None  # this is rank 0
+                    write_tensor(file, array)
+            self._pending.add(name, file)
+        except OSError as error:
+            self._error = str(error)
+            for key in remaining:
+                whole_on_rank0(tensors[key])
+
+    def json(self, name: str, content: Any) -> None:
+        """Write a JSON file."""
+        if self._pending is None or self._error is not None:
+            return
+        try:
+            self._pending.add_json(name, content)
+        except (OSError, TypeError, ValueError) as error:
+            self._error = f"{name}: {error}"
+
+    def commit(self) -> None:
+        """Finish. Collective.
+
+        Raises:
+            CheckpointError: On every rank, if rank 0 failed.
+        """
+        if self._pending is not None:
+            try:
+                if self._error is None:
+                    self._pending.commit()
+            except OSError as error:
+                self._error = str(error)
+            if self._error is not None:
+                self._pending.discard()
+        problem = broadcast_py_object(self._error)
+        if problem is not None:
+            raise CheckpointError(f"checkpoint {self._target} could not be written: {problem}.")

@@ -1,0 +1,188 @@
+"""Directories that appear whole or not at all, and say so when they were damaged later.
+
+A directory is written as ``<name>.partial``, every file and then the directory itself is flushed to disk, and only then
+does it get its name. Its manifest holds each file's size and CRC-32.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Dict, Optional, Type
+
+from libai_data.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+FORMAT = "libai_data checkpoint 1"
+_PARTIAL = ".partial"
+_REPLACED = ".replaced"
+_CHUNK = 1 << 22
+
+
+class CheckedFile:
+    """A binary file that knows its size and checksum, and is on disk when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = open(path, "wb")  # noqa: SIM115 (closed by __exit__)
+        self.size = 0
+        self.crc = 0
+
+    def write(self, data: Any) -> None:
+        """Append bytes, or anything with a buffer of bytes."""
+        self._file.write(data)
+        self.size += len(data)
+        self.crc = zlib.crc32(data, self.crc)
+
+    def __enter__(self) -> CheckedFile:
+        return self
+
+    def __exit__(
+        self,
+        error_type: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        with self._file:
+            if error is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+
+
+class PendingDirectory:
+    """A directory being written.
+
+    Args:
+        target: its path in the end; what is there now is replaced.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self._partial = target.with_name(target.name + _PARTIAL)
+        self._files: Dict[str, Dict[str, int]] = {}
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial.mkdir(parents=True)
+
+    def path(self, name: str) -> Path:
+        """Where file `name` is written for now."""
+        return self._partial / name
+
+    def add(self, name: str, file: CheckedFile) -> None:
+        """Enter a finished file into the manifest."""
+        self._files[name] = {"bytes": file.size, "crc32": file.crc}
+
+    def add_json(self, name: str, content: Any) -> None:
+        """Write a JSON file and enter it into the manifest."""
+        with CheckedFile(self.path(name)) as file:
+            file.write(json.dumps(content, indent=1).encode())
+        self.add(name, file)
+
+    def commit(self) -> None:
+        """Write the manifest, flush everything, and give the directory its name."""
+        with CheckedFile(self.path(MANIFEST)) as file:
+            file.write(json.dumps({"format": FORMAT, "files": self._files}, indent=1).encode())
+        sync_directory(self._partial)
+        replaced = self.target.with_name(self.target.name + _REPLACED)
+        if self.target.exists():
+            # A name cannot be given over a directory that has files: the old one steps aside, and `recover` puts it
+            # back if the machine dies between the two renames.
+            shutil.rmtree(replaced, ignore_errors=True)
+            os.rename(self.target, replaced)
+        os.rename(self._partial, self.target)
+        sync_directory(self.target.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Remove what was written so far."""
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory's entries to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_small_file(path: Path, text: str) -> None:
+    """Replace a small file: the old text or the new one is there, at every moment."""
+    temporary = path.with_name(path.name + _PARTIAL)
+    with CheckedFile(temporary) as file:
+        file.write(text.encode())
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def recover(folder: Path) -> None:
+    """Clean up after a writer that was killed: unfinished directories go, one that had stepped aside comes back.
+
+    Args:
+        folder: where checkpoints lie; nobody else may be writing there.
+    """
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        if path.name.endswith(_REPLACED):
+            target = path.with_name(path.name[: -len(_REPLACED)])
+            if target.exists():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                logger.warning("%s was being replaced when the run died; the old one is put back.", target)
+                os.rename(path, target)
+        elif path.name.endswith(_PARTIAL):
+            logger.warning("%s was never finished; it is removed.", path)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+
+
+def verify(directory: Path) -> None:
+    """Check a directory against its manifest, reading it all.
+
+    Raises:
+        CheckpointError: It is missing, foreign, incomplete or damaged; names the file, what was found and what should
+        be.
+    """
+    manifest_path = directory / MANIFEST
+    if not directory.is_dir():
+        raise CheckpointError(f"there is no checkpoint {directory}")
+    if not manifest_path.is_file():
+        raise CheckpointError(f"{directory} is no checkpoint of libai_data: it has no {MANIFEST}")
+    try:
+        manifest = json.loads(manifest_path.read_text())
+        files: Dict[str, Dict[str, int]] = manifest["files"]
+        form = manifest["format"]
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"checkpoint {directory} is damaged: {manifest_path} cannot be read ({error})") from error
+    if form != FORMAT:
+        raise CheckpointError(f"checkpoint {directory} has format {form!r}; this version reads {FORMAT!r}")
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise CheckpointError(f"checkpoint {directory} is incomplete: {name} is missing")
+        size = path.stat().st_size
+        if size != expected["bytes"]:
+            raise CheckpointError(
+                f"checkpoint {directory} is damaged: {name} has {size} bytes, but {expected['bytes']} were written"
+            )
+        if _crc_of(path) != expected["crc32"]:
+            raise CheckpointError(f"checkpoint {directory} is damaged: the contents of {name} have changed (CRC-32)")
+
+
+def _crc_of(path: Path) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        while True:
+            chunk = file.read(_CHUNK)
+            if not chunk:
+                return crc
+            crc = zlib.crc32(chunk, crc)

@@ -1,0 +1,139 @@
+"""The folder that a run's checkpoints lie in: finding, naming and removing them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Set
+
+from libai_data.engine.checkpoint.directory import recover, verify, write_small_file
+from libai_data.errors import CheckpointError
+from libai_data.mesh import broadcast_py_object, is_main_process
+
+logger = logging.getLogger(__name__)
+
+LAST = "last_checkpoint"
+STATE = "state.json"
+
+
+class CheckpointFolder:
+    """Knows which checkpoints there are. All methods are collective, and answer the same on every rank; rank 0 looks.
+
+    Args:
+        save_dir: the folder; it need not exist yet.
+    """
+
+    def __init__(self, save_dir: str = "") -> None:
+        self.save_dir = save_dir
+        self._verified: Set[Path] = set()
+
+    def recover(self) -> None:
+        """Clean up after a run that was killed while it wrote; for the one run that owns `save_dir`."""
+        if is_main_process() and self.save_dir:
+            recover(Path(self.save_dir))
+
+    def tag_last_checkpoint(self, name: str) -> None:
+        """Make `name` the checkpoint that a resume continues from."""
+        if is_main_process():
+            write_small_file(Path(self.save_dir) / LAST, name)
+
+    def remove(self, name: str) -> None:
+        """Delete a checkpoint, unless it is the last one."""
+        folder = Path(self.save_dir)
+        if is_main_process() and _read_last(folder) != name:
+            shutil.rmtree(folder / name, ignore_errors=True)
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is a sound checkpoint to resume from."""
+        return bool(self.get_checkpoint_file())
+
+    def get_checkpoint_file(self) -> str:
+        """Path of the newest sound checkpoint, or "".
+
+        That is what `last_checkpoint` names, or, where that is damaged or missing, the newest one before it; each
+        damaged one is named in the log.
+        """
+        found = str(self._newest_sound()) if is_main_process() else None
+        path = broadcast_py_object(found)
+        return "" if path == "None" else path
+
+    def names_before(self, prefix: str, iteration: int) -> List[str]:
+        """Checkpoints "<prefix>_<index>" of steps before `iteration`, oldest first."""
+        names: List[str] = []
+        if is_main_process() and Path(self.save_dir).is_dir():
+            pattern = re.compile(re.escape(prefix) + r"_(\d{7,})")
+            matches = [pattern.fullmatch(path.name) for path in Path(self.save_dir).iterdir()]
+            indices = sorted((int(match.group(1)), match.group(0)) for match in matches if match)
+            names = [name for index, name in indices if index < iteration]
+        return broadcast_py_object(names)
+
+    def peek(self, name_or_path: str) -> Dict[str, Any]:
+        """What a checkpoint says about itself (iteration, mesh, extra), without loading it; {} if it is not sound."""
+        path = Path(self.save_dir) / name_or_path
+        state: Dict[str, Any] = {}
+        if is_main_process() and path.is_dir():
+            try:
+                self._verify(path)
+                state = json.loads((path / STATE).read_text())
+            except CheckpointError as error:
+                logger.warning("%s", error)
+        return broadcast_py_object(state)
+
+    def check(self, directory: Path) -> None:
+        """Read a checkpoint through.
+
+        Raises:
+            CheckpointError: It is missing or damaged; on every rank.
+        """
+        problem = ""
+        if is_main_process():
+            try:
+                self._verify(directory)
+            except CheckpointError as error:
+                problem = str(error)
+        problem = broadcast_py_object(problem)
+        if problem:
+            raise CheckpointError(problem)
+
+    def _newest_sound(self) -> Optional[Path]:
+        folder = Path(self.save_dir)
+        if not folder.is_dir():
+            return None
+        last = _read_last(folder)
+        candidates = [folder / last] if last else []
+        newest = _iteration_of(folder / last) if last else float("inf")
+        others = [path for path in folder.iterdir() if (path / STATE).is_file() and path.name != last]
+        candidates += sorted(
+            (path for path in others if _iteration_of(path) <= newest), key=_iteration_of, reverse=True
+        )
+        for path in candidates:
+            try:
+                self._verify(path)
+                return path
+            except CheckpointError as error:
+                logger.warning("%s; trying an earlier one.", error)
+        return None
+
+    def _verify(self, path: Path) -> None:
+        if path not in self._verified:
+            verify(path)
+            self._verified.add(path)
+
+
+def _read_last(folder: Path) -> str:
+    try:
+        return (folder / LAST).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _iteration_of(path: Path) -> float:
+    """The step that a checkpoint says it was written after; infinite if it cannot say."""
+    try:
+        return float(json.loads((path / STATE).read_text())["iteration"])
+    except (OSError, ValueError, KeyError, TypeError):
+        match = re.search(r"_(\d{7,})$", path.name)
+        return float(match.group(1)) if match else float("inf")

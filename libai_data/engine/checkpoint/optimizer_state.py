@@ -1,0 +1,164 @@
+"""What an optimizer remembers of each parameter, under one name in eager and in graph mode.
+
+In eager mode the optimizer keeps it: ``optimizer._state[parameter]["exp_avg"]``, and ``optimizer._state["step"]``. In
+graph mode the compiled graph does, and its `state_dict` shows it: "model.<parameter>-m", and "System-Train-TrainStep".
+Here it is called "<slot>/<parameter>", with eager mode's names of slots, so that a checkpoint of one mode continues in
+the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, List, Mapping, Tuple
+
+import numpy as np
+
+from libai_data.engine.checkpoint.placement import fill
+from libai_data.engine.checkpoint.tensor_file import TensorFile
+from libai_data.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+# Names of slots in compiled graphs -> names in eager mode.
+_EAGER_SLOT = {
+    "m": "exp_avg",
+    "v": "exp_avg_sq",
+    "max_v": "max_exp_avg_sq",
+    "momentum": "momentum_buf",
+}
+_GRAPH_SLOT = {eager: graph for graph, eager in _EAGER_SLOT.items()}
+_GRAPH_PREFIX = "model."
+_TRAIN_STEP = "System-Train-TrainStep"
+_SYSTEM = "graph/"
+
+
+def collect(model: Any, optimizer: Any, graph: Any = None) -> Tuple[int, Dict[str, Any]]:
+    """Find the state of the optimizer.
+
+    Args:
+        model: the module, whose parameters' names are used.
+        optimizer: the eager optimizer.
+        graph: the training graph, in graph mode.
+
+    Returns:
+        The number of updates made, and "<slot>/<parameter>" -> tensor, equal names on all ranks.
+    """
+    return _collect_graph(graph) if graph is not None else _collect_eager(model, optimizer)
+
+
+def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any = None) -> None:
+    """Give a new optimizer the stored state. Parameters are found by name, so their grouping and the mesh may differ.
+
+    Args:
+        step: number of updates made.
+        file: holds the tensors that `collect` found.
+        model: the module.
+        optimizer: the eager optimizer.
+        graph: the training graph, in graph mode, not yet called.
+
+    Raises:
+        CheckpointError: The graph has run already, or the state does not fit the parameters.
+    """
+    parameters = dict(model.named_parameters())
+    slots = [name for name in file.names() if not name.startswith(_SYSTEM)]
+    for name in slots:
+        _check(name, file, parameters)
+    if graph is not None:
+        _restore_graph(step, file, slots, parameters, graph)
+    else:
+        _restore_eager(step, file, slots, parameters, optimizer)
+
+
+def _collect_eager(model: Any, optimizer: Any) -> Tuple[int, Dict[str, Any]]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {}
+    for group in optimizer.param_groups:
+        for parameter in group.parameters:
+            for slot, value in optimizer._state.get(parameter, {}).items():
+                found[f"{slot}/{names[parameter]}"] = value
+    return int(optimizer._state["step"]), found
+
+
+def _collect_graph(graph: Any) -> Tuple[int, Dict[str, Any]]:
+    step, found = 0, {}
+    for name, value in graph.state_dict().items():
+        if isinstance(value, Mapping):
+            continue
+        if name == _TRAIN_STEP:
+            step = _integer(value)
+        elif name.startswith(_GRAPH_PREFIX):
+            parameter, _, slot = name[len(_GRAPH_PREFIX) :].rpartition("-")
+            found[f"{_EAGER_SLOT.get(slot, slot)}/{parameter}"] = value
+        else:
+            found[_SYSTEM + name] = value
+    return step, found
+
+
+def _integer(tensor: Any) -> int:
+    """The one number of a tensor that every rank holds, or that rank 0 holds for all."""
+    from libai_data.mesh import broadcast_py_object, is_main_process, tensor_to_rank0
+
+    local = tensor_to_rank0(tensor, device="cpu", to_local=True)
+    return int(broadcast_py_object(int(local.numpy().ravel()[0]) if is_main_process() else None))
+
+
+def _check(name: str, file: TensorFile, parameters: Dict[str, Any]) -> None:
+    _, _, parameter = name.partition("/")
+    if parameter not in parameters:
+        raise CheckpointError(f"{file.path} has optimizer state '{name}', but the model has no parameter '{parameter}'")
+    shape = tuple(parameters[parameter].shape)
+    if file.shape(name) != shape:
+        raise CheckpointError(
+            f"{file.path} has optimizer state '{name}' of shape {file.shape(name)}, but the parameter has shape {shape}"
+        )
+
+
+def _restore_eager(step: int, file: TensorFile, slots: List[str], parameters: Dict[str, Any], optimizer: Any) -> None:
+    import oneflow as flow
+
+    optimized = {parameter for group in optimizer.param_groups for parameter in group.parameters}
+    optimizer._state["step"] = step
+    for name in slots:
+        slot, _, parameter_name = name.partition("/")
+        parameter = parameters[parameter_name]
+        if parameter not in optimized:
+            logger.info("Optimizer state '%s' is not used: the parameter is not trained now.", name)
+            continue
+        with flow.no_grad():
+            state = flow.zeros_like(parameter)
+        fill(state, file, name)
+        optimizer._state.setdefault(parameter, {})[slot] = state
+
+
+def _restore_graph(step: int, file: TensorFile, slots: List[str], parameters: Dict[str, Any], graph: Any) -> None:
+    import oneflow as flow
+
+    if graph.is_compiled:
+        raise CheckpointError("a graph's optimizer state can be loaded only before its first step")
+    states: Dict[str, Any] = {}
+    for name in slots:
+        slot, _, parameter_name = name.partition("/")
+        with flow.no_grad():
+            state = flow.zeros_like(parameters[parameter_name])
+        fill(state, file, name)
+        states[f"{_GRAPH_PREFIX}{parameter_name}-{_GRAPH_SLOT.get(slot, slot)}"] = state
+    any_parameter = next(iter(parameters.values()))
+    for name in file.names():
+        if name.startswith(_SYSTEM):
+            states[name[len(_SYSTEM) :]] = _broadcast(file.read(name), any_parameter)
+    states[_TRAIN_STEP] = _broadcast(np.array([step], np.int64), any_parameter)
+    graph.load_state_dict(states)
+
+
+def _broadcast(array: np.ndarray, like: Any) -> Any:
+    """A tensor with these contents on each rank of `like`."""
+    import oneflow as flow
+
+    if not like.is_global:
+        return flow.from_numpy(array)
+    sbp = [flow.sbp.broadcast] * len(like.sbp)
+    whole = flow.empty(array.shape, dtype=flow.from_numpy(array).dtype, placement=like.placement, sbp=sbp)
+    local = whole.to_local()
+    if local.numel():
+        local.copy_(flow.from_numpy(array))
+    return whole

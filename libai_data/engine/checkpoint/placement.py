@@ -1,0 +1,104 @@
+"""Between files that hold whole tensors and ranks that hold parts of them."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+import numpy as np
+
+from libai_data.engine.checkpoint.tensor_file import TensorFile
+from libai_data.errors import CheckpointError
+from libai_data.mesh import get_rank, is_main_process, tensor_to_rank0
+
+
+def split_range(length: int, parts: int, part: int) -> Tuple[int, int]:
+    """Begin and end of a part, as OneFlow splits: the first `length % parts` parts have one more."""
+    small, larger = divmod(length, parts)
+    begin = part * small + min(part, larger)
+    return begin, begin + small + (1 if part < larger else 0)
+
+
+def own_part(
+    shape: Sequence[int], ranks: np.ndarray, split_dims: Sequence[Optional[int]], rank: int
+) -> Optional[Tuple[slice, ...]]:
+    """Which part of a global tensor lies on a rank.
+
+    Args:
+        shape: of the whole tensor.
+        ranks: the placement's ranks [axis, ...].
+        split_dims: for each axis the dim it splits, or None where it broadcasts.
+        rank: the rank.
+
+    Returns:
+        A slice for each dim, or None where the rank does not take part.
+    """
+    coordinates = np.argwhere(np.asarray(ranks) == rank)
+    if len(coordinates) == 0:
+        return None
+    bounds = [(0, size) for size in shape]
+    for axis, dim in enumerate(split_dims):
+        if dim is None:
+            continue
+        begin, end = bounds[dim]
+        first, last = split_range(end - begin, ranks.shape[axis], int(coordinates[0][axis]))
+        bounds[dim] = (begin + first, begin + last)
+    return tuple(slice(begin, end) for begin, end in bounds)
+
+
+def split_dims_of(tensor: Any) -> Tuple[Optional[int], ...]:
+    """For each axis of a global tensor's placement the dim it splits, or None.
+
+    Raises:
+        CheckpointError: A partial sum, which has no parts.
+    """
+    import oneflow as flow
+
+    splits = {flow.sbp.split(dim): dim for dim in range(len(tensor.shape))}
+    dims = []
+    for sbp in tensor.sbp:
+        if sbp != flow.sbp.broadcast and sbp not in splits:
+            raise CheckpointError(
+                f"a tensor of shape {tuple(tensor.shape)} has signature {tensor.sbp}; use split or broadcast"
+            )
+        dims.append(splits.get(sbp))
+    return tuple(dims)
+
+
+def fill(tensor: Any, file: TensorFile, name: str) -> None:
+    """Copy this rank's part of a stored tensor into `tensor`, in place and without communication.
+
+    Args:
+        tensor: a global or local OneFlow tensor of the stored shape.
+        file: holds it.
+        name: its name there.
+    """
+    import oneflow as flow
+
+    with flow.no_grad():
+        part: Optional[Tuple[slice, ...]] = tuple(slice(None) for _ in tensor.shape)
+        local = tensor
+        if tensor.is_global:
+            part = own_part(tensor.shape, tensor.placement.ranks, split_dims_of(tensor), get_rank())
+            local = tensor.to_local()
+        if part is not None and local.numel():
+            local.copy_(flow.from_numpy(file.read(name, part)).to(local.dtype))
+
+
+def whole_on_rank0(tensor: Any) -> Optional[np.ndarray]:
+    """Bring a tensor together on rank 0. Collective.
+
+    Args:
+        tensor: global, or local (then rank 0's own).
+
+    Returns:
+        The whole tensor on rank 0, None elsewhere. It may share memory with `tensor`: use it before the next step.
+    """
+    if (tensor.is_global and any(dim is not None for dim in split_dims_of(tensor))) or not _on_rank0(tensor):
+        tensor = tensor_to_rank0(tensor, device="cpu", to_local=True)
+    elif tensor.is_global:
+        tensor = tensor.to_local()
+    return tensor.detach().numpy() if is_main_process() else None
+
+
+def _on_rank0(tensor: Any) -> bool:
+    return not tensor.is_global or 0 in np.asarray(tensor.placement.ranks)

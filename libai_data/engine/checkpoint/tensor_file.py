@@ -1,0 +1,123 @@
+"""Named tensors in a file, in the safetensors format, written one by one and read slice by slice.
+
+https://github.com/huggingface/safetensors#format: 8 bytes length of the header, the header in JSON, the tensors' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from libai_data.engine.checkpoint.directory import CheckedFile
+from libai_data.errors import CheckpointError
+
+_CODES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "uint8": "U8",
+    "float16": "F16",
+    "int32": "I32",
+    "float32": "F32",
+    "int64": "I64",
+    "float64": "F64",
+    # numpy has no bfloat16; OneFlow hands such a tensor to numpy as float32, which loses nothing.
+    "bfloat16": "F32",
+}
+_DTYPES = {
+    "BOOL": np.dtype("bool"),
+    "I8": np.dtype("int8"),
+    "U8": np.dtype("uint8"),
+    "F16": np.dtype("float16"),
+    "I32": np.dtype("int32"),
+    "F32": np.dtype("float32"),
+    "I64": np.dtype("int64"),
+    "F64": np.dtype("float64"),
+}
+
+
+def tensor_header(tensors: Mapping[str, Any]) -> Tuple[bytes, List[str]]:
+    """The beginning of a file that will hold these tensors.
+
+    Args:
+        tensors: name -> OneFlow tensor or numpy array.
+
+    Returns:
+        The bytes, and the order in which the tensors' own bytes have to follow.
+
+    Raises:
+        CheckpointError: A dtype has no place in the format.
+    """
+    codes = {name: _code(name, tensor) for name, tensor in tensors.items()}
+    # Wide dtypes first, so that each tensor is aligned to its items.
+    order = sorted(tensors, key=lambda name: (-_DTYPES[codes[name]].itemsize, name))
+    header: Dict[str, Any] = {}
+    offset = 0
+    for name in order:
+        shape = [int(size) for size in tensors[name].shape]
+        end = offset + int(np.prod(shape, dtype=np.int64)) * _DTYPES[codes[name]].itemsize
+        header[name] = {"dtype": codes[name], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, order
+
+
+def write_tensor(file: CheckedFile, array: np.ndarray) -> None:
+    """Append one tensor's bytes."""
+    contiguous = np.ascontiguousarray(array)
+    if contiguous.size:
+        file.write(contiguous.reshape(-1).view(np.uint8).data)
+
+
+def _code(name: str, tensor: Any) -> str:
+    dtype = str(tensor.dtype).split(".")[-1]
+    if dtype not in _CODES:
+        raise CheckpointError(
+            f"tensor '{name}' has dtype {dtype}, which a checkpoint cannot hold; it can {sorted(_CODES)}"
+        )
+    return _CODES[dtype]
+
+
+class TensorFile:
+    """Tensors of a file, read only as far as asked for.
+
+    Args:
+        path: the file.
+
+    Raises:
+        CheckpointError: It is missing, or no safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = safe_open(str(path), framework="numpy")
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+
+    def names(self) -> List[str]:
+        """Names of the tensors."""
+        return list(self._file.keys())
+
+    def shape(self, name: str) -> Tuple[int, ...]:
+        """Shape of tensor `name`."""
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def read(self, name: str, part: Optional[Sequence[slice]] = None) -> np.ndarray:
+        """Read a tensor, or a part of it.
+
+        Args:
+            name: which tensor.
+            part: a slice for each dim; by default all.
+
+        Returns:
+            A new array.
+        """
+        if not part or 0 in self.shape(name):
+            return self._file.get_tensor(name)
+        return self._file.get_slice(name)[tuple(part)]

@@ -1,0 +1,388 @@
+"""The trainer that a config describes: everything is built by a method that a subclass can override."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import OrderedDict
+from typing import Any, Callable, Dict, Iterable, List, Optional
+
+from libai_data.config import instantiate, try_get_key
+from libai_data.engine import hooks
+from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.checkpoint.folder import CheckpointFolder
+from libai_data.engine.eager_trainer import EagerTrainer
+from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
+from libai_data.engine.evaluation.inference import Evaluators
+from libai_data.engine.graph_trainer import GraphTrainer
+from libai_data.engine.loaders import (
+    as_three_loaders,
+    build_configured_test_loaders,
+    build_configured_train_loader,
+    scale_to_epochs,
+)
+from libai_data.engine.logging_setup import setup_logger
+from libai_data.engine.optim import build_optimizer
+from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
+from libai_data.engine.setup import complete_train_config, set_key
+from libai_data.engine.train_loop import HookBase, TrainerBase
+from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from libai_data.errors import ConfigError
+from libai_data.global_batch import check_forward_fields, to_global
+from libai_data.mesh import (
+    convert_to_distributed_default_setting,
+    get_data_parallel_size,
+    get_rank,
+    is_main_process,
+    synchronize,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class DefaultTrainer(TrainerBase):
+    """Trains what a config describes, as LiBai's does.
+
+    ::
+
+        cfg = LazyConfig.load("config.py")
+        default_setup(cfg, args)
+        trainer = DefaultTrainer(cfg)
+        trainer.train()
+
+    To change a part, override its method: `build_train_loader` may return any iterable, and `get_batch` then makes the
+    model's arguments of what that yields.
+
+    Args:
+        cfg: the whole config, after `default_setup`.
+
+    Attributes:
+        model, optimizer, lr_scheduler, train_loader: as built.
+        test_loader: list of test loaders.
+        graph_train, graph_eval: the graphs, in graph mode.
+        checkpointer: saves and restores.
+    """
+
+    def __init__(self, cfg: Any) -> None:
+        super().__init__()
+        self.cfg = cfg
+        if not logging.getLogger("libai_data").handlers:
+            setup_logger(rank=get_rank())
+        complete_train_config(cfg)
+        self.tokenizer = self.build_tokenizer(cfg)
+
+        folder = CheckpointFolder(cfg.train.output_dir)
+        folder.recover()
+        resume = try_get_key(cfg, "train.resume", default=False)
+        self._resumed_from = folder.get_checkpoint_file() if resume else ""
+        self.start_iter = folder.peek(self._resumed_from)["iteration"] + 1 if self._resumed_from else 0
+        set_key(cfg, "train.start_iter", self.start_iter)
+        # What LiBai's overridden `build_train_loader`s look at; our own loader is told more exactly, by its state.
+        set_key(cfg, "dataloader.consumed_samples", self.start_iter * cfg.train.global_batch_size)
+
+        self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
+        self.test_loader: List[Any] = [loader for loader in others if loader is not None]
+        self.test_loader.extend(self.build_test_loader(cfg, self.tokenizer) or [])
+        self.auto_scale_hyperparams(cfg, self.train_loader)
+        self.max_iter = cfg.train.train_iter
+        self.global_batch_size = cfg.train.global_batch_size
+
+        synchronize()
+        self.model = self.build_model(cfg)
+        self.optimizer = self.build_optimizer(cfg, self.model)
+        self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        self.graph_train: Any = None
+        self.graph_eval: Any = None
+        if try_get_key(cfg, "graph.enabled", default=False):
+            self.graph_train = self.build_graph(cfg, self.model, self.optimizer, self.lr_scheduler, is_train=True)
+            self.graph_eval = self.build_graph(cfg, self.model, is_train=False)
+        self._trainer = self._build_step_trainer()
+        self.checkpointer = self._build_checkpointer()
+        self.resume_or_load(resume)
+        self.register_hooks(self.build_hooks())
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`.
+
+        Args:
+            resume: continue, if there is a checkpoint; without one, the training starts at step 0.
+        """
+        if resume and self._resumed_from:
+            self.checkpointer.load(self._resumed_from)
+            self._trainer.inputs.feed.restart()
+        elif resume:
+            logger.warning(
+                "There is no checkpoint in %s to resume from; starting at step 0.", self.cfg.train.output_dir
+            )
+        if not self._resumed_from and self.cfg.train.load_weight:
+            self.checkpointer.load_weights(self.cfg.train.load_weight)
+
+    def train(self, start_iter: Optional[int] = None, max_iter: Optional[int] = None) -> Dict[str, Any]:
+        """Train to the end.
+
+        Args:
+            start_iter: by default where the last checkpoint ended, or 0.
+            max_iter: by default `train.train_iter`.
+
+        Returns:
+            Results of the last evaluation; {} without evaluation.
+        """
+        start = self.start_iter if start_iter is None else start_iter
+        end = self.max_iter if max_iter is None else max_iter
+        self._last_eval_results: Dict[str, Any] = {}
+        if start >= end:
+            logger.info("All %d steps are done already; set train.train_iter higher to go on.", end)
+            return {}
+        super().train(start, end)
+        return self._last_eval_results
+
+    def run_step(self) -> None:
+        """One step of the eager or graph trainer."""
+        self._trainer.iter, self._trainer.max_iter = self.iter, self.max_iter
+        self._trainer.run_step(self.get_batch, self.cfg.train.input_placement_device)
+
+    def build_hooks(self) -> List[Optional[HookBase]]:
+        """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing."""
+        train = self.cfg.train
+        built: List[Optional[HookBase]] = [
+            hooks.IterationTimer(self.global_batch_size, train.log_period),
+            hooks.LRScheduler(),
+            hooks.PeriodicCheckpointer(
+                self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
+            ),
+        ]
+        if train.evaluation.enabled and self.test_loader:
+            metric = try_get_key(self.cfg, "train.evaluation.eval_metric", default="Acc@1")
+            mode = try_get_key(self.cfg, "train.evaluation.eval_mode", default="max")
+            period = train.evaluation.eval_period
+            built.append(hooks.EvalHook(period, self._evaluate))
+            built.append(hooks.BestCheckpointer(period, self.checkpointer, val_metric=metric, mode=mode))
+        if is_main_process():
+            built.append(hooks.PeriodicWriter(self.build_writers(), train.log_period))
+            if sys.stderr.isatty():
+                built.append(hooks.ProgressBar())
+        return built
+
+    def build_writers(self) -> List[EventWriter]:
+        """Writers of rank 0: log lines (where no live bar is shown), `metrics.json`, TensorBoard events."""
+        output_dir = self.cfg.train.output_dir
+        files = [
+            JSONWriter(os.path.join(output_dir, "metrics.json"), self.start_iter),
+            TensorboardXWriter(output_dir, self.start_iter),
+        ]
+        return [CommonMetricPrinter(self.max_iter), *files]
+
+    @classmethod
+    def get_batch(
+        cls, data: Any, input_placement_device: str = "cuda", mixup_func: Optional[Callable[..., Any]] = None
+    ) -> Dict[str, Any]:
+        """Make the model's arguments of a batch: global tensors, each laid out as its field says.
+
+        Overriding methods may also take (data, mixup_func=None) or (data) alone.
+
+        Args:
+            data: an Instance of this rank's local tensors [rows of this rank, ...].
+            input_placement_device: "cuda" or "cpu"; where there is no GPU, "cpu" is taken.
+            mixup_func: takes and returns (images, labels), this rank's local tensors.
+
+        Returns:
+            Field name -> global tensor.
+        """
+        if mixup_func is not None:
+            images, labels = data.get("images"), data.get("labels")
+            images.tensor, labels.tensor = mixup_func(
+                images.tensor.to(input_placement_device), labels.tensor.to(input_placement_device)
+            )
+        return to_global(data, device_type=input_placement_device)
+
+    @classmethod
+    def build_tokenizer(cls, cfg: Any) -> Any:
+        """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it; None without that section."""
+        section = try_get_key(cfg, "tokenization")
+        if section is None:
+            return None
+        tokenizer = instantiate(section.tokenizer)
+        if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
+            multiple = section.make_vocab_size_divisible_by * cfg.train.dist.tensor_parallel_size
+            cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
+        return tokenizer
+
+    @classmethod
+    def build_model(cls, cfg: Any) -> Any:
+        """Build `cfg.model`, its parameters global tensors.
+
+        Raises:
+            ConfigError: There is no such section.
+        """
+        if try_get_key(cfg, "model") is None:
+            raise ConfigError("the config has no 'model', and build_model is not overridden")
+        amp = bool(try_get_key(cfg, "train.amp.enabled", default=False)) and bool(
+            try_get_key(cfg, "graph.enabled", default=False)
+        )
+        for key in ("model.cfg.amp_enabled", "model.amp_enabled"):
+            if try_get_key(cfg, key) is not None:
+                set_key(cfg, key, amp)
+                break
+        model = instantiate(cfg.model)
+        model._apply(convert_to_distributed_default_setting)
+        logger.info("%s with %s parameters.", type(model).__name__, f"{sum(p.numel() for p in model.parameters()):,}")
+        return model
+
+    @classmethod
+    def build_graph(
+        cls, cfg: Any, model: Any, optimizer: Any = None, lr_scheduler: Any = None, is_train: bool = True
+    ) -> Any:
+        """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`.
+
+        Raises:
+            ConfigError: There is no such section.
+        """
+        section = try_get_key(cfg, "graph.train_graph" if is_train else "graph.eval_graph")
+        if section is None:
+            raise ConfigError("graph.enabled is true, but the config has no graph.train_graph or graph.eval_graph")
+        settings: Dict[str, Any] = {
+            "model": model,
+            "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel"),
+        }
+        if is_train:
+            settings.update(
+                optimizer=optimizer,
+                lr_scheduler=lr_scheduler,
+                fp16=try_get_key(cfg, "train.amp.enabled", default=False),
+                activation_checkpoint=try_get_key(cfg, "train.activation_checkpoint.enabled", default=False),
+                zero_optim=try_get_key(cfg, "train.zero_optimization.enabled", default=False),
+                zero_stage=try_get_key(cfg, "train.zero_optimization.stage", default=1),
+                grad_acc_steps=try_get_key(cfg, "train.num_accumulation_steps", default=1),
+                global_mode=try_get_key(cfg, "graph.global_mode"),
+            )
+        graph = instantiate(section, **settings)
+        debug = try_get_key(cfg, "graph.debug", default=-1)
+        if debug >= 0:
+            graph.debug(debug)
+        return graph
+
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        """Build `cfg.optim`.
+
+        Raises:
+            ConfigError: There is no such section.
+        """
+        if try_get_key(cfg, "optim") is None:
+            raise ConfigError("the config has no 'optim', and build_optimizer is not overridden")
+        return build_optimizer(cfg.optim, model)
+
+    @classmethod
+    def build_lr_scheduler(cls, cfg: Any, optimizer: Any) -> Any:
+        """Build `cfg.train.scheduler`.
+
+        Raises:
+            ConfigError: There is no such section.
+        """
+        if try_get_key(cfg, "train.scheduler") is None:
+            raise ConfigError("the config has no train.scheduler, and build_lr_scheduler is not overridden")
+        return build_lr_scheduler(cfg.train.scheduler, optimizer)
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        """Build `cfg.dataloader.train`.
+
+        Returns:
+            (train, validation, test) loaders, the latter two or None; overriding methods may return a train loader
+            alone.
+        """
+        return build_configured_train_loader(cfg, tokenizer)
+
+    @classmethod
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> List[Any]:
+        """Build `cfg.dataloader.test`.
+
+        Returns:
+            A list of loaders.
+        """
+        return build_configured_test_loaders(cfg, tokenizer)
+
+    @classmethod
+    def auto_scale_hyperparams(cls, cfg: Any, data_loader: Any) -> None:
+        """Turn what the config says in epochs into steps."""
+        scale_to_epochs(cfg, data_loader)
+
+    @classmethod
+    def build_evaluator(cls, cfg: Any) -> Any:
+        """Build `cfg.train.evaluation.evaluator`."""
+        return instantiate(cfg.train.evaluation.evaluator)
+
+    @classmethod
+    def test(cls, cfg: Any, test_loaders: Iterable[Any], model: Any, evaluator: Evaluators = None) -> Dict[str, Any]:
+        """Evaluate a model on test loaders.
+
+        Args:
+            cfg: the whole config.
+            test_loaders: loaders of one round each.
+            model: a module, or a graph for evaluation.
+            evaluator: by default `build_evaluator`'s.
+
+        Returns:
+            The results, on every rank; with several loaders, by the name of each dataset.
+        """
+        evaluator = cls.build_evaluator(cfg) if evaluator is None else evaluator
+        forward = _module_of(model).forward
+        results: Dict[str, Any] = OrderedDict()
+        for loader in test_loaders:
+            name = _new_name(type(getattr(loader, "dataset", loader)).__name__, results)
+            results[name] = inference_on_dataset(
+                model,
+                loader,
+                cfg.train.test_micro_batch_size * get_data_parallel_size(),
+                cfg.train.evaluation.eval_iter,
+                cls.get_batch,
+                cfg.train.input_placement_device,
+                evaluator,
+                check_inputs=lambda inputs: check_forward_fields(forward, inputs),
+            )
+            print_csv_format(results[name], name)
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def _evaluate(self) -> Dict[str, Any]:
+        model = self.graph_eval if self.graph_eval is not None else self.model
+        self._last_eval_results = self.test(self.cfg, self.test_loader, model)
+        return self._last_eval_results
+
+    def _build_step_trainer(self) -> Any:
+        def check_inputs(inputs: Dict[str, Any]) -> None:
+            check_forward_fields(self.model.forward, inputs)
+
+        steps = self.cfg.train.num_accumulation_steps
+        trainer: Any
+        if self.graph_train is not None:
+            trainer = GraphTrainer(self.graph_train, self.train_loader, steps, check_inputs)
+        else:
+            trainer = EagerTrainer(self.model, self.train_loader, self.optimizer, steps, check_inputs)
+        trainer.losses.period = self.cfg.train.log_period
+        return trainer
+
+    def _build_checkpointer(self) -> Checkpointer:
+        stateful: Dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler)}
+        if hasattr(self.train_loader, "state_dict") and hasattr(self.train_loader, "load_state_dict"):
+            stateful["train_loader"] = self.train_loader
+        return Checkpointer(
+            self.model,
+            self.cfg.train.output_dir,
+            optimizer=self.optimizer,
+            graph=self.graph_train,
+            **stateful,
+        )
+
+
+def _module_of(model: Any) -> Any:
+    import oneflow as flow
+
+    return model.model.to(flow.nn.Module) if isinstance(model, flow.nn.Graph) else model
+
+
+def _new_name(name: str, taken: Iterable[str]) -> str:
+    number = 1
+    while (name if number == 1 else f"{name}_{number}") in taken:
+        number += 1
+    return name if number == 1 else f"{name}_{number}"

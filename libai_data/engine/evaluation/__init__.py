@@ -1,0 +1,16 @@
+"""Evaluation: each sample counts once, inputs and outputs stay paired, on every mesh."""
+
+from libai_data.engine.evaluation.classification import ClsEvaluator
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from libai_data.engine.evaluation.inference import inference_context, inference_on_dataset
+from libai_data.engine.evaluation.results import flatten_results_dict, print_csv_format
+
+__all__ = [
+    "ClsEvaluator",
+    "DatasetEvaluator",
+    "DatasetEvaluators",
+    "flatten_results_dict",
+    "inference_context",
+    "inference_on_dataset",
+    "print_csv_format",
+]

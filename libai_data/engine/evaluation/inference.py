@@ -1,0 +1,117 @@
+"""Running a model over a test loader."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import abc
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Union
+
+from libai_data.engine.batches import call_get_batch
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from libai_data.errors import SchemaError
+from libai_data.mesh import broadcast_py_object, is_main_process, synchronize, tensor_to_rank0
+from libai_data.structures import batch_info
+
+logger = logging.getLogger(__name__)
+
+Evaluators = Union[DatasetEvaluator, Sequence[DatasetEvaluator], None]
+
+
+def inference_on_dataset(
+    model: Any,
+    data_loader: Iterable[Any],
+    batch_size: int,
+    eval_iter: float,
+    get_batch: Callable[..., Dict[str, Any]],
+    input_placement_device: str,
+    evaluator: Evaluators,
+    check_inputs: Optional[Callable[[Dict[str, Any]], None]] = None,
+) -> Dict[str, Any]:
+    """Run a model over a loader's batches, each sample once, and evaluate. Collective; LiBai's arguments.
+
+    Args:
+        model: a `oneflow.nn.Module` or `nn.Graph`; in eval mode meanwhile. Returns a dict of tensors.
+        data_loader: any iterable of batches; ranks must get equally many. Rows that a batch's `BatchInfo` marks as
+            padding are dropped before the evaluator sees them.
+        batch_size: samples of a global batch, for the log.
+        eval_iter: at most so many batches.
+        get_batch: turns a batch into the model's arguments.
+        input_placement_device: "cuda" or "cpu", handed to `get_batch`.
+        evaluator: one, several, or None to run the model only.
+        check_inputs: called once with the first batch's inputs.
+
+    Returns:
+        What the evaluator returned on rank 0, on every rank.
+    """
+    import oneflow as flow
+
+    if evaluator is None or isinstance(evaluator, abc.Sequence):
+        evaluator = DatasetEvaluators(evaluator or [])
+    evaluator.reset()
+    start = time.perf_counter()
+    samples = 0
+    with inference_context(model), flow.no_grad():
+        for step, batch in enumerate(data_loader):
+            if step >= eval_iter:
+                break
+            inputs = call_get_batch(get_batch, batch, input_placement_device)
+            if check_inputs is not None and step == 0:
+                check_inputs(inputs)
+            outputs = model(**inputs)
+            info = batch_info(batch)
+            rows = _rows(inputs)
+            valid = rows if info is None else info.valid
+            wanted = getattr(evaluator, "input_fields", None)
+            seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
+            valid_inputs, valid_outputs = _on_rank0(seen, rows, valid), _on_rank0(outputs, rows, valid)
+            samples += valid
+            if is_main_process():
+                evaluator.process(valid_inputs, valid_outputs)
+    synchronize()
+    seconds = time.perf_counter() - start
+    logger.info(
+        "Evaluated %d samples in batches of %d, in %.2f s (%.1f samples/s).",
+        samples,
+        batch_size,
+        seconds,
+        samples / max(seconds, 1e-9),
+    )
+    return broadcast_py_object(evaluator.evaluate() or {})
+
+
+@contextmanager
+def inference_context(model: Any) -> Iterator[None]:
+    """Put a module, or the module in a graph, into eval mode for a while; other callables are left alone."""
+    import oneflow as flow
+
+    module = model
+    if isinstance(model, flow.nn.Graph):
+        module = model.model.to(flow.nn.Module)
+    if not isinstance(module, flow.nn.Module):
+        yield
+        return
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
+def _rows(inputs: Dict[str, Any]) -> int:
+    for value in inputs.values():
+        if getattr(value, "ndim", 0) > 0:
+            return int(value.shape[0])
+    raise SchemaError(f"get_batch returned {sorted(inputs)}, none of which has a batch dim")
+
+
+def _on_rank0(tensors: Dict[str, Any], rows: int, valid: int) -> Dict[str, Any]:
+    """Bring tensors to rank 0, and cut those with the batch's rows to the valid ones."""
+    whole = {}
+    for name, tensor in tensors.items():
+        local = tensor_to_rank0(tensor, device="cpu", to_local=True)
+        if is_main_process():
+            whole[name] = local[:valid] if local.ndim > 0 and local.shape[0] == rows else local
+    return whole

@@ -1,0 +1,53 @@
+"""Nobody waits for the dead: a rank that fails ends at once, so that the launcher ends the others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from typing import Iterator
+
+from libai_data.errors import DataPipelineError
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
+    """Print the traceback of what is raised within, once, and end the process with code 1.
+
+    An ordinary exit would not do: OneFlow's shutdown waits for the other ranks, which wait for this one in a
+    collective, for ONEFLOW_TIMEOUT_SECONDS (hours). A job of one rank has nobody to wait for, and there the exception
+    just goes on.
+
+    Args:
+        rank: this rank.
+        world_size: ranks of the job.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        if world_size == 1:
+            raise
+        end_process(130, f"rank {rank} was interrupted")
+    except SystemExit as exit_request:
+        if world_size == 1 or exit_request.code in (0, None):
+            raise
+        end_process(exit_request.code if isinstance(exit_request.code, int) else 1, str(exit_request))
+    except Exception as error:
+        if world_size == 1:
+            raise
+        end_process(1, f"rank {rank} of {world_size} failed\n{traceback.format_exc()}", error)
+
+
+def end_process(code: int, message: str, error: object = None) -> None:
+    """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
+    if isinstance(error, DataPipelineError):
+        logger.debug("%s", error)
+    sys.stdout.flush()
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+    logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,117 @@
+"""The `nn.Graph` around a model, for training and for evaluation."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import Any, ContextManager, Dict, Optional
+
+import oneflow as flow
+from oneflow import nn
+
+from libai_data.engine.losses import total_loss
+from libai_data.mesh import get_data_parallel_size, get_mesh
+
+logger = logging.getLogger(__name__)
+
+
+class GraphBase(nn.Graph):
+    """Compiles a model, and in training its optimizer and LR schedule, into one static graph. LiBai's arguments.
+
+    Every input must keep its shape from call to call.
+
+    Args:
+        model: returns a dict; in training, what it names "...loss..." is summed and minimised.
+        optimizer: for training.
+        lr_scheduler: for training; the graph steps it.
+        fp16: mixed precision with dynamic loss scaling; on GPUs only.
+        activation_checkpoint: recompute activations in the backward pass; the model's class must have LiBai's
+            `set_activation_checkpoint(model)`.
+        grad_acc_steps: micro-batches that the graph cuts its inputs into, along dim 0.
+        zero_optim: shard the optimizer's state over the data axis; on GPUs only.
+        zero_stage: 1, 2 or 3.
+        is_train: training or evaluation.
+        auto_parallel_conf: `cfg.graph.auto_parallel`.
+        global_mode: `cfg.graph.global_mode`.
+        device: where `global_mode` places tensors; the mesh's device by default.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        lr_scheduler: Any = None,
+        fp16: bool = False,
+        activation_checkpoint: bool = False,
+        grad_acc_steps: int = 1,
+        zero_optim: bool = False,
+        zero_stage: int = 0,
+        is_train: bool = True,
+        auto_parallel_conf: Any = None,
+        global_mode: Any = None,
+        device: Optional[str] = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.is_train = is_train
+        self.global_mode = global_mode
+        self.device = device or get_mesh().device_type
+        if is_train:
+            self.add_optimizer(optimizer, lr_sch=lr_scheduler)
+            if fp16 and self._needs_gpu("train.amp"):
+                self.config.enable_amp(True)
+                self.set_grad_scaler(
+                    flow.amp.GradScaler(init_scale=65536.0 * get_data_parallel_size(), growth_interval=2000)
+                )
+            if grad_acc_steps > 1:
+                self.config.set_gradient_accumulation_steps(grad_acc_steps)
+            if activation_checkpoint:
+                self._let_model("set_activation_checkpoint")
+            if zero_optim and self._needs_gpu("train.zero_optimization"):
+                self.config.enable_zero(True, stage=zero_stage)
+            self._let_model("set_pipeline_stage_id")
+        self.config.allow_fuse_add_to_output(True)
+        self.config.allow_fuse_model_update_ops(True)
+        self.config.allow_fuse_cast_scale(True)
+        mesh = get_mesh()
+        if self.device == "cuda" and mesh.tensor_parallel_size * mesh.pipeline_parallel_size > 1:
+            # One stream for computing and communicating takes less memory.
+            flow.boxing.nccl.enable_use_compute_stream(True)
+        if auto_parallel_conf is not None and auto_parallel_conf.enabled:
+            self._enable_auto_parallel(auto_parallel_conf)
+
+    def build(self, **inputs: Any) -> Dict[str, Any]:
+        """Trace the model; OneFlow calls this once."""
+        logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
+        if not self.is_train:
+            return self.model(**inputs)
+        with self._global_mode():
+            outputs = self.model(**inputs)
+            total_loss(outputs).backward()
+        return outputs
+
+    def _global_mode(self) -> ContextManager[Any]:
+        if self.global_mode is None or not self.global_mode.enabled:
+            return nullcontext()
+        from oneflow.utils.global_view import global_mode
+
+        return global_mode(True, placement=flow.env.all_device_placement(self.device), sbp=flow.sbp.split(0))
+
+    def _needs_gpu(self, what: str) -> bool:
+        if self.device != "cuda":
+            logger.warning("%s is enabled, but works on GPUs only; this run goes on without it.", what)
+        return self.device == "cuda"
+
+    def _let_model(self, method: str) -> None:
+        """Call a static method of the model's class on the graph's proxy of it, as LiBai's models want it."""
+        model_class = type(self.model.to(nn.Module))
+        if hasattr(model_class, method):
+            getattr(model_class, method)(self.model)
+        elif method == "set_activation_checkpoint":
+            logger.warning("train.activation_checkpoint is enabled, but %s has no %s().", model_class.__name__, method)
+
+    def _enable_auto_parallel(self, conf: Any) -> None:
+        self.config.enable_auto_parallel(True)
+        self.config.enable_auto_parallel_ignore_user_sbp_config(conf.enable_auto_parallel_ignore_user_sbp_config)
+        self.config.enable_auto_parallel_trunk_algo(conf.trunk_algo)
+        self.config.enable_auto_parallel_sbp_collector(conf.sbp_collector)

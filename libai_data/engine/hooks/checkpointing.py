@@ -1,0 +1,144 @@
+"""When checkpoints are written."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, List, Optional
+
+from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.train_loop import HookBase
+from libai_data.errors import CheckpointError, ConfigError, nearest
+from libai_data.mesh import broadcast_py_object
+
+logger = logging.getLogger(__name__)
+
+
+class PeriodicCheckpointer(HookBase):
+    """Writes a checkpoint every `period` steps, and one named "<prefix>_final" after the last.
+
+    A periodic checkpoint that cannot be written (a full disk) is reported, and the training goes on with the older
+    ones; the last one must be written.
+
+    Args:
+        checkpointer: writes them.
+        period: in steps.
+        max_to_keep: keep so many, and remove older ones; None keeps all. "<prefix>_final" does not count.
+        file_prefix: what their names begin with; then comes the index of the step just done, in 7 digits.
+    """
+
+    def __init__(
+        self, checkpointer: Checkpointer, period: int, max_to_keep: Optional[int] = None, file_prefix: str = "model"
+    ) -> None:
+        if int(period) < 1:
+            raise ConfigError(f"train.checkpointer.period is {period}; it must be at least 1 step")
+        if max_to_keep is not None and max_to_keep < 1:
+            raise ConfigError(f"train.checkpointer.max_to_keep is {max_to_keep}; keep at least 1, or None for all")
+        self._checkpointer = checkpointer
+        self._period = int(period)
+        self._max_to_keep = max_to_keep
+        self._prefix = file_prefix
+        self._recent: List[str] = []
+
+    def before_train(self) -> None:
+        """Count those that the resumed run left."""
+        self._recent = self._checkpointer.names_before(self._prefix, self.trainer.start_iter)
+
+    def after_step(self) -> None:
+        """Write, where it is due, and remove what is too old."""
+        iteration = self.trainer.iter
+        if (iteration + 1) % self._period:
+            return
+        name = f"{self._prefix}_{iteration:07d}"
+        try:
+            self._checkpointer.save(name, iteration=iteration)
+        except CheckpointError as error:
+            logger.error("%s The training goes on; earlier checkpoints are untouched.", error)
+            return
+        self._recent.append(name)
+        if self._max_to_keep is not None:
+            while len(self._recent) > self._max_to_keep:
+                self._checkpointer.remove(self._recent.pop(0))
+
+    def after_train(self) -> None:
+        """Write the last one."""
+        if self.trainer.iter > self.trainer.start_iter:
+            self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+
+
+class BestCheckpointer(HookBase):
+    """Keeps the checkpoint with the best value of an evaluation metric, across resumes. To come after `EvalHook`.
+
+    Args:
+        eval_period: that of `EvalHook`.
+        checkpointer: writes it.
+        val_metric: name of the metric, e.g. "Acc@1".
+        mode: "max" if more is better, else "min".
+        file_prefix: its name.
+    """
+
+    def __init__(
+        self,
+        eval_period: int,
+        checkpointer: Checkpointer,
+        val_metric: str,
+        mode: str = "max",
+        file_prefix: str = "model_best",
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise ConfigError(f"train.evaluation.eval_mode is {mode!r}; it must be 'max' or 'min'")
+        self._period = int(eval_period)
+        self._checkpointer = checkpointer
+        self._metric = val_metric
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._name = file_prefix
+        self.best_metric: Optional[float] = None
+        self.best_iter: Optional[int] = None
+
+    def before_train(self) -> None:
+        """After a resume, the best so far is what the kept checkpoint says."""
+        if self.trainer.start_iter > 0:
+            best = self._checkpointer.peek(self._name).get("extra", {}).get("best", {})
+            if best.get("metric") == self._metric and best.get("iteration", 0) < self.trainer.start_iter:
+                self.best_metric, self.best_iter = best["value"], best["iteration"]
+
+    def after_step(self) -> None:
+        """Compare, where an evaluation was due."""
+        done = self.trainer.iter + 1
+        if self._period > 0 and done % self._period == 0 and done != self.trainer.max_iter:
+            self._compare()
+
+    def after_train(self) -> None:
+        """Compare a last time."""
+        self._compare()
+
+    def _compare(self) -> None:
+        # Rank 0's word counts, so that all ranks save, or none.
+        value, iteration = broadcast_py_object(self._latest())
+        if value is None or not math.isfinite(value):
+            return
+        if self.best_metric is not None and self._sign * value <= self._sign * self.best_metric:
+            return
+        try:
+            self._checkpointer.save(
+                self._name,
+                iteration=iteration,
+                is_last=False,
+                extra={"best": {"metric": self._metric, "value": value, "iteration": iteration}},
+            )
+        except CheckpointError as error:
+            logger.error("%s The training goes on.", error)
+            return
+        self.best_metric, self.best_iter = value, iteration
+        logger.info("%s = %.4f after iteration %d is the best so far.", self._metric, value, iteration)
+
+    def _latest(self) -> Any:
+        latest = self.trainer.storage.latest()
+        if self._metric not in latest:
+            logger.warning(
+                "No evaluation result is called '%s' (train.evaluation.eval_metric), so no best checkpoint is kept.%s",
+                self._metric,
+                nearest(self._metric, latest),
+            )
+            return None, 0
+        return latest[self._metric]

@@ -1,0 +1,46 @@
+"""When writers write."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+from libai_data.engine.train_loop import HookBase
+from libai_data.engine.writers import EventWriter
+
+
+class PeriodicWriter(HookBase):
+    """Calls its writers every `period` steps, after the last step, and once more for what came after that (an
+    evaluation).
+
+    To be the last hook, so that what the others put is written.
+
+    Args:
+        writers: on rank 0; the other ranks have none.
+        period: in steps.
+    """
+
+    def __init__(self, writers: Sequence[EventWriter], period: int = 20) -> None:
+        self._writers = list(writers)
+        for writer in self._writers:
+            if not isinstance(writer, EventWriter):
+                raise TypeError(f"a writer must derive from EventWriter, got {type(writer).__name__}")
+        self._period = period
+
+    def after_step(self) -> None:
+        """Write, where it is due."""
+        iteration = self.trainer.iter
+        if (iteration + 1) % self._period == 0 or iteration == self.trainer.max_iter - 1:
+            self._write()
+
+    def after_train(self) -> None:
+        """Write what the last hooks put."""
+        self._write()
+
+    def close(self) -> None:
+        """Close the writers."""
+        for writer in self._writers:
+            writer.close()
+
+    def _write(self) -> None:
+        for writer in self._writers:
+            writer.write()

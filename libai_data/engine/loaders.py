@@ -1,0 +1,175 @@
+"""From the `dataloader` section of a config to train and test loaders."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any, Iterator, List, Tuple
+
+from omegaconf import OmegaConf
+
+from libai_data.config import instantiate, try_get_key
+from libai_data.config.signatures import parameters_of, target_of
+from libai_data.engine.setup import set_key
+from libai_data.errors import ConfigError
+from libai_data.mesh import get_data_parallel_size
+
+logger = logging.getLogger(__name__)
+
+
+def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
+    """Build what `cfg.dataloader.train` describes, batch sizes and seed filled in.
+
+    Args:
+        cfg: the whole config.
+        tokenizer: given to the datasets, if there is one.
+
+    Returns:
+        What its builder returns: (train, validation, test) loaders, or a train loader alone.
+
+    Raises:
+        ConfigError: There is no such section.
+    """
+    section = try_get_key(cfg, "dataloader.train")
+    if section is None:
+        raise ConfigError("the config has no dataloader.train, and build_train_loader is not overridden")
+    _fill_in(section, "train_batch_size", cfg.train.train_micro_batch_size)
+    _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
+    _fill_in(section, "seed", cfg.train.seed)
+    _fill_in(section, "consumed_samples", try_get_key(cfg, "dataloader.consumed_samples", default=0))
+    if "train_val_test_num_samples" in section:
+        section.train_val_test_num_samples = _num_samples(cfg)
+    for dataset in _datasets(section):
+        if "seed" in dataset:
+            dataset.seed = cfg.train.seed
+        if tokenizer is not None:
+            dataset.tokenizer = tokenizer
+    return instantiate(section, _recursive_=False)
+
+
+def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> List[Any]:
+    """Build what `cfg.dataloader.test`, a list, describes.
+
+    Args:
+        cfg: the whole config.
+        tokenizer: given to the datasets, if there is one.
+
+    Returns:
+        The loaders; none if there is no such section.
+
+    Raises:
+        ConfigError: It is no list.
+    """
+    sections = try_get_key(cfg, "dataloader.test")
+    if not sections:
+        return []
+    if not OmegaConf.is_list(sections):
+        raise ConfigError("dataloader.test must be a list of loaders; put it into brackets: dataloader.test = [...]")
+    for section in sections:
+        _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
+        _fill_in(section, "seed", cfg.train.seed)
+        if tokenizer is not None:
+            for dataset in _datasets(section):
+                dataset.tokenizer = tokenizer
+    return [instantiate(section, _recursive_=False) for section in sections]
+
+
+def as_three_loaders(built: Any) -> Tuple[Any, Any, Any]:
+    """(train, validation, test) of what `build_train_loader` returned: these three, or a train loader alone."""
+    if isinstance(built, (tuple, list)) and len(built) == 3:
+        train, validation, test = built
+        return train, validation, test
+    return built, None, None
+
+
+def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
+    """Turn what the config says in epochs and ratios into steps: `LiBai`'s automatic scaling.
+
+    `train.train_iter` becomes the larger of itself and `train.train_epoch` epochs; warm-up, milestones, evaluation and
+    checkpoint periods follow.
+
+    Args:
+        cfg: the whole config.
+        data_loader: the train loader; if it has no `dataset`, only steps can be used.
+
+    Raises:
+        ConfigError: Something is given in epochs of a loader without a dataset, or a ratio is not in [0, 1).
+    """
+    train = cfg.train
+    epochs = try_get_key(cfg, "train.train_epoch", default=0) or 0
+    per_epoch = _samples_per_epoch(data_loader) / train.global_batch_size
+    if epochs:
+        _require_epochs(per_epoch, "train.train_epoch", "train.train_iter")
+        train.train_iter = max(math.ceil(per_epoch * epochs - 1e-9), train.train_iter or 0)
+    if not train.train_iter or train.train_iter < 1:
+        raise ConfigError(
+            f"train.train_iter is {train.train_iter} and train.train_epoch {epochs}: there is nothing to train"
+        )
+    ratio = try_get_key(cfg, "train.warmup_ratio", default=0) or 0
+    if not 0 <= ratio < 1:
+        raise ConfigError(f"train.warmup_ratio is {ratio}; it is the share of steps that warm up, 0 <= ratio < 1")
+    set_key(cfg, "train.warmup_iter", math.ceil(train.train_iter * ratio))
+    set_key(cfg, "train.samples", train.train_iter * train.global_batch_size)
+    if try_get_key(cfg, "train.scheduler") is not None:
+        _scale_schedule(cfg)
+    _scale_period(cfg, "train.evaluation.eval_period", "train.evaluation.eval_after_n_epoch", per_epoch)
+    _scale_period(cfg, "train.checkpointer.period", "train.checkpointer.save_model_after_n_epoch", per_epoch)
+    logger.info("Training takes %d steps, %d of them to warm up.", train.train_iter, train.warmup_iter)
+
+
+def _scale_schedule(cfg: Any) -> None:
+    scheduler = cfg.train.scheduler
+    milestones = try_get_key(cfg, "train.scheduler.milestones")
+    if milestones:
+        if any(not 0 <= milestone < 1 for milestone in milestones):
+            raise ConfigError(
+                f"train.scheduler.milestones are {list(milestones)}; they are shares of all steps, 0 <= share < 1"
+            )
+        scheduler.milestones = [int(milestone * cfg.train.train_iter) for milestone in milestones]
+    _fill_in(scheduler, "warmup_iter", cfg.train.warmup_iter)
+    _fill_in(scheduler, "max_iter", cfg.train.train_iter)
+
+
+def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) -> None:
+    epochs = try_get_key(cfg, epochs_key)
+    if not epochs:
+        return
+    _require_epochs(per_epoch, epochs_key, period_key)
+    set_key(cfg, period_key, max(1, int(per_epoch * epochs)))
+    logger.info("%s is %d steps, for every %g epoch(s).", period_key, try_get_key(cfg, period_key), epochs)
+
+
+def _samples_per_epoch(data_loader: Any) -> int:
+    dataset = getattr(data_loader, "dataset", None)
+    return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else 0
+
+
+def _require_epochs(per_epoch: float, key: str, instead: str) -> None:
+    if not per_epoch:
+        raise ConfigError(
+            f"{key} is set, but the train loader has no dataset whose length is known; set {instead} instead"
+        )
+
+
+def _num_samples(cfg: Any) -> List[int]:
+    """LiBai's hint to datasets that lay out samples for the whole training: for train, validation and test."""
+    evaluation = cfg.train.evaluation
+    rounds = cfg.train.train_iter // evaluation.eval_period + 1 if evaluation.enabled else 0
+    per_round = evaluation.eval_iter if evaluation.enabled else 1
+    batch = cfg.train.test_micro_batch_size * get_data_parallel_size()
+    return [int(cfg.train.samples), int(max(rounds * per_round, 1) * batch), int(per_round * batch)]
+
+
+def _fill_in(section: Any, name: str, value: Any) -> None:
+    """Set an argument of a LazyCall, if its target takes it."""
+    target = target_of(section, "")
+    if target is None or parameters_of(target).accepts(name):
+        section[name] = value
+
+
+def _datasets(section: Any) -> Iterator[Any]:
+    """The configs of the datasets of a loader's config."""
+    dataset = section.get("dataset")
+    for each in dataset if OmegaConf.is_list(dataset) else [dataset]:
+        if OmegaConf.is_dict(each):
+            yield each

@@ -1,0 +1,51 @@
+"""Where log lines go: rank 0's to the console, each rank's to a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Optional
+
+_NAME = "libai_data"
+_FORMAT = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
+_DATES = "%m/%d %H:%M:%S"
+
+
+class _ConsoleHandler(logging.StreamHandler):
+    """Writes above a live progress bar, if there is one, instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode(file=self.stream):
+            super().emit(record)
+
+
+def setup_logger(output_dir: Optional[str] = None, rank: int = 0) -> logging.Logger:
+    """Send the log lines of this package, and of code that logs below its name, to console and file.
+
+    Args:
+        output_dir: rank 0 appends to `log.txt` there, rank n to `log.txt.rank<n>`; None for no file.
+        rank: rank 0 shows all from INFO on on the console, others only what is at least an ERROR.
+
+    Returns:
+        The package's logger.
+    """
+    logger = logging.getLogger(_NAME)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    console = _ConsoleHandler(sys.stdout)
+    console.setLevel(logging.INFO if rank == 0 else logging.ERROR)
+    console.setFormatter(logging.Formatter(_FORMAT if rank == 0 else f"[rank {rank}] {_FORMAT}", _DATES))
+    logger.addHandler(console)
+    if output_dir:
+        os.makedirs(output_dir, exist_ok=True)
+        name = "log.txt" if rank == 0 else f"log.txt.rank{rank}"
+        file = logging.FileHandler(os.path.join(output_dir, name), encoding="utf-8", delay=True)
+        file.setFormatter(logging.Formatter(_FORMAT, _DATES))
+        logger.addHandler(file)
+    return logger

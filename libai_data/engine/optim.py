@@ -1,0 +1,86 @@
+"""Which parameter is optimized how."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from libai_data.config import instantiate
+from libai_data.errors import ConfigError
+
+
+def build_optimizer(cfg: Any, model: Any) -> Any:
+    """Build the optimizer of a config, for the parameters of a model.
+
+    Args:
+        cfg: `cfg.optim`; its `params` is called with the model.
+        model: the module.
+    """
+    return instantiate(cfg, params=instantiate(cfg.params, model=model))
+
+
+def get_default_optimizer_params(
+    model: Any,
+    base_lr: Optional[float] = None,
+    weight_decay: Optional[float] = None,
+    weight_decay_norm: Optional[float] = None,
+    weight_decay_bias: Optional[float] = None,
+    clip_grad_max_norm: Optional[float] = None,
+    clip_grad_norm_type: Optional[float] = None,
+    overrides: Optional[Mapping[str, Mapping[str, Any]]] = None,
+) -> List[Dict[str, Any]]:
+    """Group a model's parameters by how they are optimized, in as few groups as possible. LiBai's arguments.
+
+    Args:
+        model: the module.
+        base_lr: learning rate; by default the optimizer's.
+        weight_decay: by default the optimizer's.
+        weight_decay_norm: for the parameters of normalization layers.
+        weight_decay_bias: for parameters called "bias".
+        clip_grad_max_norm: the norm of each group's gradients is clipped to this.
+        clip_grad_norm_type: the norm's power; both or neither must be given.
+        overrides: for parameters whose own name (the last part) is the key, other options, such as
+            ``{"pos_embed": {"weight_decay": 0.0}}``.
+
+    Returns:
+        Parameter groups for an optimizer.
+
+    Raises:
+        ConfigError: Biases are overridden twice, or no parameter is trainable.
+    """
+    special = {name: dict(options) for name, options in (overrides or {}).items()}
+    if weight_decay_bias is not None:
+        if "bias" in special:
+            raise ConfigError("optim.params sets weight_decay_bias, and overrides 'bias' too; use one of them")
+        special["bias"] = {"weight_decay": weight_decay_bias}
+    defaults: Dict[str, Any] = {}
+    if base_lr is not None:
+        defaults["lr"] = base_lr
+    if weight_decay is not None:
+        defaults["weight_decay"] = weight_decay
+    if clip_grad_max_norm is not None and clip_grad_norm_type is not None:
+        defaults.update(clip_grad_max_norm=clip_grad_max_norm, clip_grad_norm_type=clip_grad_norm_type)
+
+    groups: Dict[Tuple[Any, ...], List[Any]] = {}
+    seen = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if not parameter.requires_grad or parameter in seen:
+                continue
+            seen.add(parameter)
+            options = dict(defaults)
+            if weight_decay_norm is not None and is_normalization(module):
+                options["weight_decay"] = weight_decay_norm
+            options.update(special.get(name, {}))
+            groups.setdefault(tuple(options.items()), []).append(parameter)
+    if not groups:
+        raise ConfigError("the model has no parameter that is trained; is everything frozen?")
+    return [{**dict(options), "params": parameters} for options, parameters in groups.items()]
+
+
+def is_normalization(module: Any) -> bool:
+    """Whether a module normalizes: OneFlow's own layers, and whatever class is called ...Norm, or RMSLayerNorm."""
+    from oneflow import nn
+
+    own: Tuple[type, ...] = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    own += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    return isinstance(module, own) or "norm" in type(module).__name__.lower()

@@ -1,0 +1,149 @@
+"""Learning rates over the steps of a training, made of OneFlow's own schedules. LiBai's names and arguments.
+
+All are warmed up: over the first `warmup_iter` steps the rate goes linearly from `warmup_factor` times the base to
+where the schedule is by then (`warmup_method="linear"`), or stays at `warmup_factor` times the base ("constant").
+"""
+
+from __future__ import annotations
+
+from typing import Any, List
+
+from libai_data.config import instantiate
+from libai_data.errors import ConfigError
+
+
+def build_lr_scheduler(cfg: Any, optimizer: Any) -> Any:
+    """Build the schedule of a config.
+
+    Args:
+        cfg: `cfg.train.scheduler`; `cfg.optimizer` is filled in.
+        optimizer: the optimizer.
+    """
+    return instantiate(cfg, optimizer=optimizer)
+
+
+def WarmupCosineLR(
+    optimizer: Any,
+    max_iter: int,
+    warmup_factor: float,
+    warmup_iter: int,
+    alpha: float = 0.0,
+    warmup_method: str = "linear",
+) -> Any:
+    """A cosine from the base rate to `alpha` times it at step `max_iter`."""
+    from oneflow.optim.lr_scheduler import CosineDecayLR
+
+    schedule = CosineDecayLR(optimizer, decay_steps=max_iter, alpha=alpha)
+    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+
+
+def WarmupCosineAnnealingLR(
+    optimizer: Any,
+    max_iter: int,
+    warmup_factor: float,
+    warmup_iter: int,
+    eta_min: float = 0.0,
+    warmup_method: str = "linear",
+) -> Any:
+    """A cosine from the base rate to the rate `eta_min` at step `max_iter`."""
+    from oneflow.optim.lr_scheduler import CosineAnnealingLR
+
+    schedule = CosineAnnealingLR(optimizer, T_max=max_iter, eta_min=eta_min)
+    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+
+
+def WarmupStepLR(
+    optimizer: Any,
+    max_iter: int,
+    warmup_factor: float,
+    warmup_iter: int,
+    step_size: int,
+    gamma: float = 0.1,
+    warmup_method: str = "linear",
+) -> Any:
+    """The rate times `gamma` every `step_size` steps."""
+    from oneflow.optim.lr_scheduler import StepLR
+
+    schedule = StepLR(optimizer, step_size=step_size, gamma=gamma)
+    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+
+
+def WarmupMultiStepLR(
+    optimizer: Any,
+    max_iter: int,
+    warmup_factor: float,
+    warmup_iter: int,
+    milestones: List[int],
+    gamma: float = 0.1,
+    warmup_method: str = "linear",
+) -> Any:
+    """The rate times `gamma` at each of the steps `milestones`."""
+    from oneflow.optim.lr_scheduler import MultiStepLR
+
+    schedule = MultiStepLR(optimizer, milestones=list(milestones), gamma=gamma)
+    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+
+
+def WarmupExponentialLR(
+    optimizer: Any,
+    max_iter: int,
+    gamma: float,
+    warmup_factor: float,
+    warmup_iter: int,
+    warmup_method: str = "linear",
+) -> Any:
+    """The rate times `gamma` each step."""
+    from oneflow.optim.lr_scheduler import ExponentialLR
+
+    return _warmed_up(ExponentialLR(optimizer, gamma=gamma), max_iter, warmup_factor, warmup_iter, warmup_method)
+
+
+def WarmupPolynomialLR(
+    optimizer: Any,
+    max_iter: int,
+    warmup_factor: float,
+    warmup_iter: int,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+    warmup_method: str = "linear",
+) -> Any:
+    """A polynomial of degree `power` from the base rate to `end_learning_rate` at step `max_iter`."""
+    from oneflow.optim.lr_scheduler import PolynomialLR
+
+    schedule = PolynomialLR(
+        optimizer, decay_batch=max_iter, end_learning_rate=end_learning_rate, power=power, cycle=cycle
+    )
+    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+
+
+def _warmed_up(schedule: Any, max_iter: int, warmup_factor: float, warmup_iter: int, warmup_method: str) -> Any:
+    if not 0 <= warmup_iter <= max_iter:
+        raise ConfigError(f"warmup takes {warmup_iter} steps of {max_iter}; set train.warmup_ratio to 0 <= ratio < 1")
+    if warmup_iter == 0:
+        return schedule
+    from oneflow.optim.lr_scheduler import WarmUpLR
+
+    return WarmUpLR(schedule, warmup_factor=warmup_factor, warmup_iters=warmup_iter, warmup_method=warmup_method)
+
+
+class ScheduleState:
+    """A schedule's place, for checkpoints: the step alone. What the schedule looks like, the config says.
+
+    So eager and graph mode agree after a resume, and a training can be prolonged by a larger `train.train_iter`.
+
+    Args:
+        scheduler: one of OneFlow's schedules.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+
+    def state_dict(self) -> dict:
+        """The number of steps made."""
+        return {"last_step": self._scheduler.last_step}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go to that step."""
+        self._scheduler.last_step = state["last_step"] - 1
+        self._scheduler.step()

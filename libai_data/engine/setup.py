@@ -1,0 +1,112 @@
+"""What a job does before it builds anything: logging, mesh, batch sizes, config."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from libai_data.config import WRITTEN_TRAIN_KEYS, LazyConfig, check_keys, check_targets, default_train, try_get_key
+from libai_data.engine.batch_arithmetic import complete_batch_sizes
+from libai_data.engine.logging_setup import setup_logger
+from libai_data.errors import ConfigError
+from libai_data.mesh import get_data_parallel_size, get_rank, get_world_size, is_main_process, setup_dist_util
+
+logger = logging.getLogger(__name__)
+
+
+def default_setup(cfg: Any, args: Any = None) -> None:
+    """Set up the job that a config describes: check it, set the mesh, complete the batch sizes, log, save
+    `config.yaml`.
+
+    Args:
+        cfg: the whole config; what it leaves open (sizes of the mesh and of batches) is written into it.
+        args: the command line; its `resume` becomes `cfg.train.resume`.
+
+    Raises:
+        ConfigError: Unknown keys, or sizes that contradict each other.
+        MeshError: Sizes that do not fit the ranks.
+    """
+    if try_get_key(cfg, "train") is None:
+        raise ConfigError("the config has no 'train' section; start from configs/common/train.py")
+    set_key(cfg, "train.resume", bool(getattr(args, "resume", try_get_key(cfg, "train.resume", default=False))))
+    output_dir = str(cfg.train.output_dir)
+    check_keys(cfg.train, default_train(), "train", also=WRITTEN_TRAIN_KEYS)
+    check_targets(cfg)
+    mesh = setup_dist_util(cfg.train.dist)
+    complete_train_config(cfg)
+    if mesh.device_type == "cpu":
+        cfg.train.input_placement_device = "cpu"
+
+    setup_logger(output_dir, get_rank())
+    logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
+    if args is not None:
+        logger.info("Command line: %s", args)
+    logger.info(
+        "A step takes %d sample(s): %d on each data-parallel rank, %d time(s).",
+        cfg.train.global_batch_size,
+        cfg.train.train_micro_batch_size,
+        cfg.train.num_accumulation_steps,
+    )
+    if is_main_process():
+        path = os.path.join(output_dir, "config.yaml")
+        LazyConfig.save(cfg, path)
+        logger.info("The whole config is in %s.", path)
+    if mesh.device_type == "cuda":
+        _configure_nccl(cfg)
+
+
+def complete_train_config(cfg: Any) -> None:
+    """Write the sizes of batches that the config leaves open, and the number of samples, into `cfg.train`.
+
+    Raises:
+        ConfigError: They contradict each other.
+    """
+    sizes = complete_batch_sizes(
+        try_get_key(cfg, "train.train_micro_batch_size"),
+        try_get_key(cfg, "train.global_batch_size"),
+        try_get_key(cfg, "train.num_accumulation_steps"),
+        get_data_parallel_size(),
+    )
+    set_key(cfg, "train.train_micro_batch_size", sizes.micro_batch_size)
+    set_key(cfg, "train.global_batch_size", sizes.global_batch_size)
+    set_key(cfg, "train.num_accumulation_steps", sizes.num_accumulation_steps)
+    set_key(cfg, "train.samples", cfg.train.train_iter * sizes.global_batch_size)
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of this rank with `seed` + rank: Python's, numpy's, OneFlow's.
+
+    Order and transforms of samples do not depend on these.
+    """
+    import oneflow as flow
+
+    seed_of_rank = seed + get_rank()
+    random.seed(seed_of_rank)
+    np.random.seed(seed_of_rank)
+    flow.manual_seed(seed_of_rank)
+    if flow.cuda.is_available():
+        flow.cuda.manual_seed(seed_of_rank)
+
+
+def set_key(cfg: Any, key: str, value: Any) -> None:
+    """Set a dotted key of a config, also one that it does not have yet."""
+    OmegaConf.update(cfg, key, value, force_add=True)
+
+
+def _described(mesh: Any) -> tuple:
+    sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size)
+    return (*sizes, get_world_size(), mesh.num_nodes, mesh.device_type)
+
+
+def _configure_nccl(cfg: Any) -> None:
+    import oneflow as flow
+
+    flow.boxing.nccl.set_fusion_threshold_mbytes(try_get_key(cfg, "train.nccl_fusion_threshold_mb", default=16))
+    flow.boxing.nccl.set_fusion_max_ops_num(try_get_key(cfg, "train.nccl_fusion_max_ops", default=24))
+    if try_get_key(cfg, "train.rdma_enabled", default=False) and get_world_size() > 1:
+        flow.env.init_rdma()

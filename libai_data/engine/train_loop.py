@@ -1,0 +1,159 @@
+"""The training loop: a trainer runs steps, hooks do everything around them."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import Any, Iterable, List, Mapping, Optional
+
+from libai_data.engine.events import EventStorage
+from libai_data.engine.losses import LossBuffer
+
+logger = logging.getLogger(__name__)
+
+
+class HookBase:
+    """Something done around training steps.
+
+    The trainer calls its hooks in the order in which they were registered::
+
+        hook.before_train()
+        for iter in range(start_iter, max_iter):
+            hook.before_step()
+            trainer.run_step()
+            hook.after_step()
+        hook.after_train()
+        hook.close()
+
+    Time-consuming work belongs into `after_step`, so that hooks which measure the step measure nothing else. After a
+    step that failed, `after_train` is left out, since the other ranks may never come to it, and only `close` is called.
+
+    Attributes:
+        trainer: the trainer, set when the hook is registered (a weak reference).
+    """
+
+    trainer: Any = None
+
+    def before_train(self) -> None:
+        """Called before the first step."""
+
+    def after_train(self) -> None:
+        """Called after the last step, if none failed; `self.trainer.iter` is `max_iter` then."""
+
+    def before_step(self) -> None:
+        """Called before each step."""
+
+    def after_step(self) -> None:
+        """Called after each step."""
+
+    def close(self) -> None:
+        """Called at the very end, failed or not: close files, without a word to other ranks."""
+
+
+class TrainerBase:
+    """A loop with hooks; subclasses say what a step is.
+
+    Attributes:
+        iter: index of the current step. A step is one update of the weights, in eager and in graph mode, whatever the
+            number of micro-batches in it. After a training that ended well it equals `max_iter`.
+        start_iter: index of the first step.
+        max_iter: index after that of the last step.
+        storage: the scalars measured during `train`.
+        losses: losses not read from their devices yet.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: List[HookBase] = []
+        self.iter = 0
+        self.start_iter = 0
+        self.max_iter = 0
+        self.storage: EventStorage = EventStorage()
+        self.losses = LossBuffer()
+
+    def register_hooks(self, hooks: Iterable[Optional[HookBase]]) -> None:
+        """Add hooks after those already registered; None is skipped.
+
+        Raises:
+            TypeError: One of them is no `HookBase`.
+        """
+        for hook in hooks:
+            if hook is None:
+                continue
+            if not isinstance(hook, HookBase):
+                raise TypeError(f"a hook must derive from HookBase, got {type(hook).__name__}")
+            hook.trainer = weakref.proxy(self)
+            self._hooks.append(hook)
+
+    def train(self, start_iter: int, max_iter: int) -> Any:
+        """Run the steps [start_iter, max_iter) and the hooks around them.
+
+        Args:
+            start_iter: index of the first step.
+            max_iter: index after that of the last step.
+        """
+        logger.info("Training from iteration %d to %d.", start_iter, max_iter)
+        self.iter = self.start_iter = start_iter
+        self.max_iter = max_iter
+        with EventStorage(start_iter) as self.storage:
+            try:
+                self.before_train()
+                while self.iter < max_iter:
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+                    self.iter += 1
+                self.after_train()
+            finally:
+                self._close_hooks()
+
+    def before_train(self) -> None:
+        """Call the hooks' `before_train`."""
+        for hook in self._hooks:
+            hook.before_train()
+
+    def after_train(self) -> None:
+        """Call the hooks' `after_train`."""
+        for hook in self._hooks:
+            hook.after_train()
+
+    def before_step(self) -> None:
+        """Call the hooks' `before_step`."""
+        self.storage.iter = self.iter
+        for hook in self._hooks:
+            hook.before_step()
+
+    def after_step(self) -> None:
+        """Call the hooks' `after_step`."""
+        for hook in self._hooks:
+            hook.after_step()
+
+    def run_step(self) -> None:
+        """One step; to be written by subclasses."""
+        raise NotImplementedError(f"{type(self).__name__} must implement run_step()")
+
+    def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
+        """Note the losses of this step, without waiting for the devices that still compute them.
+
+        They are read on logging steps (`LossBuffer.period`), which is when they appear in the storage. Collective:
+        every rank calls it at every step.
+
+        Args:
+            loss_dict: scalar tensors, global or local.
+            data_time: seconds this rank waited for the step's data.
+            prefix: put before the names.
+        """
+        from libai_data.engine.events import get_event_storage
+
+        storage = get_event_storage()
+        storage.put_scalar(prefix + "data_time", data_time, iteration=self.iter)
+        self.losses.add(self.iter, {prefix + name: value for name, value in loss_dict.items()})
+        if self.losses.is_due(self.iter) or self.iter == self.max_iter - 1:
+            self.losses.read_into(storage, prefix)
+
+    def _close_hooks(self) -> None:
+        """Close every hook; one that fails keeps neither the others from it, nor an earlier failure from being seen."""
+        for hook in self._hooks:
+            try:
+                hook.close()
+            except Exception:
+                logger.exception("%s.close() failed.", type(hook).__name__)

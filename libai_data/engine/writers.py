@@ -1,0 +1,154 @@
+"""Where measured scalars go: console or log file, JSON lines, TensorBoard events."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import statistics
+from typing import Dict, List, Tuple
+
+from libai_data.engine.events import EventStorage, get_event_storage
+
+logger = logging.getLogger(__name__)
+
+
+class EventWriter:
+    """Takes what is new in the `EventStorage` of the running training."""
+
+    def write(self) -> None:
+        """Write what is new since the last call."""
+        raise NotImplementedError(f"{type(self).__name__} must implement write()")
+
+    def close(self) -> None:
+        """Close files."""
+
+
+class NewScalars:
+    """Finds what a storage got since the last look; a scalar with the smoothing hint is averaged over that time."""
+
+    def __init__(self) -> None:
+        self._seen: Dict[str, int] = {}
+
+    def take(self, storage: EventStorage) -> Dict[str, Tuple[float, int]]:
+        """Scalars put since the last call: name -> (value, iteration of the last put)."""
+        found = {}
+        for name, count in storage.update_counts().items():
+            new = count - self._seen.get(name, 0)
+            self._seen[name] = count
+            if new == 0:
+                continue
+            value, iteration = storage.latest()[name]
+            if storage.smoothing_hints()[name]:
+                value = statistics.fmean(value for value, _ in storage.history(name).values()[-new:])
+            found[name] = (value, iteration)
+        return found
+
+
+class JSONWriter(EventWriter):
+    """One line of JSON for each iteration at which something was written; losses are means since the line before.
+
+    Non-finite numbers are written as null, so that every line is JSON.
+
+    Args:
+        json_file: path. Lines of iterations from `start_iter` on, and a torn last line, are removed first: a resumed
+            training takes those steps again, and a new one begins a new file.
+        start_iter: first iteration of this run.
+    """
+
+    def __init__(self, json_file: str, start_iter: int = 0) -> None:
+        temporary = f"{json_file}.partial"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(_lines_before(json_file, start_iter))
+        os.replace(temporary, json_file)
+        self._file = open(json_file, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        self._new = NewScalars()
+
+    def write(self) -> None:
+        """Append a line for each iteration with new scalars."""
+        lines: Dict[int, Dict[str, object]] = {}
+        for name, (value, iteration) in self._new.take(get_event_storage()).items():
+            finite = value == value and abs(value) != float("inf")
+            lines.setdefault(iteration, {"iteration": iteration})[name] = value if finite else None
+        for _, line in sorted(lines.items()):
+            self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file, its contents on disk."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+
+def _lines_before(path: str, start_iter: int) -> List[str]:
+    if start_iter == 0 or not os.path.exists(path):
+        return []
+    kept = []
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            try:
+                iteration = json.loads(line)["iteration"]
+            except (ValueError, KeyError, TypeError):
+                continue
+            if line.endswith("\n") and iteration < start_iter:
+                kept.append(line)
+    return kept
+
+
+class TensorboardXWriter(EventWriter):
+    """TensorBoard events of all scalars.
+
+    Args:
+        log_dir: directory for the event files.
+        start_iter: first iteration of this run; TensorBoard hides what an earlier run wrote from there on.
+    """
+
+    def __init__(self, log_dir: str, start_iter: int = 0) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._writer = SummaryWriter(log_dir=log_dir, purge_step=start_iter)
+        self._new = NewScalars()
+
+    def write(self) -> None:
+        """Add the new scalars."""
+        for name, (value, iteration) in self._new.take(get_event_storage()).items():
+            self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file."""
+        self._writer.close()
+
+
+class CommonMetricPrinter(EventWriter):
+    """One log line with what one wants to see of a training.
+
+    Args:
+        max_iter: index after that of the last step.
+    """
+
+    def __init__(self, max_iter: int) -> None:
+        self._max_iter = max_iter
+        self._new = NewScalars()
+
+    def write(self) -> None:
+        """Log the line, if there is something new to say."""
+        new = self._new.take(get_event_storage())
+        if "total_loss" not in new:
+            return
+        value, iteration = new["total_loss"]
+        parts = [f"iteration {iteration}/{self._max_iter - 1}", f"loss {value:.4g}"]
+        parts += [f"{name} {new[name][0]:.4g}" for name in sorted(new) if "loss" in name and name != "total_loss"]
+        for name, form in (
+            ("lr", "lr {:.3g}"),
+            ("time", "{:.4f} s/step"),
+            ("samples_per_second", "{:.1f} samples/s"),
+            ("data_wait_share", "data wait {:.1%}"),
+        ):
+            if name in new:
+                parts.append(form.format(new[name][0]))
+        if "eta_seconds" in new:
+            parts.append(f"ETA {datetime.timedelta(seconds=round(new['eta_seconds'][0]))}")
+        logger.info("  ".join(parts))
