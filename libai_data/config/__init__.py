@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from libai_data.config.arguments import default_argument_parser
 from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
 from libai_data.config.instantiate import instantiate
 from libai_data.config.keys import check_keys, try_get_key
 from libai_data.config.lazy_call import LazyCall
+from libai_data.config.lazy_config import LazyConfig
 from libai_data.config.signatures import check_targets
 
 __all__ = [
+    "LazyConfig",
     "LazyCall",
     "instantiate",
-    "check_targets",
+    "try_get_key",
+    "default_argument_parser",
     "default_train",
     "default_graph",
     "WRITTEN_TRAIN_KEYS",
     "check_keys",
-    "try_get_key",
+    "check_targets",
 ]

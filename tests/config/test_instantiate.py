@@ -6,7 +6,7 @@ from collections import OrderedDict
 from typing import Any, Dict, List
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -256,6 +256,7 @@ _values = st.recursive(
 )
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda k: k != "args"), _values, max_size=4))
 def test_any_values_reach_the_target_equal(kwargs: Dict[str, Any]) -> None:
     assert instantiate(LazyCall(record)(**kwargs)) == {"args": (), **kwargs}

@@ -1,0 +1,189 @@
+"""Running config files written in Python, each time anew.
+
+A config file may import others by relative imports (`from .common.train import train`), which are found by their place
+on disk alone. Every load runs each file again, in namespaces of its own: nothing is kept in `sys.modules`, and what one
+load changes no other load sees.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import difflib
+import itertools
+import os
+import sys
+import types
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from omegaconf import DictConfig, ListConfig
+
+from libai_data.config.naming import CONFIG_MODULE_PREFIX
+from libai_data.errors import ConfigError, nearest
+
+_numbers = itertools.count()
+
+
+class ConfigImportError(ConfigError, ImportError):
+    """A config file imports a file or a name that is not there."""
+
+
+def run_config_file(path: str) -> Dict[str, Any]:
+    """Runs a config file and everything that it imports relatively.
+
+    Args:
+        path: an existing `.py` file.
+
+    Returns:
+        The names that the file defines or imports.
+
+    Raises:
+        ConfigError: the file, or one that it imports, is not valid Python (naming file and line), or a relative import
+            leads nowhere or in a circle. What else the file itself raises is passed on.
+    """
+    return _run(os.path.abspath(path), ()).__dict__
+
+
+def as_config(value: Any) -> Any:
+    """A dict as a `DictConfig` that may hold objects; everything else as it is."""
+    return DictConfig(value, flags={"allow_objects": True}) if isinstance(value, dict) else value
+
+
+def files_near(path: str, suffixes: Tuple[str, ...] = (".py", ".yaml", ".yml")) -> str:
+    """For the message about a file that does not exist: what there is in its place."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        while not os.path.isdir(folder):
+            missing, folder = os.path.basename(folder), os.path.dirname(folder)
+        folders = [name for name in os.listdir(folder) if os.path.isdir(os.path.join(folder, name))]
+        return f" There is no folder {missing!r} in {folder}.{nearest(missing, folders)}"
+    names = sorted(name for name in os.listdir(folder) if name.endswith(suffixes) and not name.startswith("_"))
+    if not names:
+        return f" There are no config files in {folder}."
+    close = difflib.get_close_matches(os.path.basename(path), names, n=3, cutoff=0.5)
+    if close:
+        return f" Did you mean {' or '.join(repr(name) for name in close)}?"
+    return f" In {folder} there is: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
+
+
+def _run(path: str, importers: Tuple[str, ...]) -> types.ModuleType:
+    if path in importers:
+        circle = " imports ".join([*importers[importers.index(path) :], path])
+        raise ConfigImportError(f"Config files import each other in a circle: {circle}.")
+    module = types.ModuleType(f"{CONFIG_MODULE_PREFIX}{next(_numbers)}")
+    module.__file__ = path
+    # The interpreter looks up __import__ in the builtins of the running namespace, so that giving the file its own
+    # leaves everybody else's imports alone, those of other threads included.
+    module.__dict__["__builtins__"] = {**builtins.__dict__, "__import__": _importer(path, (*importers, path))}
+    code = _compile(path)
+    # Listed while it runs, since dataclasses look up the module that they are defined in.
+    sys.modules[module.__name__] = module
+    try:
+        exec(code, module.__dict__)
+    finally:
+        del sys.modules[module.__name__]
+    return module
+
+
+def _compile(path: str) -> types.CodeType:
+    with open(path, "rb") as file:
+        source = file.read()
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = f": {error.text.strip()}" if error.text else ""
+        raise ConfigError(f"{error.filename or path}, line {error.lineno}: {error.msg}{text}") from error
+    except ValueError as error:  # a NUL byte, for one
+        raise ConfigError(f"{path} is not a Python file: {error}") from error
+
+
+def _importer(path: str, importers: Tuple[str, ...]) -> Any:
+    """The `__import__` of one config file."""
+
+    def import_(
+        name: str,
+        globals: Optional[Mapping[str, Any]] = None,
+        locals: Optional[Mapping[str, Any]] = None,
+        fromlist: Optional[Sequence[str]] = (),
+        level: int = 0,
+    ) -> Any:
+        if level == 0:
+            module = builtins.__import__(name, globals, locals, fromlist or (), 0)
+            return _with_copied_configs(module, fromlist or ())
+        return _import_relative(path, importers, name, fromlist or (), level)
+
+    return import_
+
+
+def _import_relative(
+    path: str, importers: Tuple[str, ...], name: str, fromlist: Sequence[str], level: int
+) -> types.ModuleType:
+    folder = os.path.dirname(path)
+    for _ in range(level - 1):
+        folder = os.path.dirname(folder)
+    base = os.path.join(folder, *name.split(".")) if name else folder
+    statement = f"from {'.' * level}{name} import {', '.join(fromlist)}"
+    file = _module_file(base) if name else _folder_file(base)
+    if file is None and not os.path.isdir(base):
+        raise ConfigImportError(
+            f"{path} says `{statement}`, but there is neither {base}.py nor {os.path.join(base, '__init__.py')}."
+            + files_near(f"{base}.py", (".py",))
+        )
+    # A folder whose __init__.py is still running has its files to offer, as in Python.
+    is_running_folder = file in importers and file == _folder_file(base)
+    module = types.ModuleType(name) if file is None or is_running_folder else _run(file, importers)
+    for wanted in _public_names(module) if "*" in fromlist else fromlist:
+        if not hasattr(module, wanted):
+            setattr(module, wanted, _neighbour(base, wanted, module, path, importers, statement))
+        setattr(module, wanted, as_config(getattr(module, wanted)))
+    return module
+
+
+def _neighbour(
+    base: str, wanted: str, module: types.ModuleType, path: str, importers: Tuple[str, ...], statement: str
+) -> types.ModuleType:
+    """The file of that name in the folder that is imported from."""
+    file = _module_file(os.path.join(base, wanted)) if os.path.isdir(base) else None
+    if file is not None:
+        found = _run(file, importers)
+        found.__dict__.update({name: as_config(getattr(found, name)) for name in _public_names(found)})
+        return found
+    source = _module_file(base)
+    if source is None or not vars(module).get("__file__"):
+        raise ConfigImportError(
+            f"{path} says `{statement}`, but there is no {os.path.join(base, wanted)}.py."
+            + files_near(os.path.join(base, f"{wanted}.py"), (".py",))
+        )
+    raise ConfigImportError(
+        f"{path} says `{statement}`, but {source} defines no {wanted!r}.{nearest(wanted, _public_names(module))}"
+    )
+
+
+def _module_file(base: str) -> Optional[str]:
+    return os.path.abspath(f"{base}.py") if os.path.isfile(f"{base}.py") else _folder_file(base)
+
+
+def _folder_file(folder: str) -> Optional[str]:
+    file = os.path.join(os.path.abspath(folder), "__init__.py")
+    return file if os.path.isfile(file) else None
+
+
+def _public_names(module: types.ModuleType) -> Sequence[str]:
+    declared = getattr(module, "__all__", None)
+    return list(declared) if declared is not None else [name for name in vars(module) if not name.startswith("_")]
+
+
+def _with_copied_configs(module: Any, fromlist: Sequence[str]) -> Any:
+    """A package's module, with copies of the configs among the wanted names: every load shares the originals."""
+    names = _public_names(module) if "*" in fromlist else fromlist
+    values = {name: vars(module).get(name) for name in names}
+    configs = {name: value for name, value in values.items() if isinstance(value, (DictConfig, ListConfig))}
+    if not configs:
+        return module
+    shown = types.ModuleType(module.__name__)
+    shown.__dict__.update(vars(module))
+    for name in fromlist:
+        if name != "*":
+            setattr(shown, name, getattr(module, name))
+    shown.__dict__.update({name: copy.deepcopy(config) for name, config in configs.items()})
+    return shown

@@ -1,0 +1,144 @@
+"""Config files: loading, changing, saving."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+
+from omegaconf import DictConfig, ListConfig
+
+from libai_data.config.config_files import as_config, files_near, run_config_file
+from libai_data.config.overrides import apply_overrides
+from libai_data.config.yaml_format import from_yaml, to_yaml
+from libai_data.errors import ConfigError, nearest
+
+Keys = Union[None, str, Sequence[str]]
+Path = Union[str, "os.PathLike[str]"]
+
+
+class LazyConfig:
+    """Loads, changes and saves configs whose objects are built later.
+
+    A config file is Python (or YAML). What it defines at its top level as a dict or a config is the config; names that
+    start with an underscore are the file's own affair.
+
+    Example:
+
+        cfg = LazyConfig.load("configs/vit_digits.py")
+        cfg = LazyConfig.apply_overrides(cfg, ["train.train_iter=100", "optim.lr=1e-3"])
+        LazyConfig.save(cfg, "output/config.yaml")
+    """
+
+    @staticmethod
+    def load(filename: Path, keys: Keys = None) -> Any:
+        """Loads a config file.
+
+        Python files may import other config files relatively (`from .common.train import train`) and packages
+        absolutely. Each load runs the files anew. YAML files are read safely: see `libai_data.config.yaml_format`.
+
+        Args:
+            filename: a `.py`, `.yaml` or `.yml` file; a relative path counts from the working directory.
+            keys: a name, or several, of which to return the values alone.
+
+        Returns:
+            A `DictConfig` with the configs that the file defines; with one key its value, with several a tuple.
+
+        Raises:
+            ConfigError: there is no such file (with what is there instead), it is malformed (with its line), or it
+                does not define a key.
+        """
+        path = _existing_file(os.fspath(filename))
+        values = run_config_file(path) if path.endswith(".py") else _read_yaml(path)
+        if isinstance(keys, str):
+            return _pick(values, keys, path)
+        if keys is not None:
+            return tuple(_pick(values, key, path) for key in keys)
+        if path.endswith(".py"):
+            values = {
+                name: as_config(value)
+                for name, value in values.items()
+                if isinstance(value, (DictConfig, ListConfig, dict)) and not name.startswith("_")
+            }
+        return as_config(dict(values))
+
+    @staticmethod
+    def load_rel(filename: Path, keys: Keys = None) -> Any:
+        """Loads a config file whose path is relative to the file that calls this; see `load`.
+
+        Raises:
+            ConfigError: as `load`; or the caller is not in a file.
+        """
+        caller = sys._getframe(1).f_code.co_filename
+        if not os.path.isfile(caller):
+            raise ConfigError(f"load_rel({filename!r}) is called from {caller}, which is no file; use load instead.")
+        return LazyConfig.load(os.path.join(os.path.dirname(os.path.abspath(caller)), os.fspath(filename)), keys)
+
+    @staticmethod
+    def save(cfg: Any, filename: Path) -> None:
+        """Saves a config as YAML, whole or not at all.
+
+        Loading the file gives an equal config: callables are written by their dotted names. Those that have none
+        (lambdas, nested functions) are written as a note, with a warning, and refused by a later load.
+
+        Args:
+            cfg: a config.
+            filename: the YAML file to write; its folder is made when needed.
+        """
+        path = os.path.abspath(os.fspath(filename))
+        text = to_yaml(cfg)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        _write_whole(path, text.encode("utf-8"))
+
+    @staticmethod
+    def apply_overrides(cfg: DictConfig, overrides: Optional[List[str]]) -> DictConfig:
+        """Changes a config in place by `key=value` texts; see `libai_data.config.overrides.apply_overrides`."""
+        return apply_overrides(cfg, overrides or [])
+
+
+def _existing_file(filename: str) -> str:
+    path = os.path.abspath(os.path.expanduser(filename))
+    if os.path.isdir(path):
+        raise ConfigError(f"The config file {filename!r} is a folder.{files_near(os.path.join(path, 'x'))}")
+    if os.path.splitext(path)[1] not in (".py", ".yaml", ".yml"):
+        raise ConfigError(f"The config file {filename!r} must end in .py, .yaml or .yml.{files_near(path)}")
+    if not os.path.isfile(path):
+        raise ConfigError(f"The config file {filename!r} does not exist: tried {path}.{files_near(path)}")
+    return path
+
+
+def _read_yaml(path: str) -> Mapping[str, Any]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file in UTF-8: {error}") from error
+    values = from_yaml(text, path)
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of sections at its top; it holds a {type(values).__name__}.")
+    return values
+
+
+def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
+    if key not in values:
+        known: Tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
+        raise ConfigError(f"{path} defines no {key!r}.{nearest(key, known) or ' It defines: ' + ', '.join(known)}")
+    return as_config(values[key])
+
+
+def _write_whole(path: str, content: bytes) -> None:
+    folder, name = os.path.split(path)
+    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise

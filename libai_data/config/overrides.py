@@ -1,0 +1,205 @@
+"""Changing a config by texts such as `train.train_iter=100`, in Hydra's override grammar.
+
+    key=value      changes a key that is there, or sets an argument of a LazyCall's target
+    +key=value     adds a key
+    ++key=value    changes or adds, without questions
+    ~key           deletes a key
+
+Keys are dotted; elements of lists go by index: `dataloader.test.0.num_workers`, or `dataloader.test[0].num_workers`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, List, Optional, Set
+
+from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from libai_data.config.naming import describe, locate
+from libai_data.config.places import Place, place_of
+from libai_data.config.signatures import SPECIAL_KEYS, TARGET
+from libai_data.errors import ConfigError, nearest
+
+_INDEX = re.compile(r"\[(\d+)\]")
+
+
+def apply_overrides(cfg: DictConfig, overrides: List[str]) -> DictConfig:
+    """Applies overrides in order, in place.
+
+    A key that the config does not have is an error, but for arguments that the target of a LazyCall takes: those may be
+    set without `+`. A mapping as the value is merged into a section; lists are replaced as a whole.
+
+    Args:
+        cfg: the config to change.
+        overrides: texts in Hydra's override grammar (values: null, true, 1, 1e-4, text, 'quoted', [1,2], {a: 1}).
+
+    Returns:
+        The same config.
+
+    Raises:
+        ConfigError: naming the override, what is wrong, and the nearest known key.
+    """
+    # Its parser takes a while to import, and most processes never need it.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create()
+    opened: Set[str] = set()
+    for text in overrides:
+        try:
+            _apply(cfg, _parse(parser, text), opened)
+        except ConfigError as error:
+            raise ConfigError(f"Override {text!r}: {error}") from (error.__cause__ or error)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"Override {text!r}: {error}") from error
+    return cfg
+
+
+def _parse(parser: Any, text: str) -> Any:
+    from hydra.errors import HydraException
+
+    if text.startswith("-"):
+        raise ConfigError("this looks like an option; options go before the first override.")
+    key, equals, value = text.partition("=")
+    if not equals and not key.startswith("~"):
+        raise ConfigError("there is no '='. Write key=value, +key=value to add a key, or ~key to delete one.")
+    try:
+        override = parser.parse_override(_INDEX.sub(r".\1", key) + equals + value)
+    except HydraException as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{reason}. A value with special characters goes in quotes: key='\"a=b\"'.") from error
+    if override.package is not None or not all(override.key_or_group.split(".")):
+        raise ConfigError("the key must be names joined by dots.")
+    if override.is_sweep_override():
+        raise ConfigError(
+            "this gives several values, and one run takes one. A list is written [1,2], a text with commas '\"1,2\"'."
+        )
+    return override
+
+
+def _apply(cfg: DictConfig, override: Any, opened: Set[str]) -> None:
+    parts, value = override.key_or_group.split("."), override.value()
+    if override.is_delete():
+        _delete(_descend(cfg, parts), value)
+    elif override.is_add():
+        _add(_descend(cfg, parts, create=True), value)
+    elif override.is_force_add():
+        _force(_descend(cfg, parts, create=True), value)
+    else:
+        _change(_descend(cfg, parts, opened=opened), value, opened)
+
+
+def _descend(cfg: DictConfig, parts: List[str], create: bool = False, opened: Optional[Set[str]] = None) -> Place:
+    """The place of a dotted key.
+
+    Args:
+        cfg: the config.
+        parts: the parts of the key.
+        create: whether to make the sections on the way.
+        opened: the keys of sections that were made as arguments of targets, and so may hold anything. Where given,
+            sections are made where a target takes them, and added to it.
+    """
+    place = place_of(cfg, cfg, "", parts[0])
+    for part in parts[1:]:
+        if place.value is None and create:
+            place.put({})
+        elif place.value is None and opened is not None and _takes(place, opened):
+            place.put({})
+            opened.add(place.full_key)
+        elif not place.exists:
+            raise place.unknown()
+        section = place.value
+        if not isinstance(section, (DictConfig, ListConfig)):
+            advice = f" Set it as a whole: {place.full_key}={{...}}." if section is None else ""
+            raise ConfigError(
+                f"{place.full_key} is {_shown(section)}, not a section, so it has no key {part!r}.{advice}"
+            )
+        place = place_of(cfg, section, place.full_key, part)
+    return place
+
+
+def _takes(place: Place, opened: Set[str]) -> bool:
+    return place.path in opened or place.takes_argument()
+
+
+def _change(place: Place, value: Any, opened: Set[str]) -> None:
+    if not place.exists and not _takes(place, opened):
+        raise place.unknown()
+    present = place.written_value
+    if isinstance(value, dict) and isinstance(present, DictConfig):
+        # The target first: it decides which other keys are known.
+        for key in sorted(value, key=lambda k: k != TARGET):
+            _change(place_of(place.root, present, place.full_key, str(key)), value[key], opened)
+        return
+    _check_kind(place, present, value)
+    if callable(present) and isinstance(value, str) and place.key not in SPECIAL_KEYS and not _refers(value):
+        value = locate(value)
+    place.put(value)
+
+
+def _check_kind(place: Place, present: Any, value: Any) -> None:
+    """Refuses a value that is most likely a slip, since it has another kind than the one it replaces."""
+    if value is None or _refers(value):
+        return
+    key = place.full_key
+    force = f" To set it all the same, write ++{key}=..."
+    if isinstance(present, DictConfig):
+        keys = [str(k) for k in present if k not in SPECIAL_KEYS]
+        raise ConfigError(
+            f"{key} is a section with the keys {', '.join(keys) or '(none)'}; {_shown(value)} cannot stand in its "
+            f"place. Set one of its keys: {key}.{keys[0] if keys else 'key'}=...{force}"
+        )
+    if isinstance(present, ListConfig) and not isinstance(value, list):
+        raise ConfigError(
+            f"{key} is a list of {len(present)}; {_shown(value)} cannot stand in its place. "
+            f"Write a list, {key}=[...], or set an element, {key}.0=...{force}"
+        )
+    if isinstance(present, (bool, int, float)) and isinstance(value, str):
+        is_bool = isinstance(present, bool)
+        raise ConfigError(
+            f"{key} is {'true or false' if is_bool else 'a number'} ({_shown(present)}); found the text {value!r}."
+            f"{nearest(value, ('true', 'false')) if is_bool else ''}{force}"
+        )
+
+
+def _add(place: Place, value: Any) -> None:
+    present = place.written_value
+    if present is not None and not (isinstance(present, DictConfig) and isinstance(value, dict)):
+        raise ConfigError(
+            f"{place.full_key} is there already ({_shown(present)}). Leave out the + to change it, or write ++ to "
+            "change or add it."
+        )
+    _force(place, value)
+
+
+def _force(place: Place, value: Any) -> None:
+    present = place.written_value
+    if isinstance(value, dict) and isinstance(present, DictConfig):
+        for key, inner in value.items():
+            _force(place_of(place.root, present, place.full_key, str(key)), inner)
+    else:
+        place.put(value)
+
+
+def _delete(place: Place, expected: Any) -> None:
+    if not place.exists:
+        raise place.unknown()
+    if expected is not None and expected != place.value:
+        raise ConfigError(f"{place.full_key} is {_shown(place.value)}, not {_shown(expected)}; it was not deleted.")
+    place.delete()
+
+
+def _refers(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float, str, list, dict)):
+        return repr(value)
+    if isinstance(value, DictConfig):
+        return f"a section ({', '.join(str(key) for key in value)})"
+    return str(list(value)) if isinstance(value, ListConfig) else describe(value)

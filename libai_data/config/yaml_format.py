@@ -1,0 +1,218 @@
+"""Configs as YAML: written so that loading gives an equal config, and read without running anything.
+
+Beyond plain YAML there are three tags: `!name package.thing` is the object of that dotted name (a function, class, enum
+member or dtype), `!path text` a `pathlib.Path`, and `!unsaved text` what stood here and could not be written. Reading
+imports the modules that are named, and calls nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import pathlib
+import re
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import yaml
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from libai_data.config.keys import join_path
+from libai_data.config.naming import describe, dotted_name, locate
+from libai_data.config.signatures import TARGET
+from libai_data.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_SCALARS = (str, bool, int, float, bytes, type(None))
+# YAML 1.1, which PyYAML speaks, takes 1e-4 for a text and 2024-01-01 for a date; configs mean the number and the text.
+_FLOAT = re.compile(
+    r"""^(?:[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9][0-9_]*(?:[eE][-+]?[0-9]+)
+        |\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unsaved:
+    text: str
+
+
+def to_yaml(cfg: Any) -> str:
+    """The YAML text of a config.
+
+    Targets are written as dotted names, other objects that have one with `!name`, dataclass instances as LazyCalls of
+    their class, numpy scalars as plain numbers. Interpolations stay as they are. What has no name (a lambda, a nested
+    function, an array) is written as `!unsaved`, with a warning that says so.
+
+    Args:
+        cfg: a config or a plain dict or list.
+    """
+    unsaved: List[str] = []
+    plain = _plain(cfg, "", unsaved)
+    for line in unsaved:
+        logger.warning("The saved config cannot be loaded back as it is: %s", line)
+    return str(
+        yaml.dump(plain, Dumper=_Dumper, default_flow_style=None, allow_unicode=True, width=120, sort_keys=False)
+    )
+
+
+def from_yaml(text: str, origin: str) -> Any:
+    """The plain dicts, lists and values of a YAML text.
+
+    Args:
+        text: one YAML document.
+        origin: the file that it is from, for the messages.
+
+    Raises:
+        ConfigError: the text is not valid YAML, has a key twice, an unknown tag, or a value that was not saved. The
+            message names file and line.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)  # derives from SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{origin}{line}: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{origin} is not valid YAML: {error}") from error
+
+
+def _plain(value: Any, path: str, unsaved: List[str]) -> Any:
+    if isinstance(value, (DictConfig, ListConfig)):
+        return _plain_container(value, path, unsaved)
+    if isinstance(value, dict):
+        return _plain_items(list(value.items()), path, unsaved)
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, join_path(path, index), unsaved) for index, item in enumerate(value)]
+    if isinstance(value, enum.Enum):  # before numbers: an IntEnum is both
+        return _named(value, path, unsaved)
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in _SCALARS or isinstance(value, pathlib.PurePath):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(_fields(value), path, unsaved)
+    return _named(value, path, unsaved)
+
+
+def _plain_container(node: Any, path: str, unsaved: List[str]) -> Any:
+    if node._is_none() or node._is_missing() or node._is_interpolation():
+        return node._value()
+    keys = list(node) if isinstance(node, DictConfig) else range(len(node))
+    items = [(key, _raw(node, key)) for key in keys]
+    if isinstance(node, ListConfig):
+        return [_plain(item, join_path(path, index), unsaved) for index, item in items]
+    kind = OmegaConf.get_type(node)
+    if dataclasses.is_dataclass(kind):
+        given = {field.name for field in dataclasses.fields(kind) if field.init}
+        items = [(TARGET, kind), *((key, item) for key, item in items if key in given)]
+    return _plain_items(items, path, unsaved)
+
+
+def _raw(node: Any, key: Any) -> Any:
+    """A value of a container as written: an interpolation as text, not what it refers to."""
+    child = node._get_node(key)
+    return child if isinstance(child, (DictConfig, ListConfig)) else child._value()
+
+
+def _fields(value: Any) -> Dict[str, Any]:
+    return {TARGET: type(value), **{f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}}
+
+
+def _plain_items(items: List[Tuple[Any, Any]], path: str, unsaved: List[str]) -> Dict[Any, Any]:
+    plain: Dict[Any, Any] = {}
+    for key, value in items:
+        where = join_path(path, key)
+        written = _plain(value, where, unsaved)
+        is_target = key == TARGET and isinstance(written, _Named)
+        plain[_plain(key, where, unsaved)] = written.name if is_target else written
+    return plain
+
+
+def _named(value: Any, path: str, unsaved: List[str]) -> Any:
+    name = dotted_name(value)
+    if name is not None:
+        return _Named(name)
+    reason = f"{describe(value)} has no importable name"
+    advice = "define it at the top of an importable module" if callable(value) else "write it as a LazyCall"
+    unsaved.append(f"{path} is {type(value).__name__} {reason}; {advice}.")
+    return _Unsaved(f"{type(value).__name__} {reason}")
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+class _Loader(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Dict[Any, Any]:
+        seen: Dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key_node.value!r} is there already, in line {seen[key]}", key_node.start_mark
+                )
+            if key is not None:
+                seen[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+def _construct_name(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    try:
+        return locate(loader.construct_scalar(node))
+    except ConfigError as error:
+        raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from error
+
+
+def _construct_path(loader: _Loader, node: yaml.ScalarNode) -> pathlib.Path:
+    return pathlib.Path(loader.construct_scalar(node))
+
+
+def _construct_unsaved(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    raise yaml.constructor.ConstructorError(
+        None,
+        None,
+        f"this value could not be saved ({loader.construct_scalar(node)}); write it anew, or load the config file that "
+        "the run was started with",
+        node.start_mark,
+    )
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # Unquoted, these line breaks of Unicode would come back as blanks.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _set_up_tags() -> None:
+    for cls in (_Dumper, _Loader):
+        cls.yaml_implicit_resolvers = {
+            first: [
+                (tag, regexp)
+                for tag, regexp in resolvers
+                if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:timestamp")
+            ]
+            for first, resolvers in cls.yaml_implicit_resolvers.items()
+        }
+        cls.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    _Dumper.add_representer(str, _represent_text)
+    _Dumper.add_representer(_Named, lambda dumper, data: dumper.represent_scalar("!name", data.name))
+    _Dumper.add_representer(_Unsaved, lambda dumper, data: dumper.represent_scalar("!unsaved", data.text))
+    _Dumper.add_multi_representer(pathlib.PurePath, lambda dumper, data: dumper.represent_scalar("!path", str(data)))
+    _Loader.add_constructor("!name", _construct_name)
+    _Loader.add_constructor("!path", _construct_path)
+    _Loader.add_constructor("!unsaved", _construct_unsaved)
+
+
+_set_up_tags()

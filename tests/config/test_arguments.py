@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+
+from libai_data.config import default_argument_parser
+
+
+def test_every_argument_has_a_default() -> None:
+    args = default_argument_parser().parse_args([])
+    assert (args.config_file, args.resume, args.eval_only, args.fast_dev_run, args.opts) == (
+        "",
+        False,
+        False,
+        False,
+        [],
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["--config-file", "c.py", "--resume", "a=1", "~b"],
+        ["--resume", "--config-file", "c.py", "a=1", "~b"],
+        ["a=1", "~b", "--config-file", "c.py", "--resume"],
+    ],
+)
+def test_options_stand_before_or_after_the_overrides(line: List[str]) -> None:
+    args = default_argument_parser().parse_args(line)
+    assert (args.config_file, args.resume, args.opts) == ("c.py", True, ["a=1", "~b"])
+
+
+def test_the_help_shows_examples_unless_given_others() -> None:
+    assert "--nnodes 2" in default_argument_parser().format_help()
+    assert default_argument_parser("mine").format_help().endswith("mine\n")

@@ -1,0 +1,259 @@
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import pathlib
+import sys
+import threading
+from typing import Callable
+
+import pytest
+from omegaconf import DictConfig
+
+from libai_data.config import LazyCall, LazyConfig, instantiate
+from libai_data.errors import ConfigError
+
+Write = Callable[[str, str], str]
+
+
+@pytest.fixture
+def write(tmp_path: pathlib.Path) -> Write:
+    def write_file(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write_file
+
+
+def test_dicts_and_configs_of_a_file_are_the_config(write: Write) -> None:
+    file = write(
+        "c.py",
+        "from omegaconf import DictConfig\nimport math\n"
+        "train = dict(lr=1e-4, nested=dict(f=math.sin))\nmodel = DictConfig({'x': 1})\n_own = dict(a=1)\nnumber = 3\n",
+    )
+    cfg = LazyConfig.load(file)
+    assert isinstance(cfg.train, DictConfig) and cfg.train.lr == 1e-4 and cfg.model.x == 1
+    assert set(cfg) == {"train", "model"}
+
+
+def test_keys_pick_single_values(write: Write) -> None:
+    file = write("c.py", "train = dict(a=1)\nnumber = 3\n")
+    assert LazyConfig.load(file, "train").a == 1
+    assert LazyConfig.load(file, ("number", "train"))[0] == 3
+    with pytest.raises(ConfigError, match=r"c\.py defines no 'trian'\. Did you mean 'train'\?"):
+        LazyConfig.load(file, "trian")
+
+
+def test_relative_imports_find_files_and_folders(write: Write) -> None:
+    write("common/train.py", "train = dict(lr=1)\n_hidden = 5\n")
+    write(
+        "common/more/__init__.py", "from ..train import train as base\nfrom . import deep\nfrom .deep import deeper\n"
+    )
+    write("common/more/deep.py", "deeper = dict(x=2)\nfrom . import side\nother = side.y\n")
+    write("common/more/side.py", "y = dict(z=7)\n")
+    write("models/vit.py", "from ..common.train import train\nmodel = dict(lr=train.lr)\n")
+    file = write(
+        "exp.py",
+        "from .common.train import train\nfrom .common.more import base, deeper, deep\nfrom .models.vit import *\n"
+        "from .common import train as module\n"
+        "train.lr = 5\nseen = dict(attribute=module.train.lr, y=deep.other.z)\n",
+    )
+    cfg = LazyConfig.load(file)
+    assert cfg.train.lr == 5 and cfg.base.lr == 1 and cfg.deeper.x == 2 and cfg.model.lr == 1
+    assert cfg.seen == {"attribute": 1, "y": 7}
+
+
+def test_relative_imports_within_functions_work_when_they_are_called(write: Write) -> None:
+    write("other.py", "value = dict(x=1)\n")
+    file = write("c.py", "def late():\n    from .other import value\n    return value\n")
+    assert LazyConfig.load(file, "late")().x == 1
+
+
+def test_loads_share_nothing(write: Write) -> None:
+    write("base.py", "train = dict(sizes=[1])\n")
+    file = write("c.py", "from .base import train\n")
+    first = LazyConfig.load(file)
+    first.train.sizes.append(2)
+    first.train.new = 1
+    assert LazyConfig.load(file).train == {"sizes": [1]}
+
+
+def test_configs_imported_from_a_package_are_copies(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = pathlib.Path(write("a_package_of_configs/__init__.py", "")).parent.parent
+    write("a_package_of_configs/base.py", "from omegaconf import DictConfig\ntrain = DictConfig({'lr': 1})\n")
+    monkeypatch.syspath_prepend(str(root))
+    for star in ("train", "*"):
+        file = write("c.py", f"from a_package_of_configs.base import {star}\ntrain.lr += 1\n")
+        assert LazyConfig.load(file).train.lr == 2
+        assert LazyConfig.load(file).train.lr == 2
+    import a_package_of_configs.base as base  # type: ignore[import-not-found]
+
+    assert base.train.lr == 1
+
+
+def test_loading_leaves_imports_and_modules_as_they_were(write: Write) -> None:
+    write("bad.py", "raise KeyError('mine')\n")
+    before_import, before_modules = builtins.__import__, set(sys.modules)
+    with pytest.raises(KeyError, match="mine"):
+        LazyConfig.load(write("c.py", "from .bad import x\n"))
+    LazyConfig.load(write("d.py", "import math\nx = dict(a=1)\n"))
+    assert builtins.__import__ is before_import
+    assert not [name for name in set(sys.modules) - before_modules if "config_file" in name]
+
+
+def test_threads_load_at_the_same_time(write: Write) -> None:
+    files = []
+    for number in range(4):
+        write(f"f{number}/base.py", f"train = dict(number={number})\n")
+        files.append(write(f"f{number}/c.py", "from .base import train\nimport json\n"))
+    wrong = []
+
+    def load(number: int) -> None:
+        for _ in range(20):
+            if LazyConfig.load(files[number]).train.number != number:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=load, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_dataclasses_and_classes_may_be_defined_in_a_config(write: Write) -> None:
+    file = write(
+        "c.py",
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "from libai_data.config import LazyCall\n"
+        "@dataclass\nclass Thing:\n    x: int = 1\n"
+        "class Plain:\n    def __init__(self, y): self.y = y\n"
+        "thing = LazyCall(Thing)(x=5)\nplain = LazyCall(Plain)(y=6)\n",
+    )
+    cfg = LazyConfig.load(file)
+    assert instantiate(cfg.thing).x == 5 and instantiate(cfg.plain).y == 6
+
+
+def test_a_missing_config_names_the_path_and_its_neighbours(write: Write, tmp_path: pathlib.Path) -> None:
+    write("vit_digits.py", "")
+    with pytest.raises(ConfigError, match=r"tried .*vit_digit\.py\. Did you mean 'vit_digits\.py'\?"):
+        LazyConfig.load(str(tmp_path / "vit_digit.py"))
+    with pytest.raises(ConfigError, match=r"In .* there is: vit_digits\.py"):
+        LazyConfig.load(str(tmp_path / "zzz.py"))
+    with pytest.raises(ConfigError, match=r"There is no folder 'confgs'"):
+        LazyConfig.load(str(tmp_path / "confgs" / "x.py"))
+    with pytest.raises(ConfigError, match=r"must end in \.py, \.yaml or \.yml"):
+        LazyConfig.load(str(tmp_path / "vit_digits"))
+    with pytest.raises(ConfigError, match="is a folder"):
+        LazyConfig.load(str(tmp_path))
+
+
+def test_a_syntax_error_names_file_and_line(write: Write) -> None:
+    write("broken.py", "x = 1\ny = = 2\n")
+    with pytest.raises(ConfigError, match=r"broken\.py, line 2: .*y = = 2"):
+        LazyConfig.load(write("c.py", "from .broken import x\n"))
+    with pytest.raises(ConfigError, match=r"nul\.py"):
+        LazyConfig.load(write("nul.py", "x = '\0'\n"))
+
+
+def test_a_relative_import_of_a_missing_file_names_both_files(write: Write) -> None:
+    write("train.py", "train = dict()\n")
+    with pytest.raises(ConfigError) as raised:
+        LazyConfig.load(write("c.py", "from .trian import train\n"))
+    message = str(raised.value)
+    assert "c.py says `from .trian import train`" in message and "trian.py" in message
+    assert "Did you mean 'train.py'" in message
+    assert isinstance(raised.value, ImportError)
+
+
+def test_a_relative_import_of_a_missing_name_names_it(write: Write) -> None:
+    write("train.py", "train = dict()\n")
+    write("folder/a.py", "")
+    with pytest.raises(ConfigError, match=r"train\.py defines no 'trian'\. Did you mean 'train'\?"):
+        LazyConfig.load(write("c.py", "from .train import trian\n"))
+    with pytest.raises(ConfigError, match=r"there is no .*folder/b\.py"):
+        LazyConfig.load(write("d.py", "from .folder import b\n"))
+
+
+def test_files_that_import_each_other_are_refused(write: Write) -> None:
+    write("a.py", "from .b import x\n")
+    with pytest.raises(ConfigError, match=r"in a circle: .*b\.py imports .*a\.py imports .*b\.py"):
+        LazyConfig.load(write("b.py", "from .a import x\n"))
+
+
+def test_load_rel_counts_from_the_file_that_calls(write: Write) -> None:
+    write("common/train.py", "train = dict(lr=3)\n")
+    file = write(
+        "c.py", "from libai_data.config import LazyConfig\ntrain = LazyConfig.load_rel('common/train.py', 'train')\n"
+    )
+    assert LazyConfig.load(file).train.lr == 3
+    with pytest.raises(ConfigError, match="load_rel"):
+        exec("LazyConfig.load_rel('x.py')", {"LazyConfig": LazyConfig})
+
+
+def test_yaml_is_read_as_configs_mean_it(write: Write) -> None:
+    cfg = LazyConfig.load(
+        write("c.yaml", "optim: {lr: 1e-4, eps: 1.5e-08, t: 2024-01-01, n: null}\nlist: [1, {a: b}]\n")
+    )
+    assert cfg.optim.lr == 1e-4 and cfg.optim.eps == 1.5e-8 and cfg.optim.t == "2024-01-01" and cfg.optim.n is None
+    assert cfg.list[1].a == "b"
+    assert LazyConfig.load(write("empty.yaml", "")) == {}
+    assert LazyConfig.load(write("k.yml", "a: {b: 1}\n"), "a").b == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1, 2\nb: 3\n", "line 2"),
+        ("a: 1\nb: 2\na: 3\n", "line 3: the key 'a' is there already, in line 1"),
+        ("a: !!python/object/apply:os.getcwd []\n", "line 1: could not determine a constructor"),
+        ("a:\n  b: !name collections.OrderedDic\n", "line 2: .*Did you mean 'OrderedDict'"),
+        ("a: !unsaved a lambda\n", "line 1: this value could not be saved .a lambda."),
+        ("- 1\n", "must hold a mapping"),
+        ("a: \0\n", "not valid YAML"),
+    ],
+)
+def test_malformed_yaml_is_refused_with_its_line(write: Write, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        LazyConfig.load(write("c.yaml", text))
+    assert "c.yaml" in str(raised.value)
+
+
+def test_saving_is_whole_or_not_at_all(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "new" / "config.yaml"
+    LazyConfig.save({"a": 1}, file)
+    assert LazyConfig.load(file) == {"a": 1}
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        LazyConfig.save({"a": 2}, file)
+    assert LazyConfig.load(file) == {"a": 1}
+    assert [path.name for path in file.parent.iterdir()] == ["config.yaml"]
+
+
+def test_a_saved_config_builds_the_same(write: Write, tmp_path: pathlib.Path) -> None:
+    write("common/train.py", "train = dict(lr=1e-4, sizes=(1, 2), collate=len)\n")
+    file = write(
+        "c.py",
+        "import collections\nfrom libai_data.config import LazyCall\nfrom .common.train import train\n"
+        "thing = LazyCall(collections.OrderedDict)(a=1e-8, b=LazyCall(dict)(x=None, y='${train.lr}'))\n",
+    )
+    cfg = LazyConfig.load(file)
+    LazyConfig.save(cfg, tmp_path / "saved.yaml")
+    loaded = LazyConfig.load(tmp_path / "saved.yaml")
+    assert loaded.train == cfg.train and loaded.train.collate is len
+    assert instantiate(loaded.thing) == instantiate(cfg.thing) == {"a": 1e-8, "b": {"x": None, "y": 1e-4}}
+    assert loaded.thing._target_ == "collections.OrderedDict"
+
+
+def test_partial_targets_are_noted_as_unsaved(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    LazyConfig.save({"a": LazyCall(functools.partial(dict))(x=1)}, tmp_path / "c.yaml")
+    assert "a._target_" in caplog.text
+    with pytest.raises(ConfigError, match="could not be saved"):
+        LazyConfig.load(tmp_path / "c.yaml")
