@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from libai_data.loader.executor import Collated, Executor, Task
 from libai_data.loader.failures import FailureLog
 from libai_data.loader.reading import row_slices, write_row
 from libai_data.loader.schema import Layout, SampleSchema
-from libai_data.loader.slots import Slot, SlotRing, bytes_of
+from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.samplers.sampler import IndexBatch
 from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, fields_of
@@ -36,6 +36,25 @@ class PendingBatch:
     def rows(self) -> int:
         """Rows of this reader's part of the batch."""
         return len(self.index_batch.indices)
+
+
+@dataclass(frozen=True)
+class ReadyBatch:
+    """A batch that has been read.
+
+    Args:
+        index_batch: what it holds.
+        arrays: of each field; views of the slot, which returns to the ring with the last of them.
+        layouts: of each field.
+        slot: where it lies; None if a collator of this process made it elsewhere.
+        specs: where each array lies within the slot.
+    """
+
+    index_batch: IndexBatch
+    arrays: Dict[str, np.ndarray]
+    layouts: Dict[str, Layout]
+    slot: Optional[Slot]
+    specs: Tuple[ArraySpec, ...]
 
 
 class BatchReader:
@@ -70,7 +89,6 @@ class BatchReader:
         self._tasks: Dict[int, PendingBatch] = {}
         self._next_task = 0
         self._collated_bytes = 0
-        self._agreement = Agreement(per_batch=collates)
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
         """Send out a batch's tasks."""
@@ -132,8 +150,8 @@ class BatchReader:
             if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
                 self._ring.move(owner.slot, *result.collated.moved_to)
 
-    def finish(self, pending: PendingBatch) -> Instance:
-        """Put the batch together; its memory returns to the ring when its last tensor is gone.
+    def finish(self, pending: PendingBatch) -> ReadyBatch:
+        """Wait for a batch; its memory returns to the ring when the last view of its arrays is gone.
 
         Raises:
             Exception: What a task of the batch failed with.
@@ -144,17 +162,18 @@ class BatchReader:
             raise pending.error
         collated, slot = pending.collated, pending.slot
         if collated is not None:
-            layouts, arrays = collated.layouts, collated.arrays
+            layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs
             if slot is not None:
-                arrays = self._ring.hand_out(slot, collated.specs)
+                arrays = self._ring.hand_out(slot, specs)
                 self._collated_bytes = max(self._collated_bytes, slot.size)
         elif self._schema is not None and slot is not None:
             layouts = {spec.name: spec.layout for spec in self._schema.fields}
-            arrays = self._ring.hand_out(slot, self._schema.batch_specs(pending.rows))
+            specs = self._schema.batch_specs(pending.rows)
+            arrays = self._ring.hand_out(slot, specs)
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
-        return self._assemble(arrays, self._overridden(layouts), pending.index_batch)
+        return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs)
 
     def discard(self, pending: PendingBatch) -> None:
         """Wait for a batch that nobody wants any more, and take its slot back."""
@@ -172,15 +191,34 @@ class BatchReader:
                 )
         return {name: replace(layout, **self._layouts.get(name, {})) for name, layout in layouts.items()}
 
-    def _assemble(self, arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], batch: IndexBatch) -> Instance:
-        instance = Instance()
-        for name, array in arrays.items():
-            try:
-                tensor = as_flow_tensor(array)
-            except SchemaError as error:
-                raise SchemaError(f"field '{name}': {error}") from error
-            layout = layouts[name]
-            instance.set(name, DistTensorData(tensor, list(layout.sbp_list), layout.placement_idx))
-        instance._agreement = self._agreement
-        instance._info = BatchInfo(batch.step, int(batch.epochs[0]), batch.position, batch.size, batch.valid)
-        return instance
+
+def assemble(
+    arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], info: BatchInfo, agreement: Agreement
+) -> Instance:
+    """Make a rank's batch: OneFlow tensors over the arrays' own memory.
+
+    Args:
+        arrays: of each field, this rank's rows.
+        layouts: of each field.
+        info: where the batch stands in the stream.
+        agreement: shared by all batches of a loader.
+
+    Raises:
+        SchemaError: OneFlow lacks a field's dtype; the field is named.
+    """
+    instance = Instance()
+    for name, array in arrays.items():
+        try:
+            tensor = as_flow_tensor(array)
+        except SchemaError as error:
+            raise SchemaError(f"field '{name}': {error}") from error
+        layout = layouts[name]
+        instance.set(name, DistTensorData(tensor, list(layout.sbp_list), layout.placement_idx))
+    instance._agreement = agreement
+    instance._info = info
+    return instance
+
+
+def info_of(batch: IndexBatch) -> BatchInfo:
+    """What a batch tells of its place in the stream."""
+    return BatchInfo(batch.step, int(batch.epochs[0]), batch.position, batch.size, batch.valid)

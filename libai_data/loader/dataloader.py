@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import time
 import weakref
-from collections import deque
+from functools import partial
 from math import ceil
-from typing import Any, Deque, Dict, Iterator, Mapping, Optional
+from typing import Any, Dict, Iterator, Mapping, Optional
 
 from libai_data.errors import ConfigError
 from libai_data.loader.arena import Arena
-from libai_data.loader.batches import BatchReader, PendingBatch
+from libai_data.loader.batches import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor, TaskRunner
 from libai_data.loader.failures import ErrorPolicy, FailureLog
+from libai_data.loader.iteration import Iteration
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Overrides, parse_layouts
@@ -24,15 +23,11 @@ from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
 from libai_data.samplers.listed import as_stream
-from libai_data.structures import Instance
-
-logger = logging.getLogger(__name__)
+from libai_data.structures import Agreement, Instance
 
 WORKER_TYPES = ("process", "thread")
 
 _MOST_PARTS = 8
-_SECONDS_BETWEEN_HINTS = 60.0
-_WAITING_WORTH_A_HINT = 0.1
 
 
 class DataLoader:
@@ -104,7 +99,7 @@ class DataLoader:
         self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
         self._reader: Optional[BatchReader] = None
         self._close_executor: Optional[weakref.finalize] = None
-        self._iteration: Optional[_Iteration] = None
+        self._iteration: Optional[Iteration] = None
         self._restored = False
         self._times = LoaderTimes()
 
@@ -126,8 +121,10 @@ class DataLoader:
         self._restored = False
         if self._reader is None:
             self._reader = self._start()
-        self._iteration = _Iteration(self.stream, self._reader, self._ahead, self._times)
-        return self._iteration
+        self._iteration = Iteration(self.stream, self._reader, self._ahead, self._times)
+        agreement = Agreement(per_batch=self._cargo.collator is not None)
+        # Not a generator: it would hold on to the last batch while the trainer has let go of it.
+        return map(partial(_instance_of, agreement), self._iteration)
 
     def _start(self) -> BatchReader:
         ring = SlotRing(self._arena, planned=self._ahead + 3)
@@ -203,76 +200,8 @@ class DataLoader:
             self._iteration = None
 
 
-class _Iteration:
-    """One pass over a stream: sends batches out ahead, in order, and hands them out in order."""
-
-    def __init__(self, stream: Any, reader: BatchReader, ahead: int, times: LoaderTimes) -> None:
-        self._stream = stream
-        self._reader = reader
-        self._ahead = ahead
-        self._times = times
-        self._plan = stream.batches(stream.position)
-        self._pending: Deque[PendingBatch] = deque()
-        self._over = False
-        self._handed_out: Optional[float] = None
-        self._next_hint = time.perf_counter() + _SECONDS_BETWEEN_HINTS
-
-    def __iter__(self) -> _Iteration:
-        return self
-
-    def __next__(self) -> Instance:
-        if self._over:
-            raise StopIteration
-        asked = time.perf_counter()
-        self._send_out()
-        if not self._pending:
-            self._over = True
-            self._stream.position = 0
-            raise StopIteration
-        pending = self._pending.popleft()
-        try:
-            batch = self._reader.finish(pending)
-        except BaseException:
-            self.break_off()
-            raise
-        self._stream.position = pending.index_batch.position + pending.index_batch.size
-        self._count(asked)
-        return batch
-
-    def _send_out(self) -> None:
-        while len(self._pending) <= self._ahead:
-            index_batch = next(self._plan, None)
-            if index_batch is None:
-                return
-            self._pending.append(self._reader.submit(index_batch))
-
-    def _count(self, asked: float) -> None:
-        now, times = time.perf_counter(), self._times
-        if self._handed_out is not None:
-            times.waiting += now - asked
-            times.between += asked - self._handed_out
-        times.batches += 1
-        self._handed_out = now
-        if now > self._next_hint:
-            self._next_hint = now + _SECONDS_BETWEEN_HINTS
-            if times.waiting_share() > _WAITING_WORTH_A_HINT:
-                logger.info(
-                    "The trainer has waited for data %.0f %% of the time; most of a worker's time goes into '%s' (see "
-                    "loader.stats()). Use more workers, or make that stage cheaper.",
-                    100 * times.waiting_share(),
-                    summary(self._reader.times, times)["bottleneck"],
-                )
-
-    def break_off(self) -> None:
-        """End this pass; what was read ahead is given up, and is read again by the next one."""
-        self._over = True
-        while self._pending:
-            self._reader.discard(self._pending.popleft())
-
-    def end(self) -> None:
-        """End this pass at once, with the workers, whose slots are not used again."""
-        self._over = True
-        self._pending.clear()
+def _instance_of(agreement: Agreement, batch: ReadyBatch) -> Instance:
+    return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), agreement)
 
 
 def _check(name: str, value: Any, holds: bool, allowed: str) -> None:
