@@ -69,7 +69,7 @@ setup(
     extras_require={"examples": EXAMPLES, "test": TEST, "docs": DOCS, "dev": DEV},
     entry_points={
         "console_scripts": [
-            "libai-data-train=libai_data.engine.command:main",
+            "libai-data-train=libai_data.commands:train",
             "libai-data-digits=libai_data.sources.digits:main",
             "libai-data-launch=libai_data.launch:main",
         ]

@@ -17,6 +17,9 @@ def main() -> None:
     """Run the script named by the first argument as ``__main__``."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    # Each line in one piece: the ranks share the output, and unbuffered prints of theirs would mingle.
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     sys.path[0] = os.path.dirname(script)

@@ -22,7 +22,11 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_ranks_see_their_arguments_and_environment_and_the_repository(script: Path) -> None:
-    script.write_text(LISTEN + "import libai_data\nprint(os.environ['RANK'], os.environ['COLOUR'], sys.argv[1:])\n")
+    script.write_text(
+        LISTEN
+        + "import libai_data\n"
+        + "os.write(1, f\"{os.environ['RANK']} {os.environ['COLOUR']} {sys.argv[1:]}\\n\".encode())\n"
+    )
     result = launch_ranks(script, 2, "a", "b c", env={"COLOUR": "red"})
     assert result.returncode == 0, result.output
     assert "0 red ['a', 'b c']" in result.output

@@ -19,6 +19,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PREAMBLE = """
 import json, os, signal, socket, subprocess, sys, time
 rank = os.environ["RANK"]
+def say(*words):  # A line in one piece, since ranks share the output.
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 if rank == "0":
     server = socket.create_server(("127.0.0.1", int(os.environ["MASTER_PORT"])))
 """
@@ -88,7 +90,7 @@ def test_it_takes_every_flag_that_oneflow_launcher_takes() -> None:
 
 def test_ranks_get_the_environment_that_oneflow_launcher_gives(script: Path) -> None:
     names = ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS", "GLOG_log_dir"]
-    script.write_text(PREAMBLE + f"print(json.dumps([os.environ.get(name) for name in {names}] + sys.argv[1:]))")
+    script.write_text(PREAMBLE + f"say(json.dumps([os.environ.get(name) for name in {names}] + sys.argv[1:]))")
 
     def environments(module: str) -> List[str]:
         port = launch.free_port()
@@ -168,8 +170,8 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_a_while(script: Path, start
 def test_a_signal_reaches_every_rank_once(script: Path, start: StartJob, signum: signal.Signals) -> None:
     script.write_text(
         PREAMBLE
-        + f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(signum)}])\nprint('ready', flush=True)\n"
-        + f"signal.sigwait([{int(signum)}])\nprint('got', rank, flush=True)\n"
+        + f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(signum)}])\nsay('ready')\n"
+        + f"signal.sigwait([{int(signum)}])\nsay('got', rank)\n"
         + f"assert signal.sigtimedwait([{int(signum)}], 0.3) is None\n"
     )
     job = start("--nproc_per_node", 2, script)
@@ -181,9 +183,7 @@ def test_a_signal_reaches_every_rank_once(script: Path, start: StartJob, signum:
 
 def test_a_second_sigint_kills_ranks_that_do_not_end(script: Path, start: StartJob) -> None:
     script.write_text(
-        PREAMBLE
-        + "signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\nprint('ready', flush=True)\n"
-        + "while True: time.sleep(1)"
+        PREAMBLE + "signal.signal(signal.SIGINT, lambda *_: say('asked'))\nsay('ready')\n" + "while True: time.sleep(1)"
     )
     job = start("--nproc_per_node", 2, script)
     job.wait_for("ready", 2)
@@ -195,7 +195,7 @@ def test_a_second_sigint_kills_ranks_that_do_not_end(script: Path, start: StartJ
 
 
 def test_ranks_end_when_the_launcher_is_killed(script: Path, start: StartJob) -> None:
-    script.write_text(PREAMBLE + "print('ready', flush=True)\ntime.sleep(1000)")
+    script.write_text(PREAMBLE + "say('ready')\ntime.sleep(1000)")
     job = start("--nproc_per_node", 2, script)
     job.wait_for("ready", 2)
     job.process.kill()
@@ -210,7 +210,7 @@ def test_what_a_rank_started_ends_with_the_job(script: Path, start: StartJob) ->
 
 
 def test_output_is_written_to_files_on_request(script: Path, tmp_path: Path) -> None:
-    script.write_text(PREAMBLE + "print('out', rank)\nprint('err', rank, file=sys.stderr)")
+    script.write_text(PREAMBLE + "say('out', rank)\nprint('err', rank, file=sys.stderr)")
     result = run("--nproc_per_node", 2, "--redirect_stdout_and_stderr", "--logdir", tmp_path / "logs", script)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
     for rank in "01":
@@ -234,7 +234,7 @@ def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start
 
 
 def test_a_script_that_never_listens_runs_after_a_while(script: Path, start: StartJob) -> None:
-    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(1)")
+    script.write_text("import os, time\nos.write(1, b'here\\n')\ntime.sleep(1)")
     job = start("--nproc_per_node", 2, script, settings="launch.LISTEN_SECONDS = 0.3")
     job.wait_for("here", 2)
     job.end()
