@@ -53,7 +53,7 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
             raise ConfigError(
                 f"{path or 'The config'} has no _target_, so there is nothing to give the arguments to: "
-                f"{', '.join([*map(repr, args), *kwargs])}."
+                f"{', '.join([*(type(arg).__name__ for arg in args), *kwargs])}."
             )
         return _build(cfg, recursive, path)
     except DataPipelineError as error:

@@ -40,7 +40,7 @@ class LazyCall:
         if args:
             raise ConfigError(
                 f"LazyCall({_label(self._target)}) takes keyword arguments only, since each becomes a key of the "
-                f"config; got {len(args)} positional: {', '.join(map(repr, args))}. Write their names."
+                f"config; got {len(args)} by position. Write their names."
             )
         return DictConfig({"_target_": _storable(self._target), **kwargs}, flags={"allow_objects": True})
 

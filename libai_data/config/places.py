@@ -9,6 +9,7 @@ from typing import Any, Iterator, List, Union
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
 from libai_data.config.keys import join_path
+from libai_data.config.naming import describe
 from libai_data.config.signatures import SPECIAL_KEYS, Parameters, parameters_of, target_of
 from libai_data.errors import ConfigError, nearest
 
@@ -79,13 +80,17 @@ class Place:
             count = len(self.section)
             allowed = f"indices 0 to {count - 1}" if count else "no elements"
             return ConfigError(f"there is no {self.full_key}: {self.path} is a list with {allowed}.")
-        siblings = [str(key) for key in self.section] + sorted(self._parameters().names)
+        target = target_of(self.section, self.path)
+        siblings = [str(key) for key in self.section if key not in SPECIAL_KEYS] + sorted(self._parameters().names)
         hint = nearest(self.key, siblings)
         elsewhere = [dotted for dotted in _dotted_keys(self.root, "") if dotted.split(".")[-1] == self.key]
         if not hint and 1 <= len(elsewhere) <= 3:
             hint = f" There is {' and '.join(elsewhere)}."
         if not hint:
-            hint = f" Keys {'in ' + self.path if self.path else 'at the top'}: {', '.join(dict.fromkeys(siblings))}."
+            known = ", ".join(dict.fromkeys(siblings)) or "(none)"
+            hint = f" Keys {'in ' + self.path if self.path else 'at the top'}: {known}."
+        if target is not None:
+            return ConfigError(f"there is no key {self.full_key}: {describe(target)} takes no such argument.{hint}")
         return ConfigError(f"there is no key {self.full_key}.{hint} To add it, write +{self.full_key}=...")
 
     def _parameters(self) -> Parameters:

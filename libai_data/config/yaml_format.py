@@ -145,8 +145,8 @@ def _named(value: Any, path: str, unsaved: List[str]) -> Any:
         return _Named(name)
     reason = f"{describe(value)} has no importable name"
     advice = "define it at the top of an importable module" if callable(value) else "write it as a LazyCall"
-    unsaved.append(f"{path} is {type(value).__name__} {reason}; {advice}.")
-    return _Unsaved(f"{type(value).__name__} {reason}")
+    unsaved.append(f"{path}: {reason}; {advice}.")
+    return _Unsaved(reason)
 
 
 class _Dumper(yaml.SafeDumper):

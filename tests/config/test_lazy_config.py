@@ -4,6 +4,7 @@ import builtins
 import functools
 import os
 import pathlib
+import subprocess
 import sys
 import threading
 from typing import Callable
@@ -257,3 +258,9 @@ def test_partial_targets_are_noted_as_unsaved(tmp_path: pathlib.Path, caplog: py
     assert "a._target_" in caplog.text
     with pytest.raises(ConfigError, match="could not be saved"):
         LazyConfig.load(tmp_path / "c.yaml")
+
+
+def test_importing_the_config_package_imports_neither_oneflow_nor_hydra() -> None:
+    code = "import sys, libai_data.config; print([m for m in ('oneflow', 'hydra') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

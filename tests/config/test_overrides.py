@@ -113,6 +113,7 @@ def test_a_deleted_key_is_gone() -> None:
         ("tensor_parallel_size=2", "There is train.dist.tensor_parallel_size."),
         ("train.train_iters=5", "To add it, write +train.train_iters="),
         ("optim.learning=1", "there is no key optim.learning"),
+        ("optim.learning=1", "AdamW takes no such argument. Keys in optim: lr, betas"),
         ("optim.beta=1", "Did you mean 'betas'?"),
         ("train={train_iters:5}", "train.train_iters. Did you mean 'train_iter'?"),
         ("train.amp=true", "train.amp is a section with the keys enabled; true cannot stand in its place"),
