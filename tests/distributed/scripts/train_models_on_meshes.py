@@ -1,0 +1,158 @@
+"""Trains the example models for 30 steps on every mesh of this world: `train_models_on_meshes.py OUTPUT.json`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+import zlib
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+
+from libai_data import mesh as meshes
+
+# Its CUDA libraries are found by the import above.
+import oneflow as flow  # isort: skip
+
+from configs.models.gpt import GPT
+from configs.models.vit import VisionTransformer
+
+STEPS = 30
+BATCH = 8
+DEPTH = 2
+# (data, tensor, pipeline) by world size. Models keep 10 classes and 11 tokens, which 4 and 2 ranks do not divide.
+MESHES: Dict[int, List[Tuple[int, int, int]]] = {
+    1: [(1, 1, 1)],
+    2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
+    4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)],
+}
+
+
+class TrainGraph(flow.nn.Graph):
+    """One step of training as a static graph."""
+
+    def __init__(self, model: flow.nn.Module, optimizer: flow.optim.Optimizer, checkpointing: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.add_optimizer(optimizer)
+        type(model).set_pipeline_stage_id(self.model)
+        if checkpointing:
+            type(model).set_activation_checkpoint(self.model)
+
+    def build(self, **batch: Any) -> Any:
+        loss = self.model(**batch)["losses"]
+        loss.backward()
+        return loss
+
+
+def build(name: str) -> Tuple[flow.nn.Module, flow.optim.Optimizer]:
+    # One optimizer that sees the size of gradients, and one that hardly does but has more state.
+    if name == "vit":
+        vit = VisionTransformer(
+            image_size=8, patch_size=4, in_channels=1, num_classes=10, dim=16, depth=DEPTH, num_heads=4
+        )
+        return vit, flow.optim.SGD(vit.parameters(), lr=0.05, momentum=0.9)
+    gpt = GPT(vocab_size=11, max_seq_length=8, dim=16, depth=DEPTH, num_heads=4)
+    return gpt, flow.optim.AdamW(gpt.parameters(), lr=3e-3)
+
+
+def global_batch(name: str, step: int) -> Dict[str, Any]:
+    random = np.random.default_rng(step)
+    if name == "vit":
+        labels = random.integers(0, 10, BATCH)
+        templates = np.random.default_rng(1000).standard_normal((10, 1, 8, 8))
+        images = templates[labels] + 0.3 * random.standard_normal((BATCH, 1, 8, 8))
+        return {"images": place(images.astype(np.float32), 0), "labels": place(labels, -1)}
+    tokens = (random.integers(0, 11, (BATCH, 1)) + 3 * np.arange(8)) % 11
+    return {"input_ids": place(tokens[:, :-1], 0), "labels": place(tokens[:, 1:], -1)}
+
+
+def place(array: np.ndarray, layer_idx: int) -> Any:
+    placement = meshes.get_layer_placement(layer_idx)
+    everywhere = meshes.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+    whole = flow.from_numpy(np.ascontiguousarray(array)).to_global(placement=placement, sbp=everywhere)
+    return whole.to_global(sbp=meshes.get_hidden_sbp())
+
+
+def on_rank0(tensor: Any) -> np.ndarray:
+    return meshes.tensor_to_rank0(tensor, to_local=True).numpy()
+
+
+def digest_of_parameters(model: flow.nn.Module) -> int:
+    digest = 0
+    for name, parameter in model.named_parameters():
+        digest = zlib.crc32(name.encode() + on_rank0(parameter).tobytes(), digest)
+    return digest
+
+
+def train(name: str, mode: str) -> Dict[str, Any]:
+    model, optimizer = build(name)
+    digest = digest_of_parameters(model)
+    model.train()
+    graph = None if mode == "eager" else TrainGraph(model, optimizer, checkpointing=mode == "checkpointing")
+    losses = []
+    for step in range(STEPS):
+        batch = global_batch(name, step)
+        if graph is not None:
+            loss = graph(**batch)
+        else:
+            loss = model(**batch)["losses"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(on_rank0(loss).tolist())
+    model.eval()
+    with flow.no_grad():
+        output = model(**global_batch(name, STEPS))
+    return {
+        "parameters": digest,
+        "losses": losses,
+        "scores": on_rank0(output["prediction_scores"]).tolist(),
+        "evaluation": sorted(output),
+    }
+
+
+def collectives() -> Dict[str, Any]:
+    """What the functions of `libai_data.mesh` give on a mesh of more than one rank."""
+    last = meshes.get_world_size() - 1
+    meshes.synchronize()
+    received = meshes.broadcast_py_object({"from": meshes.get_rank()}, src=last)
+    local = flow.tensor([1.0, 2.0])
+    made_global = meshes.convert_to_distributed_default_setting(local)
+    module = meshes.convert_to_distributed_default_setting(flow.nn.Linear(2, 2))
+    partial = flow.ones(
+        2, placement=meshes.get_layer_placement(-1), sbp=meshes.get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
+    )
+    return {
+        "received": received,
+        "global": [made_global.is_global, all(parameter.is_global for parameter in module.parameters())],
+        "whole": on_rank0(partial).tolist(),
+        "local_tensor_untouched": meshes.tensor_to_rank0(local) is local,
+    }
+
+
+def main() -> None:
+    world_size, rank = flow.env.get_world_size(), flow.env.get_rank()
+    results = {}
+    for data, tensor, pipeline in MESHES[world_size]:
+        stages = tuple(range(DEPTH)) if pipeline > 1 else ()
+        meshes.set_mesh(meshes.ParallelMesh(data, tensor, pipeline, rank=rank, layer_stage_ids=stages))
+        shape = f"{data}x{tensor}x{pipeline}"
+        results[f"{shape} collectives"] = collectives()
+        # Two ranks cover what a GPT has on each axis alone; on four, one mesh of it shows both axes together.
+        names = ["vit"] if world_size == 4 and shape != "2x2x1" else ["vit", "gpt"]
+        modes = ["eager", "graph", "checkpointing"] if world_size == 1 else ["eager", "graph"]
+        for name, mode in itertools.product(names, modes):
+            start = time.perf_counter()
+            results[f"{shape} {name} {mode}"] = train(name, mode)
+            if rank == 0:
+                print(f"{shape} {name} {mode}: {time.perf_counter() - start:.1f} s", flush=True)
+    if rank == 0:
+        with open(sys.argv[1], "w") as file:
+            json.dump(results, file)
+
+
+if __name__ == "__main__":
+    main()
