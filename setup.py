@@ -27,6 +27,7 @@ INSTALL_REQUIRES = [
     # OneFlow 0.9 was built before NumPy 2 and protobuf 4.
     "numpy<2",
     "protobuf<4",
+    "cloudpickle",
     "omegaconf>=2.3,<2.4",
     "hydra-core>=1.3,<1.4",
     "PyYAML",
