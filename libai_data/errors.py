@@ -33,6 +33,10 @@ class SampleError(DataPipelineError, RuntimeError):
     """A sample could not be read or transformed."""
 
 
+class PeerError(DataPipelineError, ConnectionError):
+    """Another rank of the job has failed, or cannot be reached; that rank tells the cause."""
+
+
 class CheckpointError(DataPipelineError, RuntimeError):
     """A checkpoint or a saved state is missing, broken, or belongs to something else."""
 

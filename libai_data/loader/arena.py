@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
-from typing import Dict, Tuple
+import weakref
+from typing import Any, Dict, Tuple
 
 import numpy as np
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Arena:
@@ -20,7 +29,9 @@ class Arena:
 
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("libai_data_batches", os.MFD_CLOEXEC)
-        self._mapped: Dict[Tuple[int, int], mmap.mmap] = {}
+        self._mapped: Dict[Tuple[int, int], Any] = {}
+        # The memory of a loader that nobody closed goes with it.
+        self._close_descriptor = weakref.finalize(self, os.close, self.descriptor)
 
     def allocate(self, size: int) -> Tuple[int, int]:
         """Add memory at the end.
@@ -45,17 +56,35 @@ class Arena:
 
     def release(self, offset: int, size: int) -> None:
         """Give a range's memory back to the system; it must be in use nowhere."""
-        self._map(offset, size).madvise(mmap.MADV_REMOVE)
+        if _libc.madvise(ctypes.addressof(self._map(offset, size)), size, mmap.MADV_REMOVE):
+            raise _last_error("cannot give memory back")
         del self._mapped[offset, size]
 
-    def _map(self, offset: int, size: int) -> mmap.mmap:
+    def _map(self, offset: int, size: int) -> Any:
         if (offset, size) not in self._mapped:
-            self._mapped[offset, size] = mmap.mmap(self.descriptor, size, offset=offset)
+            self._mapped[offset, size] = _map(self.descriptor, offset, size)
         return self._mapped[offset, size]
 
     def close(self) -> None:
         """Let go of the memory; arrays over it stay valid."""
         self._mapped.clear()
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        self._close_descriptor()
+        self.descriptor = -1
+
+
+def _map(descriptor: int, offset: int, size: int) -> Any:
+    """Shared memory as a ctypes array, unmapped when nothing refers to it.
+
+    `mmap.mmap` would keep a descriptor open for each range, and so a user who keeps batches would run out of them.
+    """
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset)
+    if address == _MAP_FAILED:
+        raise _last_error(f"cannot map {size} bytes of shared memory")
+    mapped = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(mapped, _libc.munmap, address, size).atexit = False
+    return mapped
+
+
+def _last_error(what: str) -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, f"{what}: {os.strerror(number)}")

@@ -9,7 +9,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import as_flow_tensor
-from libai_data.loader.executor import Collated, Executor, Task
+from libai_data.loader.executor import Collated, Executor, Task, TaskResult
 from libai_data.loader.failures import FailureLog
 from libai_data.loader.reading import row_slices, write_row
 from libai_data.loader.schema import Layout, SampleSchema
@@ -140,15 +140,23 @@ class BatchReader:
     def wait(self, pending: PendingBatch) -> None:
         """Take in results, of this batch and of others, until all tasks of this batch are done."""
         while pending.tasks_left:
-            result = self._executor.next_result()
-            owner = self._tasks.pop(result.number)
-            owner.tasks_left -= 1
-            owner.error = owner.error or result.error
-            owner.collated = result.collated
-            self.times.add(result.times)
-            self._failures.add(result.skipped)
-            if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
-                self._ring.move(owner.slot, *result.collated.moved_to)
+            self._take_in(self._executor.next_result())
+
+    def _take_in(self, result: TaskResult) -> None:
+        owner = self._tasks.pop(result.number)
+        owner.tasks_left -= 1
+        owner.error = owner.error or result.error
+        owner.collated = result.collated
+        self.times.add(result.times)
+        self._failures.add(result.skipped)
+        if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
+            self._ring.move(owner.slot, *result.collated.moved_to)
+
+    def is_done(self, pending: PendingBatch) -> bool:
+        """Whether all tasks of a batch are done; takes in the results that have come."""
+        while pending.tasks_left and self._executor.has_result():
+            self._take_in(self._executor.next_result())
+        return not pending.tasks_left
 
     def finish(self, pending: PendingBatch) -> ReadyBatch:
         """Wait for a batch; its memory returns to the ring when the last view of its arrays is gone.

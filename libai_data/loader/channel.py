@@ -6,6 +6,7 @@ import array
 import mmap
 import os
 import pickle
+import select
 import socket
 from typing import Any, Optional, Tuple
 
@@ -48,10 +49,17 @@ class Channel:
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(packed)
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))]
-            self._end.sendmsg([b"m"], rights)
+            self.send_descriptor(descriptor)
         finally:
             os.close(descriptor)
+
+    def send_descriptor(self, descriptor: int) -> None:
+        """Send an open file; the other end gets a descriptor of its own.
+
+        Raises:
+            OSError: The other end is gone.
+        """
+        self._end.sendmsg([b"d"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
 
     def receive(self) -> Any:
         """Wait for a message.
@@ -59,13 +67,7 @@ class Channel:
         Raises:
             EOFError: The other end is gone, and nothing of it waits any more.
         """
-        try:
-            data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
-        except ConnectionResetError as error:
-            raise EOFError("the other end was reset") from error
-        if not data:
-            raise EOFError("the other end is closed")
-        descriptor = _descriptor_of(ancillary)
+        data, descriptor = self._receive()
         if descriptor is None:
             return pickle.loads(memoryview(data)[1:])
         try:
@@ -73,6 +75,32 @@ class Channel:
                 return pickle.loads(packed)
         finally:
             os.close(descriptor)
+
+    def receive_descriptor(self) -> int:
+        """Wait for an open file that the other end sends.
+
+        Raises:
+            EOFError: The other end is gone, or sent something else.
+        """
+        _, descriptor = self._receive()
+        if descriptor is None:
+            raise EOFError("the other end sent a message instead of an open file")
+        return descriptor
+
+    def _receive(self) -> Tuple[bytes, Optional[int]]:
+        try:
+            data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
+        except ConnectionResetError as error:
+            raise EOFError("the other end was reset") from error
+        if not data:
+            raise EOFError("the other end is closed")
+        return data, _descriptor_of(ancillary)
+
+    def speaks(self) -> bool:
+        """Whether a message waits, or the other end is gone."""
+        waiting = select.poll()
+        waiting.register(self._end.fileno(), select.POLLIN)
+        return bool(waiting.poll(0))
 
     def close(self) -> None:
         """Close this end; the other one's `receive` raises EOFError."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from math import ceil
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 from libai_data.errors import ConfigError
@@ -17,7 +16,7 @@ from libai_data.loader.iteration import Iteration
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Overrides, parse_layouts
-from libai_data.loader.slots import SlotRing
+from libai_data.loader.slots import SlotRing, bytes_of, lay_out
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
@@ -96,6 +95,7 @@ class DataLoader:
         self._timeout = timeout
         self._start_method = start_method
         self._arena = Arena()
+        self._ring = SlotRing(self._arena)
         self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
         self._reader: Optional[BatchReader] = None
         self._close_executor: Optional[weakref.finalize] = None
@@ -110,31 +110,63 @@ class DataLoader:
 
     def __len__(self) -> int:
         """Batches of one round, or of one epoch of an endless stream (rounded up)."""
-        if self.stream.endless:
-            return ceil(self.stream.order.epoch_size / self.stream.global_batch_size)
-        return len(self.stream)
+        return self.stream.batches_per_round()
 
     def __iter__(self) -> Iterator[Instance]:
-        self._break_off()
+        iteration = self.begin(self._place_of_next_pass())
+        agreement = Agreement(per_batch=self.collates)
+        # Not a generator: it would hold on to the last batch while the trainer has let go of it.
+        return map(partial(_instance_of, agreement), iteration)
+
+    def _place_of_next_pass(self) -> int:
         if not self.stream.endless and not self._restored:
             self.stream.position = 0
         self._restored = False
+        return int(self.stream.position)
+
+    def begin(self, position: int, also_kept: int = 0) -> Iteration:
+        """Begin a pass whose batches are arrays; whoever delivers them to several ranks makes Instances of them.
+
+        Args:
+            position: place in the stream of the first batch.
+            also_kept: batches that its caller keeps besides the one in use.
+        """
+        self._break_off()
         if self._reader is None:
             self._reader = self._start()
+        self._ring.planned = self._ahead + 3 + also_kept
+        self.stream.position = position
         self._iteration = Iteration(self.stream, self._reader, self._ahead, self._times)
-        agreement = Agreement(per_batch=self._cargo.collator is not None)
-        # Not a generator: it would hold on to the last batch while the trainer has let go of it.
-        return map(partial(_instance_of, agreement), self._iteration)
+        return self._iteration
+
+    @property
+    def collates(self) -> bool:
+        """Whether a collator makes the batches, so that their shapes may change."""
+        return self._cargo.collator is not None
+
+    @property
+    def arena(self) -> Arena:
+        """The memory in which batches lie; valid until `close`."""
+        return self._arena
+
+    def copied_into_slot(self, batch: ReadyBatch) -> ReadyBatch:
+        """Move a batch that a collator of this process made to where other processes can see it."""
+        specs = lay_out((name, array.dtype, array.shape) for name, array in batch.arrays.items())
+        slot = self._ring.acquire(bytes_of(specs))
+        arrays = self._ring.hand_out(slot, specs)
+        for name, array in batch.arrays.items():
+            arrays[name][...] = array
+        return ReadyBatch(batch.index_batch, arrays, batch.layouts, slot, specs)
 
     def _start(self) -> BatchReader:
-        ring = SlotRing(self._arena, planned=self._ahead + 3)
+        self._ring = ring = SlotRing(self._arena)
         executor = self._executor(ring)
         self._close_executor = weakref.finalize(self, executor.close)
         return BatchReader(
             executor,
             ring,
             self._layouts,
-            collates=self._cargo.collator is not None,
+            collates=self.collates,
             parts=self._parts(),
             failures=self._failures,
         )

@@ -84,6 +84,9 @@ class Executor(Protocol):
     def next_result(self) -> TaskResult:
         """Wait until some submitted task is done."""
 
+    def has_result(self) -> bool:
+        """Whether `next_result` would not wait."""
+
     def close(self) -> None:
         """End all that was started, at once."""
 
@@ -176,6 +179,10 @@ class InProcessExecutor:
     def next_result(self) -> TaskResult:
         """Do the task that has waited longest."""
         return self._runner.run(self._waiting.popleft())
+
+    def has_result(self) -> bool:
+        """False: a result takes the caller's own time."""
+        return False
 
     def close(self) -> None:
         """Forget the tasks that wait."""

@@ -59,6 +59,12 @@ class Iteration:
         self._count(asked)
         return batch
 
+    def next_if_ready(self) -> Optional[ReadyBatch]:
+        """The next batch if it has been read by now; nothing is waited for."""
+        if self._over or not self._pending or not self._reader.is_done(self._pending[0]):
+            return None
+        return next(self)
+
     def _send_out(self) -> None:
         while len(self._pending) <= self._ahead:
             index_batch = next(self._plan, None)

@@ -146,6 +146,12 @@ class ProcessExecutor:
                 self._look_for_hung()
         return self._ready.popleft()
 
+    def has_result(self) -> bool:
+        """Whether some task is done."""
+        if not self._ready:
+            self._listen(0)
+        return bool(self._ready)
+
     def _listen(self, seconds: float) -> None:
         ready = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
         for number, channel in enumerate(self._channels):

@@ -83,7 +83,7 @@ class SlotRing:
             when the user keeps more.
     """
 
-    def __init__(self, arena: Arena, planned: int) -> None:
+    def __init__(self, arena: Arena, planned: int = 0) -> None:
         self.arena = arena
         self.planned = planned
         self.slots: List[Slot] = []

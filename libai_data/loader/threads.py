@@ -74,6 +74,10 @@ class ThreadExecutor:
             except queue.Empty:
                 self._check_timeout()
 
+    def has_result(self) -> bool:
+        """Whether some task is done."""
+        return not self._results.empty()
+
     def _check_timeout(self) -> None:
         for number, (since, task) in enumerate(self._working):
             if task is not None and time.monotonic() - since > self._timeout:

@@ -106,7 +106,7 @@ class _Worker:
         self._arena = arena
         self._reader = reader
         self._collates = collator is not None
-        self._runner = TaskRunner(reader, collator, SlotRing(arena, planned=0))
+        self._runner = TaskRunner(reader, collator, SlotRing(arena))
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
         self._pipe = board.descriptors[1]

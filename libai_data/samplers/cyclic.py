@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Optional, Sized
 
-from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
-from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
+from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
 
 
 class CyclicSampler(StreamSampler):
@@ -39,12 +39,12 @@ class CyclicSampler(StreamSampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        samples, global_batch_size = len(dataset), micro_batch_size * data_parallel_size
-        order = Order(samples, seed, shuffle)
-        check_holds_a_batch(samples, global_batch_size, data_parallel_size)
-        if drop_last:
-            order = Order(samples, seed, shuffle, samples // global_batch_size * global_batch_size)
+        order = Order(len(dataset), seed, shuffle)
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
+        check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
+        if drop_last:
+            whole_batches = order.size // self.global_batch_size * self.global_batch_size
+            self.order = Order(order.size, seed, shuffle, epoch_size=whole_batches)
 
     @property
     def consumed_samples(self) -> int:
@@ -53,17 +53,20 @@ class CyclicSampler(StreamSampler):
 
     def set_consumed_samples(self, consumed_samples: int) -> None:
         """Go on after this many samples of all ranks together."""
-        if consumed_samples < 0:
-            raise ConfigError(f"consumed_samples is {consumed_samples}; it must be at least 0")
-        self.position = consumed_samples
+        check_at_least(0, consumed_samples=consumed_samples)
+        self.position = int(consumed_samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Go on at the beginning of this epoch."""
+        check_at_least(0, epoch=epoch)
         self.set_consumed_samples(epoch * self.order.epoch_size)
 
     def __len__(self) -> int:
         """Number of samples in the dataset, as LiBai's."""
         return self.order.size
+
+    def batches_per_round(self) -> int:
+        return ceil(self.order.epoch_size / self.global_batch_size)
 
     def batch_at(self, position: int) -> Optional[IndexBatch]:
         return self._part(position, self.global_batch_size)

@@ -6,18 +6,19 @@ from typing import Any, Dict, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from libai_data.errors import CheckpointError
-from libai_data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.mesh import get_data_parallel_size
+from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_position
 
 
 class ListedBatches:
-    """Makes any iterable of index lists serve the loader; its place is the number of batches taken.
+    """Makes any iterable of index lists serve the loader.
 
     Such a sampler decides alone which rank reads what, and it has no place to jump to: restoring replays it from its
-    beginning, so it must give the same batches again.
+    beginning, so it must give the same batches again. All ranks' lists of one batch must be equally long.
 
     Args:
-        batches: an iterable of lists of indices; iterated anew each round.
+        batches: an iterable of this rank's lists of indices; iterated anew each round.
     """
 
     endless = False
@@ -32,25 +33,35 @@ class ListedBatches:
         return None
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This round's batches from `position` on."""
+        """This round's batches from `position`, counted in samples of all ranks together, on."""
+        start = 0
         for number, indices in enumerate(self._batches):
-            if number >= position:
-                listed = np.asarray(indices, dtype=np.int64)
-                yield IndexBatch(number, number, 1, 1, np.zeros_like(listed), listed)
+            listed = np.asarray(indices, dtype=np.int64)
+            if listed.ndim != 1 or not len(listed):
+                raise ConfigError(f"batch {number} of the batch_sampler is {indices!r}; it must be a list of indices")
+            rows = len(listed) * get_data_parallel_size()
+            if start >= position:
+                yield IndexBatch(number, start, rows, rows, np.zeros_like(listed), listed)
+            start += rows
 
     def state_dict(self) -> Dict[str, Any]:
-        """The number of batches taken in this round."""
+        """The number of samples that all ranks together have taken in this round."""
         return {"position": self.position}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on after as many batches.
+        """Go on after as many samples.
 
         Raises:
             CheckpointError: The state is that of another kind of sampler.
         """
         if set(state) != {"position"}:
             raise CheckpointError(f"the data state {state} was saved by another kind of sampler")
+        check_position(state["position"])
         self.position = int(state["position"])
+
+    def batches_per_round(self) -> int:
+        """The length of the iterable, if it has one."""
+        return len(self._batches)  # type: ignore[arg-type]
 
     def __len__(self) -> int:
         return len(self._batches)  # type: ignore[arg-type]

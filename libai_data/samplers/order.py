@@ -36,7 +36,7 @@ class Order:
             permutation (`drop_last`).
 
     Raises:
-        ConfigError: The dataset is empty, or `epoch_size` is not in 1..size.
+        ConfigError: The dataset is empty, `seed` is no int, or `epoch_size` is not in 1..size.
     """
 
     size: int
@@ -45,6 +45,9 @@ class Order:
     epoch_size: int = 0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.seed, (int, np.integer)) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed is {self.seed!r}; it must be an int")
+        object.__setattr__(self, "seed", int(self.seed))
         if self.size < 1:
             raise ConfigError(f"the dataset is empty: it has {self.size} samples, at least 1 is needed")
         if self.epoch_size == 0:

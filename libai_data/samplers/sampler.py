@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, List, Optional, Sized, Tuple
 
@@ -54,8 +55,8 @@ class StreamSampler:
         data_parallel_size: int,
         position: int = 0,
     ) -> None:
-        _check_at_least(1, micro_batch_size=micro_batch_size, data_parallel_size=data_parallel_size)
-        _check_at_least(0, data_parallel_rank=data_parallel_rank, consumed_samples=position)
+        check_at_least(1, micro_batch_size=micro_batch_size, data_parallel_size=data_parallel_size)
+        check_at_least(0, data_parallel_rank=data_parallel_rank, consumed_samples=position)
         if data_parallel_rank >= data_parallel_size:
             raise ConfigError(
                 f"data_parallel_rank is {data_parallel_rank}; with data_parallel_size {data_parallel_size} it can be "
@@ -63,12 +64,31 @@ class StreamSampler:
             )
         self.dataset = dataset
         self.order = order
-        self.micro_batch_size = micro_batch_size
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
-        self.position = position
+        self.micro_batch_size = int(micro_batch_size)
+        self.data_parallel_rank = int(data_parallel_rank)
+        self.data_parallel_size = int(data_parallel_size)
+        self.position = int(position)
+        self._serve((self.data_parallel_rank,))
+
+    def _serve(self, shards: Tuple[int, ...]) -> None:
+        shard = np.arange(self.micro_batch_size, dtype=np.int64)
+        self._rows = np.concatenate([first * self.micro_batch_size + shard for first in shards])
         self._window_start = 0
         self._window = (np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.int64))
+
+    def serving(self, shards: Tuple[int, ...]) -> StreamSampler:
+        """This sampler for a reader that serves several data-parallel ranks.
+
+        Args:
+            shards: their coordinates on the data axis, ascending; each batch holds their parts one behind the other.
+        """
+        other = copy(self)
+        other._serve(shards)
+        return other
+
+    def batches_per_round(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        raise NotImplementedError
 
     @property
     def global_batch_size(self) -> int:
@@ -90,22 +110,18 @@ class StreamSampler:
         """Cut out this rank's rows; rows past `valid` repeat the last valid sample."""
         size = self.global_batch_size
         if valid < size:
-            epochs, indices = self.order.locate(position + np.minimum(self._rows(), valid - 1))
+            epochs, indices = self.order.locate(position + np.minimum(self._rows, valid - 1))
         else:
             epochs, indices = self._full_part(position)
         return IndexBatch(position // size, position, size, valid, epochs, indices)
-
-    def _rows(self) -> np.ndarray:
-        first = self.data_parallel_rank * self.micro_batch_size
-        return np.arange(first, first + self.micro_batch_size, dtype=np.int64)
 
     def _full_part(self, position: int) -> Tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         number, misfit = divmod(position - self._window_start, self.global_batch_size)
         if misfit or not 0 <= number < len(self._window[0]):
-            batches = max(1, _WINDOW // self.micro_batch_size)
+            batches = max(1, _WINDOW // len(self._rows))
             starts = position + self.global_batch_size * np.arange(batches, dtype=np.int64)
-            epochs, indices = self.order.locate((starts[:, None] + self._rows()).ravel())
+            epochs, indices = self.order.locate((starts[:, None] + self._rows).ravel())
             self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
             self._window_start, number = position, 0
         epochs, indices = self._window
@@ -143,7 +159,18 @@ class StreamSampler:
             raise CheckpointError(
                 f"the data state belongs to another stream: {shown}; restore the old values, or start anew"
             )
+        check_position(state["position"])
         self.position = int(state["position"])
+
+
+def check_position(position: Any) -> None:
+    """Refuse a saved position that cannot be one.
+
+    Raises:
+        CheckpointError: It is no int of at least 0.
+    """
+    if not isinstance(position, int) or isinstance(position, bool) or position < 0:
+        raise CheckpointError(f"the data state's position is {position!r}; it must be an int of at least 0")
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:
@@ -154,13 +181,18 @@ def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size
     """
     if samples < global_batch_size:
         raise ConfigError(
-            f"the dataset has {samples} samples, fewer than one global batch of {global_batch_size} (micro batch "
-            f"{global_batch_size // data_parallel_size} x data_parallel_size {data_parallel_size}); make the batch "
-            "smaller or the dataset larger"
+            f"the dataset has {samples} samples, fewer than one global batch of {global_batch_size} (micro_batch_size "
+            f"{global_batch_size // data_parallel_size} x data_parallel_size {data_parallel_size}); make "
+            "the micro batch (train.train_micro_batch_size) smaller or the dataset larger"
         )
 
 
-def _check_at_least(least: int, **values: int) -> None:
+def check_at_least(least: int, **values: int) -> None:
+    """Refuse what is no int, or less than `least`.
+
+    Raises:
+        ConfigError: Naming the argument.
+    """
     for name, value in values.items():
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
             raise ConfigError(f"{name} is {value!r}; it must be an int of at least {least}")

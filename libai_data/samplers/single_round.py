@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Optional, Sized
+from typing import Iterator, List, Optional, Sized
 
 from libai_data.samplers.order import Order
 from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
@@ -51,11 +51,14 @@ class SingleRoundSampler(StreamSampler):
         full, rest = divmod(self.order.size, self.global_batch_size)
         return full if self.drop_last or rest == 0 else full + 1
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[List[int]]:
         """Begin a new round, unless a restored state stands in the middle of one."""
         if self.batch_at(self.position) is None:
             self.position = 0
         return super().__iter__()
+
+    def batches_per_round(self) -> int:
+        return len(self)
 
     def batch_at(self, position: int) -> Optional[IndexBatch]:
         valid = min(self.global_batch_size, self.order.size - position)

@@ -1,0 +1,261 @@
+"""A loader on every rank, of which one per node, or rank 0 alone, reads: the read modes "node" and "rank0"."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import deque
+from contextlib import suppress
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+
+from libai_data.errors import ConfigError, DataPipelineError, PeerError
+from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher
+from libai_data.global_batch.network import (
+    NetworkFeed,
+    NetworkPublisher,
+    accept_leaders,
+    connect_to_rank0,
+    open_network_link,
+)
+from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.loader.arena import Arena
+from libai_data.loader.batches import assemble
+from libai_data.loader.dataloader import DataLoader
+from libai_data.mesh import broadcast_py_object
+from libai_data.samplers.sampler import StreamSampler
+from libai_data.structures import Agreement, Instance
+
+_SENT_AHEAD = 4
+"""Batches that may be on their way to another node."""
+
+_HANDED_OUT_AHEAD = 1
+"""Batches that other ranks may take before this one does."""
+
+
+class DatasetFacts:
+    """What a rank that does not open the dataset knows of it: its name and its length."""
+
+    def __init__(self, name: str, samples: int) -> None:
+        self.name = name
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+
+Publisher = Union[NodePublisher, NetworkPublisher]
+
+
+class SharedLoader:
+    """Has the interface of `DataLoader`, and gives each rank the same batches, but reads each sample once.
+
+    Making one is collective: all ranks must make their loaders in the same order, on the main thread. So is beginning a
+    pass, and taking a batch.
+
+    Args:
+        plan: who reads what; "node" or "rank0".
+        open_dataset: makes the dataset; called on the ranks that read, and on no others.
+        make_stream: makes the sampler of these shards over a dataset, or over `DatasetFacts`.
+        make_loader: makes the loader of a dataset and a sampler.
+        mixup_func: kept for the trainer, which applies it to each batch.
+
+    Raises:
+        DataPipelineError: A rank could not open the dataset or make its loader; raised on all ranks.
+        PeerError: Ranks did not find each other.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        open_dataset: Callable[[], Any],
+        make_stream: Callable[[Any, Tuple[int, ...]], StreamSampler],
+        make_loader: Callable[[Any, StreamSampler], DataLoader],
+        mixup_func: Any = None,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank = plan.mesh.rank
+        self._held = plan.shards_read_by(rank) if plan.readers == "rank0" and rank == 0 else self._delivered_here()
+        self.mixup_func = mixup_func
+        self._loader: Optional[DataLoader] = None
+        facts = self._open(open_dataset, make_stream, make_loader)
+        self.dataset: Any = self._loader.dataset if self._loader is not None else facts
+        self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
+        self._publishers: List[Publisher] = []
+        self._feed = self._connect()
+        self._agreement = Agreement(per_batch=False)
+        self._ready: Deque[Optional[NodeBatch]] = deque()
+        self._restored = False
+        self._over = True
+
+    def _delivered_here(self) -> Tuple[int, ...]:
+        return self._plan.shards_of_node(self._plan.node_of(self._rank))
+
+    def _open(
+        self,
+        open_dataset: Callable[[], Any],
+        make_stream: Callable[[Any, Tuple[int, ...]], StreamSampler],
+        make_loader: Callable[[Any, StreamSampler], DataLoader],
+    ) -> DatasetFacts:
+        """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
+        plan, failure = self._plan, None
+        told: Optional[Tuple[Optional[str], str, int]] = None
+        shards = plan.shards_read_by(self._rank)
+        if shards:
+            try:
+                dataset = open_dataset()
+                self._loader = make_loader(dataset, make_stream(dataset, shards))
+                told = (None, type(dataset).__name__, len(dataset))
+            except Exception as error:
+                failure = error
+                told = (f"{type(error).__name__}: {error}", "", 0)
+        readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
+        answers = {rank: broadcast_py_object(told, src=rank) for rank in readers}
+        if failure is not None:
+            raise failure
+        for rank, (problem, _, _) in answers.items():
+            if problem is not None:
+                raise PeerError(f"rank {rank}, which reads for others, could not open the dataset: {problem}")
+        if len({answer[1:] for answer in answers.values()}) > 1:
+            raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
+        return DatasetFacts(*answers[0][1:])
+
+    def _connect(self) -> Feed:
+        """Find the other ranks: rank 0 the leaders, each leader the ranks of its node."""
+        plan, mesh, rank = self._plan, self._plan.mesh, self._rank
+        node, leader = plan.node_of(rank), plan.leader_of(rank)
+        crosses = plan.readers == "rank0" and mesh.num_nodes > 1
+        network, port = open_network_link() if crosses and rank == 0 else (None, 0)
+        secret, port = broadcast_py_object((secrets.token_hex(16), port), src=0)
+        name = f"{secret}/{node}"
+        if rank != leader:
+            return LinkFeed(connect_to_leader(name, rank, leader), leader)
+        listener = open_node_link(name)
+        if self._loader is not None:
+            feed: Feed = LocalFeed(self._loader)
+            arena = self._loader.arena
+        else:
+            arena = Arena()
+            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            feed = NetworkFeed(connect_to_rank0(host, port, node, secret), arena, _SENT_AHEAD)
+        followers = [other for other in plan.ranks_of(node) if other != leader]
+        self._publishers.append(NodePublisher(accept_followers(listener, followers, arena.descriptor)))
+        if network is not None:
+            links = accept_leaders(network, range(1, mesh.num_nodes), secret)
+            self._publishers += [
+                NetworkPublisher(link, other, plan.shards_of_node(other), mesh.data_parallel_size, _SENT_AHEAD)
+                for other, link in sorted(links.items())
+            ]
+        return feed
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a batch over all data-parallel ranks."""
+        return self.stream.global_batch_size
+
+    def __len__(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        return self.stream.batches_per_round()
+
+    def __iter__(self) -> Iterator[Instance]:
+        self._ready.clear()
+        if not self.stream.endless and not self._restored:
+            self.stream.position = 0
+        self._restored = False
+        self._over = False
+        for publisher in self._publishers:
+            publisher.begin()
+        self._feed.begin(self.stream.position)
+        return _Pass(self)
+
+    def take(self) -> Optional[Instance]:
+        """This rank's part of the next batch; None at the end of the pass.
+
+        Raises:
+            DataPipelineError: Reading failed, here or on the rank that reads for this one.
+        """
+        if self._over:
+            return None
+        try:
+            if not self._ready:
+                self._publish(self._feed.next())
+            self._publish_what_is_ready()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        batch = self._ready.popleft()
+        if batch is None:
+            self._over = True
+            self.stream.position = 0
+            return None
+        self.stream.position = batch.info.position + batch.info.size
+        return self._own_part(batch)
+
+    def _publish(self, batch: Optional[NodeBatch]) -> None:
+        for publisher in self._publishers:
+            if batch is None:
+                publisher.end()
+            else:
+                publisher.publish(batch)
+        self._ready.append(batch)
+
+    def _publish_what_is_ready(self) -> None:
+        """Hand out what has been read ahead, so that no other rank waits for this one to come back."""
+        while self._publishers and len(self._ready) <= _HANDED_OUT_AHEAD:
+            batch = self._feed.next_if_ready()
+            if batch is None:
+                return
+            self._publish(batch)
+
+    def _fail(self, error: BaseException) -> None:
+        self._over = True
+        self._ready.clear()
+        for publisher in self._publishers:
+            with suppress(DataPipelineError):
+                publisher.fail(error)
+
+    def _own_part(self, batch: NodeBatch) -> Instance:
+        rows = batch.info.size // self._plan.mesh.data_parallel_size
+        own = self._plan.rows_of(self._rank, self._held, rows)
+        arrays = {name: array[own] for name, array in batch.arrays.items()}
+        return assemble(arrays, batch.layouts, batch.info, self._agreement)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The place after the last batch that was taken, as JSON; the same on all ranks."""
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved; all ranks must restore the same one.
+
+        Raises:
+            CheckpointError: The state belongs to another stream.
+        """
+        self.stream.load_state_dict(dict(state))
+        self._restored = True
+
+    def stats(self) -> Dict[str, Any]:
+        """Where the time went, on a rank that reads; empty on others."""
+        return self._loader.stats() if self._loader is not None else {}
+
+    def close(self) -> None:
+        """End the workers and let go of the other ranks; batches that are in use stay valid."""
+        self._over = True
+        self._ready.clear()
+        self._feed.close()
+        for publisher in self._publishers:
+            publisher.close()
+        self._publishers.clear()
+
+
+class _Pass:
+    def __init__(self, loader: SharedLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Instance:
+        batch = self._loader.take()
+        if batch is None:
+            raise StopIteration
+        return batch
