@@ -29,8 +29,8 @@ def mix64_array(values: np.ndarray) -> np.ndarray:
 
 
 def combine64(*parts: int) -> int:
-    """Mix several integers of any size and sign into one of 64 bits; the order of the parts matters."""
+    """Mix several integers, of up to 128 bits and any sign, into one of 64 bits; the order of the parts matters."""
     mixed = len(parts)
     for part in parts:
-        mixed = mix64(mixed + _GOLDEN + mix64(part) + mix64(part >> 64))
+        mixed = mix64(mixed + _GOLDEN + mix64(part ^ mix64(part >> 64)))
     return mixed
