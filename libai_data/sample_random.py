@@ -56,7 +56,8 @@ def sample_generators(stream: int = 0) -> List[np.random.Generator]:
 
 def _generator(key: Tuple[int, int, int], stream: int) -> np.random.Generator:
     high = combine64(*key, stream)
-    return np.random.Generator(np.random.Philox(key=[high, combine64(high)]))
+    # As an array: of a list with one number on either side of 2**63 numpy makes floats, which drop bits.
+    return np.random.Generator(np.random.Philox(key=np.array([high, combine64(high)], dtype=np.uint64)))
 
 
 @contextmanager
