@@ -49,8 +49,8 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
         array = np.asarray(value)
     if array.dtype.kind not in "biufc":
         raise SchemaError(
-            f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return numbers, "
-            "lists of numbers, numpy arrays or OneFlow tensors"
+            f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
+            "numbers, lists of numbers, numpy arrays or OneFlow tensors"
         )
     return array
 

@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any, Callable, Dict, List
+
+import numpy as np
+import oneflow as flow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from libai_data.errors import SchemaError
+from libai_data.structures import (
+    DEFAULT_SBP,
+    BatchInfo,
+    DistTensorData,
+    Instance,
+    as_array,
+    batch_info,
+    fields_of,
+    is_flow_tensor,
+)
+
+DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
+names = st.lists(st.sampled_from(["images", "labels", "tokens", "mask", "boxes"]), min_size=1, unique=True)
+shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+TensorMaker = Callable[[np.ndarray], Any]
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> List[Dict[str, np.ndarray]]:
+    """A few samples with the same fields, shapes and dtypes."""
+    arrays = {name: (draw(st.sampled_from(DTYPES)), draw(shapes)) for name in draw(names)}
+    count = draw(st.integers(1, 4))
+    return [{name: draw(hnp.arrays(dtype, shape)) for name, (dtype, shape) in arrays.items()} for _ in range(count)]
+
+
+@pytest.fixture(params=["numpy", "oneflow"])
+def tensor(request: pytest.FixtureRequest) -> TensorMaker:
+    return np.asarray if request.param == "numpy" else lambda array: flow.from_numpy(np.asarray(array))
+
+
+def numpy_of(value: Any) -> np.ndarray:
+    return value.numpy() if is_flow_tensor(value) else value
+
+
+@given(samples(), st.sampled_from(["array", "tensor", "wrapped array", "wrapped tensor"]))
+def test_stacking_puts_each_sample_bit_for_bit_into_its_row_and_keeps_the_dtype(
+    batch: List[Dict[str, np.ndarray]], kind: str
+) -> None:
+    def made(array: np.ndarray) -> Any:
+        value = flow.from_numpy(array) if kind.endswith("tensor") else array
+        return DistTensorData(value, ["split_0", "split_1"], -1) if kind.startswith("wrapped") else value
+
+    if kind.endswith("tensor") and any(0 in array.shape for array in batch[0].values()):
+        return  # OneFlow stacks no empty tensors
+    stacked = Instance.stack([Instance(**{name: made(array) for name, array in one.items()}) for one in batch])
+    assert list(stacked.get_fields()) == list(batch[0])
+    for name in batch[0]:
+        value = stacked.get(name)
+        if kind.startswith("wrapped"):
+            assert (value.sbp_list, value.placement_idx) == (["split_0", "split_1"], -1)
+            value = value.tensor
+        expected = np.stack([one[name] for one in batch])
+        found = numpy_of(value)
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        assert found.tobytes() == expected.tobytes()
+
+
+@given(samples(), st.randoms())
+def test_the_order_in_which_samples_name_their_fields_does_not_matter(
+    batch: List[Dict[str, np.ndarray]], random: Any
+) -> None:
+    expected = Instance.stack([Instance(**one) for one in batch])
+    shuffled = [Instance(**batch[0])]
+    for one in batch[1:]:
+        items = list(one.items())
+        random.shuffle(items)
+        shuffled.append(Instance(**dict(items)))
+    found = Instance.stack(shuffled)
+    assert list(found.get_fields()) == list(expected.get_fields())
+    assert all(found.get(name).tobytes() == expected.get(name).tobytes() for name in found.get_fields())
+
+
+@given(samples(), st.data())
+def test_a_sample_that_lacks_a_field_is_refused_by_field_and_sample(
+    batch: List[Dict[str, np.ndarray]], data: st.DataObject
+) -> None:
+    row = data.draw(st.integers(1, len(batch)))
+    name = data.draw(st.sampled_from(sorted(batch[0])))
+    odd = {key: value for key, value in batch[0].items() if key != name}
+    instances = [Instance(**one) for one in [*batch[:row], odd, *batch[row:]]]
+    with pytest.raises(SchemaError) as error:
+        Instance.stack(instances)
+    assert f"sample {row}" in str(error.value)
+    assert f"missing ['{name}']" in str(error.value)
+
+
+def test_a_field_that_the_first_sample_lacks_is_refused_by_field_and_sample() -> None:
+    with pytest.raises(SchemaError, match=r"sample 1 .*unexpected \['extra'\]"):
+        Instance.stack([Instance(x=1), Instance(x=1, extra=2)])
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, DistTensorData], ids=["bare", "wrapped"])
+def test_shapes_and_dtypes_that_differ_are_refused_by_field_sample_and_both_values(
+    tensor: TensorMaker, wrap: Callable[[Any], Any]
+) -> None:
+    def batch(*arrays: np.ndarray) -> List[Instance]:
+        return [Instance(other=wrap(tensor(np.zeros(1))), x=wrap(tensor(array))) for array in arrays]
+
+    with pytest.raises(SchemaError, match=r"field 'x'.*sample 0 has \(2, 3\), sample 2 has \(3, 2\)"):
+        Instance.stack(batch(np.zeros((2, 3)), np.ones((2, 3)), np.zeros((3, 2))))
+    with pytest.raises(SchemaError, match=r"field 'x'.*sample 0 has .*float32, sample 1 has .*float64"):
+        Instance.stack(batch(np.zeros(2, np.float32), np.zeros(2, np.float64)))
+
+
+@pytest.mark.parametrize(("sbp_list", "placement_idx"), [(["split_0", "split_1"], 0), (["split_0", "broadcast"], -1)])
+def test_layouts_that_differ_are_refused_by_field_and_sample(
+    tensor: TensorMaker, sbp_list: List[str], placement_idx: int
+) -> None:
+    usual = DistTensorData(tensor(np.zeros(2)))
+    odd = DistTensorData(tensor(np.zeros(2)), sbp_list, placement_idx)
+    with pytest.raises(SchemaError, match=f"field 'x'.*sample 0 .* sample 1 has .* on layer {placement_idx}"):
+        Instance.stack([Instance(x=usual), Instance(x=odd)])
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([1, 2], "int64"),
+        ([-1.5, 2.0], "float32"),
+        ([True, False], "bool"),
+        ([[1, 2], [3, 4]], "int64"),
+        ([[1, 2.5], [3, 4.5]], "float32"),
+        ([(1, 2), (3, 4)], "int64"),
+        ([[True], [False]], "bool"),
+        ([[], []], "float32"),
+        ([[[1], [2]], [[3], [4]]], "int64"),
+        ([np.float64(1), np.float64(2)], "float64"),
+        ([np.uint8(1), np.uint8(2)], "uint8"),
+        ([[np.float64(1)], [np.float64(2)]], "float64"),
+        ([[np.zeros(2)], [np.ones(2)]], "float64"),
+    ],
+)
+def test_numbers_and_lists_of_numbers_stack_with_oneflows_dtypes(values: List[Any], dtype: str) -> None:
+    expected = np.asarray(values).astype(dtype)
+    bare = Instance.stack([Instance(x=value) for value in values]).x
+    wrapped = Instance.stack([Instance(x=DistTensorData(value)) for value in values]).x.tensor
+    for found in (bare, wrapped):
+        assert found.dtype == dtype
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_numpy_and_oneflow_samples_of_one_field_stack() -> None:
+    stacked = Instance.stack([Instance(x=np.ones(2, np.float32)), Instance(x=flow.zeros(2))]).x
+    np.testing.assert_array_equal(stacked.numpy(), [[1, 1], [0, 0]])
+
+
+def test_lists_of_anything_but_numbers_are_kept_one_entry_a_sample() -> None:
+    batch = Instance.stack([Instance(name=["a"], x=1), Instance(name=["b", "c"], x=2)])
+    assert batch.name == [["a"], ["b", "c"]]
+
+
+def test_instances_within_instances_stack_and_the_inner_field_is_named() -> None:
+    batch = Instance.stack([Instance(outer=Instance(inner=np.array(row))) for row in range(3)])
+    assert batch.outer.inner.tolist() == [0, 1, 2]
+    with pytest.raises(SchemaError, match=r"field 'outer': field 'inner'.*sample 1"):
+        Instance.stack([Instance(outer=Instance(inner=np.zeros(size))) for size in (1, 2)])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([np.zeros(2), "text"], "field 'x': sample 1.*str"),
+        ([1, None], "field 'x': sample 1.*NoneType"),
+        (["text", "text"], "field 'x'.*str"),
+        ([None, None], "field 'x'.*NoneType"),
+        ([{"a": 1}, {"a": 2}], "field 'x'.*dict"),
+        ([[1, 2], [1, 2, 3]], r"field 'x'.*\(2,\), sample 1 has \(3,\)"),
+        ([[[1], [1, 2]], [[1], [1, 2]]], "field 'x': sample 0.*ragged"),
+        ([DistTensorData(1), 1], "field 'x'.*DistTensorData, sample 1 a int"),
+        ([2**70, 2**70], "field 'x': sample 0"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused_by_field_and_sample(values: List[Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        Instance.stack([Instance(x=value) for value in values])
+
+
+@pytest.mark.parametrize("stackable", [Instance, DistTensorData])
+def test_stacking_nothing_is_refused(stackable: Any) -> None:
+    with pytest.raises(SchemaError, match="empty"):
+        stackable.stack([])
+
+
+@pytest.mark.parametrize("value", ["text", None, [[1], [1, 2]], ["a"], {"a": 1}, object()])
+def test_as_array_names_the_field_of_what_cannot_become_a_tensor(value: Any) -> None:
+    with pytest.raises(SchemaError, match=r"^field 'labels' "):
+        as_array(value, "labels")
+
+
+def test_as_array_returns_an_array_itself() -> None:
+    array = np.zeros(3)
+    assert as_array(array) is array
+
+
+def test_stacking_leaves_the_samples_as_they_were(tensor: TensorMaker) -> None:
+    # LiBai's stack of a single sample adds the batch dim to the sample's own tensor.
+    sample = Instance(x=DistTensorData(tensor(np.zeros(3))))
+    for _ in range(2):
+        assert Instance.stack([sample]).x.shape == (1, 3)
+    assert sample.x.shape == (3,)
+
+
+def test_stacked_layouts_are_the_batchs_own() -> None:
+    sample = Instance(x=DistTensorData(1))
+    Instance.stack([sample]).x.sbp_list[1] = "split_1"
+    assert sample.x.sbp_list == list(DEFAULT_SBP)
+    assert DistTensorData(1).sbp_list == list(DEFAULT_SBP)
+
+
+def test_an_instance_has_libais_api() -> None:
+    instance = Instance(tokens=1)
+    instance.mask = 2
+    instance.set("labels", 3)
+    assert (instance.tokens, instance.get("mask"), instance.labels) == (1, 2, 3)
+    assert instance.has("mask")
+    assert not instance.has("other")
+    assert list(instance.get_fields().items()) == [("tokens", 1), ("mask", 2), ("labels", 3)]
+    assert len(instance) == 3
+    instance.remove("mask")
+    assert not instance.has("mask")
+    assert repr(instance) == "Instance(tokens=1, labels=3)"
+
+
+def test_an_unknown_field_is_an_error_that_suggests_the_nearest() -> None:
+    instance = Instance(labels=1)
+    with pytest.raises(AttributeError, match=r"no field 'label'.*Did you mean 'labels'"):
+        _ = instance.label
+    with pytest.raises(KeyError, match="no field 'label'"):
+        instance.get("label")
+    with pytest.raises(KeyError, match="no field 'label'"):
+        instance.remove("label")
+
+
+def test_an_instance_is_no_sequence_of_samples() -> None:
+    with pytest.raises(TypeError, match="get_fields"):
+        iter(Instance(x=1))
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_an_instance_survives_copying_and_pickling(clone: Callable[[Any], Any]) -> None:
+    instance = Instance(x=DistTensorData(np.arange(3), ["split_0", "split_1"], -1))
+    cloned = clone(instance)
+    assert cloned.x.tensor.tolist() == [0, 1, 2]
+    assert (cloned.x.sbp_list, cloned.x.placement_idx) == (["split_0", "split_1"], -1)
+
+
+def test_dist_tensor_data_takes_numpy_and_oneflow_tensors_as_they_are(tensor: TensorMaker) -> None:
+    value = tensor(np.zeros((2, 3)))
+    assert DistTensorData(value).tensor is value
+    assert DistTensorData(value).shape == (2, 3)
+
+
+def test_dist_tensor_data_becomes_global_in_place_by_its_layout_or_the_given_one(tensor: TensorMaker) -> None:
+    placement = flow.placement("cpu", [0])
+    for arguments in ({}, {"sbp": flow.sbp.split(0), "placement": placement}, {"device_type": "cpu"}):
+        data = DistTensorData(tensor(np.arange(6).reshape(2, 3)), placement_idx=-1)
+        data.to_global(**arguments)
+        assert data.tensor.is_global
+        assert data.tensor.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_only_a_loaders_batches_carry_a_place_in_the_stream() -> None:
+    batch = Instance(x=1)
+    assert batch_info(batch) is None
+    assert batch_info({"x": 1}) is None
+    batch._info = BatchInfo(step=1, epoch=0, position=4, size=4, valid=4)
+    assert batch_info(batch) == BatchInfo(1, 0, 4, 4, 4)
+    assert len(batch) == 1
+
+
+def test_a_sample_is_an_instance_or_a_dict() -> None:
+    assert fields_of(Instance(x=1)) == {"x": 1}
+    assert fields_of({"x": 1}) == {"x": 1}
+    with pytest.raises(SchemaError, match="got tuple"):
+        fields_of((1, 2))  # type: ignore[arg-type]
