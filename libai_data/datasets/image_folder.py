@@ -42,7 +42,7 @@ class ImageFolderDataset:
         try:
             with Image.open(path) as file:
                 image = file.convert(self.mode)
-        except (OSError, SyntaxError) as error:
+        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
             raise OSError(f"{path} cannot be read as an image: {error}") from error
         with seeded_globals():
             pixels = self.transform(image)

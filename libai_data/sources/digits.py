@@ -35,7 +35,7 @@ def write_digits(root: Path) -> bool:
         FileExistsError: The folder is there, but is not what this function writes.
     """
     if root.exists():
-        if (root / "train").is_dir() and (root / "test").is_dir():
+        if _is_complete(root):
             return False
         raise FileExistsError(f"{root} is there but holds no train/ and test/; move it away or name another folder")
     from sklearn.datasets import load_digits
@@ -51,9 +51,17 @@ def write_digits(root: Path) -> bool:
             Image.fromarray(pixels).save(folder / f"{number:04d}.png")
         unfinished.chmod(0o755)
         os.rename(unfinished, root)
+    except OSError:
+        if not _is_complete(root):  # otherwise another process was faster
+            raise
+        return False
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return True
+
+
+def _is_complete(root: Path) -> bool:
+    return (root / "train").is_dir() and (root / "test").is_dir()
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> None:
