@@ -36,10 +36,16 @@ class ImageToFloat:
             float32 [C, H, W].
 
         Raises:
-            SchemaError: Other than 8 bits a channel.
+            SchemaError: Other than 8 bits a channel, or another number of channels than mean and std have.
         """
         pixels = np.asarray(image)
         if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
             raise SchemaError(f"the image is {pixels.dtype} {list(pixels.shape)}; expected uint8 [H, W] or [H, W, C]")
         channels_first = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, len(channels_first)):
+                raise SchemaError(
+                    f"the image has {len(channels_first)} channels, but {name} has {len(values)} values; give one for "
+                    "each channel, or one for all"
+                )
         return (channels_first.astype(np.float32) / np.float32(255) - self.mean) / self.std
