@@ -25,7 +25,7 @@ def split_dims(sbp_list: Sequence[str]) -> Tuple[Optional[int], Optional[int]]:
     Raises:
         SchemaError: Another number of entries, or another word.
     """
-    if isinstance(sbp_list, str) or len(sbp_list) != len(_AXES):
+    if isinstance(sbp_list, str) or not isinstance(sbp_list, Sequence) or len(sbp_list) != len(_AXES):
         raise SchemaError(
             f"sbp_list is {sbp_list!r}; it takes one entry for each of the axes {_AXES}, as ['split_0', 'broadcast']"
         )
@@ -52,7 +52,7 @@ def nd_sbp(sbp_list: Sequence[str]) -> List[Any]:
 
 
 def as_flow_tensor(tensor: Any) -> Any:
-    """A OneFlow tensor over the same memory.
+    """A contiguous OneFlow tensor, over the same memory wherever that is contiguous.
 
     Raises:
         SchemaError: OneFlow has no such dtype.
@@ -60,7 +60,7 @@ def as_flow_tensor(tensor: Any) -> Any:
     import oneflow as flow
 
     if not isinstance(tensor, np.ndarray):
-        return tensor
+        return tensor.contiguous()
     try:
         return flow.from_numpy(tensor if tensor.flags.c_contiguous else np.ascontiguousarray(tensor))
     except RuntimeError as error:
@@ -109,7 +109,8 @@ def local_to_global(
     data moves only if the data axis is not split over dim 0, so that ranks need rows that they did not read.
 
     Args:
-        local: numpy array or OneFlow tensor [rows of one data-parallel rank, ...].
+        local: numpy array or OneFlow tensor [rows of one data-parallel rank, ...]; a global tensor is moved to the
+            layout instead.
         sbp_list: signature over the (data, tensor) axes.
         placement_idx: the layer whose pipeline stage holds the tensor.
         device_type: "cpu" or "cuda"; by default the mesh's.
@@ -122,9 +123,11 @@ def local_to_global(
     """
     mesh = get_mesh()
     tensor = as_flow_tensor(local)
+    placement = get_layer_placement(placement_idx, device_type)
+    if tensor.is_global:
+        return tensor.to_global(sbp=nd_sbp(sbp_list), placement=placement)
     shape = global_shape(tuple(tensor.shape), sbp_list, mesh)
     data_dim, tensor_dim = split_dims(sbp_list)
-    placement = get_layer_placement(placement_idx, device_type)
     if data_dim != 0 and mesh.data_parallel_size > 1:
         rows = _fill(tensor, shape, nd_sbp(("split_0", "broadcast")), placement)
         return rows.to_global(sbp=nd_sbp(sbp_list), placement=placement)
