@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from copy import deepcopy
-from typing import Any, Callable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
 from libai_data.datasets.combine import ConcatDataset, Subset
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, DataPipelineError, nearest
 from libai_data.loader.collate import Collator
 from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.schema import Overrides
 from libai_data.mesh import get_data_parallel_rank, get_data_parallel_size
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.samplers.sampler import check_at_least
 
 Mixer = Callable[[List[Any]], Any]
 _ENDLESS = LazyCall(CyclicSampler)(shuffle=True)
@@ -36,6 +38,7 @@ def build_nlp_train_loader(
     dataset_mixer: Mixer = ConcatDataset,
     mixup_func: Any = None,
     layouts: Optional[Overrides] = None,
+    **loader_options: Any,
 ) -> TrainLoaders:
     """Build the loader of an endless training stream.
 
@@ -51,6 +54,7 @@ def build_nlp_train_loader(
         dataset_mixer: makes one dataset of several.
         mixup_func: applied to each batch by the trainer, or its config.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
+        **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
 
     Returns:
         The training loader, and None twice (no validation, no test loader).
@@ -58,16 +62,16 @@ def build_nlp_train_loader(
     Raises:
         ConfigError: An argument is out of range, or the dataset smaller than a global batch.
     """
+    check_at_least(1, train_batch_size=train_batch_size)
     loader = _build_loader(
         _one_dataset(dataset, dataset_mixer),
         sampler,
-        train_batch_size,
-        num_workers,
-        seed,
-        collate_fn,
-        layouts,
+        {"micro_batch_size": train_batch_size, "seed": seed, "consumed_samples": consumed_samples},
+        num_workers=num_workers,
+        collate_fn=instantiate(collate_fn),
+        layouts=layouts,
         mixup_func=instantiate(mixup_func),
-        consumed_samples=consumed_samples,
+        **loader_options,
     )
     return loader, None, None
 
@@ -81,14 +85,22 @@ def build_nlp_test_loader(
     collate_fn: Optional[Collator] = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Optional[Overrides] = None,
+    **loader_options: Any,
 ) -> DataLoader:
     """Build a loader of one round over a dataset; the arguments are those of `build_nlp_train_loader`.
 
     Returns:
         The loader. Its last batch is filled up; `batch_info(batch).valid` tells how many rows count.
     """
+    check_at_least(1, test_batch_size=test_batch_size)
     return _build_loader(
-        _one_dataset(dataset, dataset_mixer), sampler, test_batch_size, num_workers, seed, collate_fn, layouts
+        _one_dataset(dataset, dataset_mixer),
+        sampler,
+        {"micro_batch_size": test_batch_size, "seed": seed},
+        num_workers=num_workers,
+        collate_fn=instantiate(collate_fn),
+        layouts=layouts,
+        **loader_options,
     )
 
 
@@ -104,10 +116,11 @@ def build_image_test_loader(
     collate_fn: Optional[Collator] = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Optional[Overrides] = None,
+    **loader_options: Any,
 ) -> DataLoader:
     """`build_nlp_test_loader`, but shuffled by default, as LiBai's is."""
     return build_nlp_test_loader(
-        dataset, test_batch_size, sampler, num_workers, seed, collate_fn, dataset_mixer, layouts
+        dataset, test_batch_size, sampler, num_workers, seed, collate_fn, dataset_mixer, layouts, **loader_options
     )
 
 
@@ -126,6 +139,7 @@ def build_nlp_train_val_test_loader(
     collate_fn: Optional[Collator] = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Optional[Overrides] = None,
+    **loader_options: Any,
 ) -> TrainLoaders:
     """Build training, validation and test loaders over three parts of each dataset.
 
@@ -138,7 +152,8 @@ def build_nlp_train_val_test_loader(
         test_batch_size: samples of a validation or test batch for one data-parallel rank.
         train_sampler: config of the training sampler.
         test_sampler: config of the validation and test sampler.
-        num_workers, consumed_samples, seed, collate_fn, dataset_mixer, layouts: as in `build_nlp_train_loader`.
+        num_workers, consumed_samples, seed, collate_fn, dataset_mixer, layouts, **loader_options: as in
+            `build_nlp_train_loader`.
 
     Returns:
         Training, validation and test loader; None for a part that is empty.
@@ -147,6 +162,7 @@ def build_nlp_train_val_test_loader(
         ConfigError: Numbers of datasets, splits and weights differ, a split is malformed, or weights are unequal.
     """
     datasets = _datasets(dataset)
+    check_at_least(1, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
     _check_lengths(len(datasets), splits=splits, weights=weights)
     if weights is not None and len(set(weights)) > 1:
         raise ConfigError(
@@ -157,23 +173,19 @@ def build_nlp_train_val_test_loader(
     train, validation, test = ([part[stage] for part in parts if len(part[stage])] for stage in range(3))
     if not train:
         raise ConfigError(f"splits are {[list(split) for split in splits]}, which leave no sample for training")
-    loader, _, _ = build_nlp_train_loader(
-        train,
-        train_batch_size,
-        sampler=train_sampler,
+    shared = dict(
         num_workers=num_workers,
-        consumed_samples=consumed_samples,
         seed=seed,
         collate_fn=collate_fn,
         dataset_mixer=dataset_mixer,
         layouts=layouts,
+        **loader_options,
+    )
+    loader, _, _ = build_nlp_train_loader(
+        train, train_batch_size, sampler=train_sampler, consumed_samples=consumed_samples, **shared
     )
     others = [
-        build_nlp_test_loader(
-            part, test_batch_size, test_sampler, num_workers, seed, collate_fn, dataset_mixer, layouts
-        )
-        if part
-        else None
+        build_nlp_test_loader(part, test_batch_size, sampler=test_sampler, **shared) if part else None
         for part in (validation, test)
     ]
     return loader, others[0], others[1]
@@ -202,35 +214,35 @@ def cut(dataset: Any, split: Sequence[float]) -> List[Subset]:
     return [Subset(dataset, start, stop) for start, stop in zip(edges[:-1], edges[1:])]
 
 
-def _build_loader(
-    dataset: Any,
-    sampler: Any,
-    micro_batch_size: int,
-    num_workers: int,
-    seed: int,
-    collate_fn: Optional[Collator],
-    layouts: Optional[Overrides],
-    mixup_func: Any = None,
-    **place: int,
-) -> DataLoader:
-    config = deepcopy(sampler)
+def _build_loader(dataset: Any, sampler: Any, arguments: Dict[str, Any], **options: Any) -> DataLoader:
+    """Build sampler and loader.
+
+    Args:
+        dataset: the dataset itself.
+        sampler: config of the sampler.
+        arguments: what to fill into it beside dataset and rank.
+        **options: arguments of `DataLoader`.
+    """
+    known = [
+        name for name, option in inspect.signature(DataLoader).parameters.items() if option.kind is option.KEYWORD_ONLY
+    ]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"a loader takes no '{name}'; it takes {known}.{nearest(name, known)}")
     filled_in = dict(
+        arguments,
         dataset=dataset,
-        micro_batch_size=micro_batch_size,
         data_parallel_rank=get_data_parallel_rank(),
         data_parallel_size=get_data_parallel_size(),
-        seed=seed,
-        **place,
     )
-    return DataLoader(
-        dataset,
-        instantiate(config, **filled_in),
-        num_workers=num_workers,
-        collate_fn=instantiate(collate_fn),
-        seed=seed,
-        layouts=layouts,
-        mixup_func=mixup_func,
-    )
+    try:
+        batch_sampler = instantiate(deepcopy(sampler), **filled_in)
+    except DataPipelineError as error:
+        # Of a default sampler there is no key to name; whoever makes this call names the key of the loader.
+        if not error.config_path and isinstance(error.__cause__, DataPipelineError):
+            raise error.__cause__ from None
+        raise
+    return DataLoader(dataset, batch_sampler, seed=arguments["seed"], **options)
 
 
 def _datasets(dataset: Any) -> List[Any]:
