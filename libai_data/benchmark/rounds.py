@@ -1,0 +1,115 @@
+"""Rounds: contenders measured in turn, A B C A B C ..., so that what slows the machine down slows all of them."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable, ContextManager, Dict, List, Sequence, Tuple, Union
+
+from libai_data.benchmark.claims import AtLeast, AtMost
+
+Measure = Callable[[], float]
+"""Measures once; seconds, or whatever the row is about. Less is better."""
+
+_SECONDS_TO_SETTLE = 0.2
+
+
+class Unavailable(Exception):
+    """A contender cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to measure.
+
+    Args:
+        name: within its row.
+        open: prepares it, and gives a `Measure` for as long as the context lasts; raises `Unavailable` when something
+            that it needs is not installed.
+    """
+
+    name: str
+    open: Callable[[], ContextManager[Measure]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of what is promised.
+
+    Args:
+        name: short, for `--only`.
+        work: what is done, in words.
+        workers: worker processes, in words.
+        contenders: measured in this order in each round.
+        claims: what the measurements must show.
+    """
+
+    name: str
+    work: str
+    workers: str
+    contenders: Tuple[Contender, ...]
+    claims: Tuple[Union[AtLeast, AtMost], ...]
+
+
+@dataclass
+class Measured:
+    """What was measured for a row.
+
+    Args:
+        row: the row.
+        values: contender -> one value a round.
+        missing: contender -> why it could not run.
+    """
+
+    row: Row
+    values: Dict[str, List[float]] = field(default_factory=dict)
+    missing: Dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much is measured.
+
+    Args:
+        quick: much less work, to see that it runs; the numbers mean little.
+        seconds: how long one measurement of throughput lasts.
+        folder: for generated data; removed afterwards.
+    """
+
+    quick: bool
+    seconds: float
+    folder: Path
+
+
+def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = _SECONDS_TO_SETTLE) -> Measured:
+    """Measure a row's contenders in interleaved rounds.
+
+    Args:
+        row: what to measure.
+        rounds: how often.
+        step: told the contender's name after each measurement.
+        settle: seconds of rest before each, in which the contender before comes to rest.
+    """
+    measured = Measured(row)
+    with ExitStack() as opened:
+        measures = _open(row.contenders, opened, measured)
+        for _ in range(rounds):
+            for name, take in measures.items():
+                time.sleep(settle)
+                measured.values[name].append(take())
+                step(name)
+    return measured
+
+
+def _open(contenders: Sequence[Contender], opened: ExitStack, measured: Measured) -> Dict[str, Measure]:
+    measures: Dict[str, Measure] = {}
+    for contender in contenders:
+        try:
+            measures[contender.name] = opened.enter_context(contender.open())
+        except Unavailable as reason:
+            measured.missing[contender.name] = str(reason)
+        else:
+            measured.values[contender.name] = []
+    return measures

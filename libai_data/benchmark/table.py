@@ -1,0 +1,49 @@
+"""The table of results, for a terminal."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Iterable, List, Sequence
+
+from libai_data.benchmark.claims import AtLeast
+from libai_data.benchmark.rounds import Measured
+
+HEADER = ("row", "work", "workers", "measured", "median", "rounds", "demanded", "met")
+
+
+def table(results: Iterable[Measured]) -> str:
+    """One line for each claim, and below each row its contenders' medians."""
+    lines: List[Sequence[str]] = [HEADER]
+    notes: List[str] = []
+    for result in results:
+        lines += _claims(result)
+        notes.append(f"  {result.row.name}: {_medians(result)}")
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    shown.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join([*shown, "", "Medians over the rounds:", *notes])
+
+
+def _claims(result: Measured) -> List[Sequence[str]]:
+    lines: List[Sequence[str]] = []
+    head: Sequence[str] = (result.row.name, result.row.work, result.row.workers)
+    for claim in result.row.claims:
+        verdict = claim.judge(result.values, result.missing)
+        if verdict.value is None:
+            found = ["-", verdict.reason]
+        else:
+            low, high = verdict.spread
+            found = [claim.show(verdict.value), f"{claim.show(low)} .. {claim.show(high)}"]
+        met = {True: "yes", False: "NO", None: ""}[verdict.met]
+        lines.append([*head, verdict.subject, *found, claim.demand, met])
+        head = ("", "", "")
+    return lines
+
+
+def _medians(result: Measured) -> str:
+    compares = any(isinstance(claim, AtLeast) for claim in result.row.claims)
+    parts = [
+        f"{name} {1e3 * median(values):.3g} ms" if compares else f"{name} {median(values):.3g}"
+        for name, values in result.values.items()
+    ]
+    return ", ".join(parts + [f"{name}: {reason}" for name, reason in result.missing.items()])

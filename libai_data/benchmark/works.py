@@ -1,0 +1,118 @@
+"""The work that loaders are measured with: tokens from a memory map, images from memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+
+from libai_data.structures import DistTensorData, Instance
+
+TOKEN_FIELDS = ("input_ids", "position_ids", "loss_mask", "labels")
+TOKENS = 1024
+IMAGE_SHAPE = (3, 224, 224)
+
+
+def write_tokens(path: Path, samples: int) -> Path:
+    """Write uint16 [samples, fields, tokens] of random tokens."""
+    tokens = np.random.default_rng(0).integers(0, 50000, (samples, len(TOKEN_FIELDS), TOKENS), dtype=np.uint16)
+    tokens.tofile(path)
+    return path
+
+
+def map_tokens(path: Path) -> np.ndarray:
+    """The tokens of a file, uint16 [samples, fields, tokens], as a plain array over the memory map."""
+    return np.asarray(np.memmap(path, dtype=np.uint16, mode="r").reshape(-1, len(TOKEN_FIELDS), TOKENS))
+
+
+class Tokens:
+    """Four fields int64 [1024] a sample, as a user writes them.
+
+    Args:
+        tokens: uint16 [samples, fields, tokens].
+        length: samples it claims to have, by repeating its own; by default those it has.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int = 0) -> None:
+        self.tokens = tokens
+        self.length = length or len(tokens)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Instance:
+        return Instance(**{name: self.layout(array) for name, array in self.arrays(index).items()})
+
+    def arrays(self, index: int) -> Dict[str, np.ndarray]:
+        """The bare arrays of a sample, int64 [1024] each."""
+        sample = self.tokens[index % len(self.tokens)]
+        return {name: sample[place].astype(np.int64) for place, name in enumerate(TOKEN_FIELDS)}
+
+    def layout(self, tensor: Any) -> DistTensorData:
+        """A field as the dataset returns it."""
+        return DistTensorData(tensor)
+
+
+class TokenBatches(Tokens):
+    """The same samples, a whole batch at once."""
+
+    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+        """Gather a batch from the memory map.
+
+        Args:
+            indices: int64 [n].
+            out: field -> int64 [n, 1024], to be filled.
+        """
+        for place, name in enumerate(TOKEN_FIELDS):
+            out[name][...] = self.tokens[indices, place]
+
+
+class FlowTokens(Tokens):
+    """The same samples as LiBai's datasets return them: OneFlow tensors, made of arrays."""
+
+    def layout(self, tensor: Any) -> DistTensorData:
+        import oneflow as flow
+
+        return DistTensorData(flow.tensor(tensor))
+
+
+class Images:
+    """An image float32 [3, 224, 224] and a label, from memory.
+
+    Args:
+        images: float32 [samples, 3, 224, 224].
+        labels: int64 [samples].
+    """
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images = images
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Instance:
+        arrays = self.arrays(index)
+        return Instance(images=DistTensorData(arrays["images"]), labels=DistTensorData(arrays["labels"]))
+
+    def arrays(self, index: int) -> Dict[str, np.ndarray]:
+        """The bare arrays of a sample: a view of the image, and its label, 0-d."""
+        return {"images": self.images[index], "labels": self.labels[index]}
+
+
+class FlowImages(Images):
+    """The same samples as LiBai's datasets return them."""
+
+    def __getitem__(self, index: int) -> Instance:
+        import oneflow as flow
+
+        image = DistTensorData(flow.tensor(self.images[index]))
+        return Instance(images=image, labels=DistTensorData(flow.tensor(self.labels[index]), placement_idx=-1))
+
+
+def make_images(samples: int) -> Images:
+    """Random images, all in memory."""
+    random = np.random.default_rng(0)
+    images = random.random((samples, *IMAGE_SHAPE), dtype=np.float32)
+    return Images(images, random.integers(0, 1000, samples))
