@@ -173,10 +173,13 @@ class NodePublisher:
 
     Args:
         followers: channel to each, by rank.
+        arena: descriptor of the memory that the batches lie in; the first thing that each follower is sent.
     """
 
-    def __init__(self, followers: Dict[int, Channel]) -> None:
+    def __init__(self, followers: Dict[int, Channel], arena: int) -> None:
         self._followers = followers
+        for channel in followers.values():
+            channel.send_descriptor(arena)
         self._held: Dict[int, Tuple[NodeBatch, List[int]]] = {}
         self._form: Optional[Tuple[Tuple[ArraySpec, ...], Dict[str, Layout]]] = None
         self._generation = 0

@@ -1,6 +1,6 @@
 """The link between the ranks of one node: Unix sockets without a place in the file system, for news of batches.
 
-The batches themselves lie in shared memory, whose descriptor is the first thing that is sent.
+The batches themselves lie in shared memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,12 @@ def open_node_link(name: str) -> socket.socket:
     return listener
 
 
-def accept_followers(listener: socket.socket, ranks: Sequence[int], arena: int) -> Dict[int, Channel]:
-    """Wait until these ranks have connected, and give each the arena.
+def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> Dict[int, Channel]:
+    """Wait until these ranks have connected.
 
     Args:
         listener: of `open_node_link`; closed afterwards.
         ranks: of this node, without the leader.
-        arena: descriptor of the shared memory.
 
     Raises:
         PeerError: Some did not come in time; they are named.
@@ -60,9 +59,7 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int], arena: int) 
                 end.close()
                 continue
             channel = Channel(end)
-            rank = channel.receive()
-            channel.send_descriptor(arena)
-            channels[rank] = channel
+            channels[channel.receive()] = channel
     return channels
 
 

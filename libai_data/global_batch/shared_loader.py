@@ -139,7 +139,7 @@ class SharedLoader:
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
             feed = NetworkFeed(connect_to_rank0(host, port, node, secret), arena, _SENT_AHEAD)
         followers = [other for other in plan.ranks_of(node) if other != leader]
-        self._publishers.append(NodePublisher(accept_followers(listener, followers, arena.descriptor)))
+        self._publishers.append(NodePublisher(accept_followers(listener, followers), arena.descriptor))
         if network is not None:
             links = accept_leaders(network, range(1, mesh.num_nodes), secret)
             self._publishers += [
