@@ -159,6 +159,8 @@ main() {
     [[ "$(uname -sm)" == "Linux x86_64" ]] || fail "OneFlow 0.9 has wheels for Linux on x86_64 only; this is $(uname -sm)"
     take_lock
     if is_ready "$extras"; then return 0; fi
+    # What was set up for development stays so when setup.py changes.
+    if [[ -f "$STAMP" && "$(<"$STAMP")" == "dev "* ]]; then extras=dev; fi
     rm -f "$STAMP"
     if ! is_sound; then make_venv; fi
     install_packages "$extras"

@@ -251,6 +251,13 @@ class TestRunningAgain:
         assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["test]", "dev]"]
         assert len(machine.calls("-m venv")) == 1
 
+    def test_an_environment_for_development_stays_one_when_setup_py_changes(self, machine: Machine) -> None:
+        machine.set_up("dev")
+        (machine.root / "setup.py").write_text("two\n")
+        machine.set_up("test")
+        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["dev]", "dev]"]
+        assert machine.set_up("dev").stdout == ""
+
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
     def test_an_installation_that_was_interrupted_is_made_anew(self, machine: Machine, signum: signal.Signals) -> None:
         os.mkfifo(machine.root / "in_pip")
