@@ -33,6 +33,10 @@ class SampleError(DataPipelineError, RuntimeError):
     """A sample could not be read or transformed."""
 
 
+class ContractError(DataPipelineError, RuntimeError):
+    """The ranks are not fed alike: what the layout promises does not hold."""
+
+
 class PeerError(DataPipelineError, ConnectionError):
     """Another rank of the job has failed, or cannot be reached; that rank tells the cause."""
 

@@ -172,6 +172,7 @@ class Instance:
     def __init__(self, **fields: Any) -> None:
         self._fields: OrderedDict[str, Any] = OrderedDict()
         self._info: Optional[BatchInfo] = None
+        self._rows: Optional[RowIndices] = None
         self._agreement: Optional[Agreement] = None
         for name, value in fields.items():
             self.set(name, value)
@@ -308,17 +309,31 @@ class BatchInfo:
     valid: int
 
 
+@dataclass(frozen=True)
+class RowIndices:
+    """Which samples this rank read for its rows of a batch: epochs and indices, int64 [rows] each."""
+
+    epochs: np.ndarray
+    indices: np.ndarray
+
+
 @dataclass
 class Agreement:
-    """Whether all ranks have found that a loader's batches have the same fields; shared by the loader's batches.
+    """What the ranks have found out about each other's batches; shared by all batches of a loader.
 
     Args:
-        reached: they have.
-        per_batch: shapes may change from batch to batch, as with a padding collator, so that they compare each one.
+        per_batch: shapes may change from batch to batch, as with a padding collator, so that fields are compared each
+            time instead of once.
+        check_every: batches from one comparison of contents to the next; 0 never compares them.
+        fields_agree: all ranks have the same fields.
+        batches: how many were made global so far. Counted, and not taken from the batches' own numbers, since all ranks
+            must come to a comparison together even if one of them has lost its place.
     """
 
-    reached: bool = False
     per_batch: bool = False
+    check_every: int = 0
+    fields_agree: bool = False
+    batches: int = 0
 
 
 def batch_info(batch: Any) -> Optional[BatchInfo]:

@@ -17,7 +17,7 @@ from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.iteration import Iteration
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import ArraySpec, views
-from libai_data.structures import BatchInfo
+from libai_data.structures import BatchInfo, RowIndices
 
 _KEPT = 4
 """Batches that are still on their way back from other ranks, or handed out before this rank takes them."""
@@ -29,6 +29,7 @@ class NodeBatch:
 
     Args:
         info: its place in the stream.
+        rows: which samples it holds, where this process read them.
         arrays: of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
         layouts: of each field.
         place: offset and size in the arena.
@@ -36,6 +37,7 @@ class NodeBatch:
     """
 
     info: BatchInfo
+    rows: Optional[RowIndices]
     arrays: Dict[str, np.ndarray]
     layouts: Dict[str, Layout]
     place: Tuple[int, int]
@@ -89,7 +91,9 @@ class LocalFeed:
         slot = batch.slot
         if slot is None:
             raise RuntimeError("a batch that was copied into a slot has none")
-        return NodeBatch(info_of(batch.index_batch), batch.arrays, batch.layouts, (slot.offset, slot.size), batch.specs)
+        read = batch.index_batch
+        rows, place = RowIndices(read.epochs, read.indices), (slot.offset, slot.size)
+        return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, place, batch.specs)
 
     def close(self) -> None:
         """End the workers."""
@@ -150,7 +154,7 @@ class LinkFeed:
         specs, layouts = self._form
         lease = self._arena.lease(*place)
         weakref.finalize(lease, self._released.append, number).atexit = False
-        return NodeBatch(info, views(lease, specs), layouts, place, specs)
+        return NodeBatch(info, None, views(lease, specs), layouts, place, specs)
 
     def _give_back(self) -> None:
         numbers: List[int] = []

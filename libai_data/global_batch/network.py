@@ -291,7 +291,7 @@ class NetworkFeed:
             if array.size:
                 _receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
         layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index in fields}
-        return NodeBatch(BatchInfo(**head["info"]), arrays, layouts, (slot.offset, slot.size), specs)
+        return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, (slot.offset, slot.size), specs)
 
     def close(self) -> None:
         """Hang up."""

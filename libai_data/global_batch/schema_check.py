@@ -8,8 +8,8 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
 import numpy as np
 
 from libai_data.errors import SchemaError, nearest
+from libai_data.global_batch.gather import digest_of, gather_words
 from libai_data.mesh import broadcast_py_object, get_mesh
-from libai_data.mixing import combine64
 from libai_data.structures import DistTensorData
 
 FieldSignature = Tuple[str, str, Tuple[int, ...], Tuple[str, ...], int]
@@ -42,21 +42,11 @@ def check_same_on_all_ranks(signature: List[FieldSignature]) -> None:
     mesh = get_mesh()
     if mesh.world_size == 1:
         return
-    digests = _gather_digests(combine64(*repr(signature).encode()))
-    if len(set(digests.tolist())) == 1:
+    digests = gather_words(np.array([digest_of(repr(signature).encode())]))
+    if len(np.unique(digests)) == 1:
         return
     signatures = [broadcast_py_object(signature, src=rank) for rank in range(mesh.world_size)]
     raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
-
-
-def _gather_digests(digest: int) -> np.ndarray:
-    import oneflow as flow
-
-    mesh = get_mesh()
-    everyone = flow.placement("cpu", list(range(mesh.world_size)))
-    own = flow.from_numpy(np.array([digest >> 1], dtype=np.int64))
-    split = own.to_global(placement=everyone, sbp=flow.sbp.split(0), check_meta=False)
-    return split.to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().numpy()
 
 
 def _differences(signatures: List[List[FieldSignature]]) -> List[str]:

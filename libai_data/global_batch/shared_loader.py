@@ -6,6 +6,7 @@ import os
 import secrets
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
@@ -24,7 +25,7 @@ from libai_data.loader.batches import assemble
 from libai_data.loader.dataloader import DataLoader
 from libai_data.mesh import broadcast_py_object
 from libai_data.samplers.sampler import StreamSampler
-from libai_data.structures import Agreement, Instance
+from libai_data.structures import Agreement, Instance, RowIndices
 
 _SENT_AHEAD = 4
 """Batches that may be on their way to another node."""
@@ -42,6 +43,17 @@ class DatasetFacts:
 
     def __len__(self) -> int:
         return self._samples
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank that reads lets the others know."""
+
+    dataset_name: str = ""
+    samples: int = 0
+    collates: bool = False
+    check_every: int = 0
+    problem: str = ""
 
 
 Publisher = Union[NodePublisher, NetworkPublisher]
@@ -83,7 +95,6 @@ class SharedLoader:
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
         self._publishers: List[Publisher] = []
         self._feed = self._connect()
-        self._agreement = Agreement(per_batch=False)
         self._ready: Deque[Optional[NodeBatch]] = deque()
         self._restored = False
         self._over = True
@@ -99,26 +110,27 @@ class SharedLoader:
     ) -> DatasetFacts:
         """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
         plan, failure = self._plan, None
-        told: Optional[Tuple[Optional[str], str, int]] = None
+        told: Optional[_Told] = None
         shards = plan.shards_read_by(self._rank)
         if shards:
             try:
                 dataset = open_dataset()
                 self._loader = make_loader(dataset, make_stream(dataset, shards))
-                told = (None, type(dataset).__name__, len(dataset))
+                told = _Told(type(dataset).__name__, len(dataset), self._loader.collates, self._loader.check_every)
             except Exception as error:
                 failure = error
-                told = (f"{type(error).__name__}: {error}", "", 0)
+                told = _Told(problem=f"{type(error).__name__}: {error}")
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
-        answers = {rank: broadcast_py_object(told, src=rank) for rank in readers}
+        answers: Dict[int, _Told] = {rank: broadcast_py_object(told, src=rank) for rank in readers}
         if failure is not None:
             raise failure
-        for rank, (problem, _, _) in answers.items():
-            if problem is not None:
-                raise PeerError(f"rank {rank}, which reads for others, could not open the dataset: {problem}")
-        if len({answer[1:] for answer in answers.values()}) > 1:
+        for rank, answer in answers.items():
+            if answer.problem:
+                raise PeerError(f"rank {rank}, which reads for others, could not open the dataset: {answer.problem}")
+        if len(set(answers.values())) > 1:
             raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
-        return DatasetFacts(*answers[0][1:])
+        self._agreement = Agreement(answers[0].collates, answers[0].check_every)
+        return DatasetFacts(answers[0].dataset_name, answers[0].samples)
 
     def _connect(self) -> Feed:
         """Find the other ranks: rank 0 the leaders, each leader the ranks of its node."""
@@ -218,7 +230,8 @@ class SharedLoader:
         rows = batch.info.size // self._plan.mesh.data_parallel_size
         own = self._plan.rows_of(self._rank, self._held, rows)
         arrays = {name: array[own] for name, array in batch.arrays.items()}
-        return assemble(arrays, batch.layouts, batch.info, self._agreement)
+        read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
+        return assemble(arrays, batch.layouts, batch.info, read, self._agreement)
 
     def state_dict(self) -> Dict[str, Any]:
         """The place after the last batch that was taken, as JSON; the same on all ranks."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Dict, Optional
 
 from libai_data.errors import MeshError, SchemaError
+from libai_data.global_batch.contract import check_contract
 from libai_data.global_batch.schema_check import check_same_on_all_ranks, signature_of
 from libai_data.global_tensor import local_to_global
 from libai_data.structures import DistTensorData, Fields, Instance, fields_of
@@ -28,12 +29,20 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
         MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
     """
     fields = {name: _laid_out(name, value) for name, value in fields_of(batch).items()}
-    agreement = batch._agreement if isinstance(batch, Instance) else None
-    if agreement is None or not agreement.reached:
-        check_same_on_all_ranks(signature_of(fields))
-        if agreement is not None:
-            agreement.reached = not agreement.per_batch
+    _compare_with_other_ranks(batch, fields)
     return {name: _global(name, value, device_type) for name, value in fields.items()}
+
+
+def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:
+    agreement = batch._agreement if isinstance(batch, Instance) else None
+    if agreement is None or not agreement.fields_agree:
+        check_same_on_all_ranks(signature_of(fields))
+    if agreement is None or not isinstance(batch, Instance):
+        return
+    agreement.fields_agree = not agreement.per_batch
+    if agreement.check_every and agreement.batches % agreement.check_every == 0:
+        check_contract(fields, batch._info, batch._rows)
+    agreement.batches += 1
 
 
 def _laid_out(name: str, value: Any) -> DistTensorData:

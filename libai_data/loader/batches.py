@@ -16,7 +16,7 @@ from libai_data.loader.schema import Layout, SampleSchema
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.samplers.sampler import IndexBatch
-from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, fields_of
+from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, RowIndices, fields_of
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""
@@ -201,7 +201,11 @@ class BatchReader:
 
 
 def assemble(
-    arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], info: BatchInfo, agreement: Agreement
+    arrays: Mapping[str, np.ndarray],
+    layouts: Mapping[str, Layout],
+    info: BatchInfo,
+    rows: Optional[RowIndices],
+    agreement: Agreement,
 ) -> Instance:
     """Make a rank's batch: OneFlow tensors over the arrays' own memory.
 
@@ -209,6 +213,7 @@ def assemble(
         arrays: of each field, this rank's rows.
         layouts: of each field.
         info: where the batch stands in the stream.
+        rows: which samples the rows are, where this rank read them.
         agreement: shared by all batches of a loader.
 
     Raises:
@@ -224,6 +229,7 @@ def assemble(
         instance.set(name, DistTensorData(tensor, list(layout.sbp_list), layout.placement_idx))
     instance._agreement = agreement
     instance._info = info
+    instance._rows = rows
     return instance
 
 

@@ -121,7 +121,8 @@ class Board:
 
     def claim(self, worker: int) -> Tuple[Optional[int], float]:
         """The place of the task that a worker took last and has not cleared, and the seconds since then."""
-        place, since = self._claims[worker].tolist()
+        with self._locked():
+            place, since = self._claims[worker].tolist()
         if place == 0:
             return None, 0.0
         return place - 1, (time.monotonic_ns() - since) / 1e9
@@ -130,6 +131,12 @@ class Board:
         """Whether the task at this place has been taken by nobody yet."""
         with self._locked():
             return place >= int(self._ends[_HEAD])
+
+    def oldest_waiting(self) -> Optional[int]:
+        """The place of the task that will be taken next, if one waits."""
+        with self._locked():
+            head = int(self._ends[_HEAD])
+            return head if head < int(self._ends[_TAIL]) else None
 
     def close_writing_end(self) -> None:
         """Close what no worker may hold: without a writing end, whoever waits at the pipe ends."""

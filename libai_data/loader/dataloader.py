@@ -22,7 +22,7 @@ from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
 from libai_data.samplers.listed import as_stream
-from libai_data.structures import Agreement, Instance
+from libai_data.structures import Agreement, Instance, RowIndices
 
 WORKER_TYPES = ("process", "thread")
 
@@ -52,6 +52,8 @@ class DataLoader:
         quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits for ever.
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
+        check_every: batches from one comparison between the ranks of what they hold to the next (see
+            `check_contract`); 0 never compares.
 
     Raises:
         ConfigError: An argument is out of range, or a layout malformed.
@@ -73,11 +75,13 @@ class DataLoader:
         quarantine_file: Optional[str] = None,
         timeout: float = 600.0,
         start_method: str = "auto",
+        check_every: int = 100,
     ) -> None:
         _check("num_workers", num_workers, num_workers >= 0, "at least 0")
         _check("prefetch", prefetch, 1 <= prefetch <= 256, "1 to 256")
         _check("timeout", timeout, timeout >= 0, "at least 0 (seconds; 0 waits for ever)")
         _check("worker_type", worker_type, worker_type in WORKER_TYPES, f"one of {WORKER_TYPES}")
+        _check("check_every", check_every, check_every >= 0, "at least 0 (batches; 0 never compares)")
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.mixup_func = mixup_func
@@ -92,6 +96,7 @@ class DataLoader:
             ErrorPolicy(on_error, quarantine_file),
         )
         self._layouts = parse_layouts(layouts)
+        self.check_every = check_every
         self._timeout = timeout
         self._start_method = start_method
         self._arena = Arena()
@@ -114,7 +119,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Instance]:
         iteration = self.begin(self._place_of_next_pass())
-        agreement = Agreement(per_batch=self.collates)
+        agreement = Agreement(self.collates, self.check_every)
         # Not a generator: it would hold on to the last batch while the trainer has let go of it.
         return map(partial(_instance_of, agreement), iteration)
 
@@ -233,7 +238,8 @@ class DataLoader:
 
 
 def _instance_of(agreement: Agreement, batch: ReadyBatch) -> Instance:
-    return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), agreement)
+    rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
+    return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), rows, agreement)
 
 
 def _check(name: str, value: Any, holds: bool, allowed: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
 import signal
@@ -29,6 +30,7 @@ DEATHS_ALLOWED = 3
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_PRINT_STACKS = 0.3
+_SECONDS_TO_START = 60.0
 
 _executors: weakref.WeakSet[ProcessExecutor] = weakref.WeakSet()
 
@@ -67,15 +69,23 @@ class ProcessExecutor:
         self._deaths_without_task = 0
         self._ready: Deque[TaskResult] = deque()
         self._first_sample: Deque[Any] = deque()
+        self._fatal: Optional[SampleError] = None
+        self._submitted: Dict[Optional[int], float] = {}
+        self._heard: List[float] = []
         self._processes: List[WorkerProcess] = []
         self._channels: List[Channel] = []
         self._events = select.poll()
         self._last_look = time.monotonic()
         _executors.add(self)
-        for number in range(workers):
-            process, channel = self._start(number)
-            self._processes.append(process)
-            self._channels.append(channel)
+        try:
+            for number in range(workers):
+                process, channel = self._start(number)
+                self._processes.append(process)
+                self._channels.append(channel)
+                self._heard.append(_start_is_due())
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def pids(self) -> List[int]:
@@ -104,10 +114,10 @@ class ProcessExecutor:
             asked, process = time.monotonic(), self._processes[0]
             _send(self._channels[0], ("first sample", (epoch, index)))
             while not self._first_sample and process is self._processes[0]:
-                self._listen(_SECONDS_BETWEEN_LOOKS)
-                if self._timeout and time.monotonic() - asked > self._timeout:
-                    self._end_hung(0, f"sample {index}", time.monotonic() - asked)
-                    break
+                self._hear_or_look()
+                seconds = time.monotonic() - max(asked, self._heard[0])
+                if self._timeout and seconds > self._timeout and process is self._processes[0]:
+                    self._end_hung(0, f"sample {index}", seconds)
             if self._first_sample:
                 answer = self._first_sample.popleft()
                 if isinstance(answer, RemoteFailure):
@@ -132,6 +142,7 @@ class ProcessExecutor:
         entry = Entry(task.number, slot.offset, slot.size, task.first_row, len(task.indices), task.batch_rows)
         place = self._board.put(entry)
         self._tasks[place] = task
+        self._submitted[place] = time.monotonic()
         self._place_of[task.number] = place
 
     def next_result(self) -> TaskResult:
@@ -141,10 +152,17 @@ class ProcessExecutor:
             SampleError: Workers die before they can do anything.
         """
         while not self._ready:
-            self._listen(_SECONDS_BETWEEN_LOOKS)
-            if self._timeout and time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
-                self._look_for_hung()
+            self._hear_or_look()
         return self._ready.popleft()
+
+    def _hear_or_look(self) -> None:
+        """Wait for messages for a moment; now and then, look for workers that cannot send any more."""
+        if self._fatal is not None:
+            raise self._fatal
+        self._listen(_SECONDS_BETWEEN_LOOKS)
+        if time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
+            self._look_after_workers()
+            self._last_look = time.monotonic()
 
     def has_result(self) -> bool:
         """Whether some task is done."""
@@ -152,17 +170,22 @@ class ProcessExecutor:
             self._listen(0)
         return bool(self._ready)
 
-    def _listen(self, seconds: float) -> None:
+    def _listen(self, seconds: float) -> bool:
+        """Hear one message of each worker that sends within this time; returns whether any did."""
         ready = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
         for number, channel in enumerate(self._channels):
             if channel.fileno() in ready:
                 self._hear(number, channel)
+        return bool(ready)
 
-    def _hear(self, number: int, channel: Channel) -> None:
+    def _hear(self, number: int, channel: Channel, hung: str = "") -> None:
         try:
             kind, content = channel.receive()
         except EOFError:
-            self._replace(number)
+            self._replace(number, hung)
+            return
+        self._heard[number] = time.monotonic()
+        if kind == "ready":
             return
         if kind == "done":
             self._finish(number, content)
@@ -176,7 +199,7 @@ class ProcessExecutor:
     def _finish(self, number: int, result: TaskResult) -> None:
         self._deaths_without_task = 0
         place = self._place_of.pop(result.number)
-        del self._tasks[place]
+        del self._tasks[place], self._submitted[place]
         self._deaths.pop(result.number, None)
         if isinstance(result.error, RemoteFailure):
             error = self._sample_error(result.error, number)
@@ -187,10 +210,16 @@ class ProcessExecutor:
         whose = f"worker {number} (process {self._processes[number].pid})"
         return SampleError(f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}")
 
-    def _replace(self, number: int) -> None:
-        """Start a worker anew after its death, and have the task that it was at done again."""
+    def _replace(self, number: int, hung: str = "") -> None:
+        """Start a worker anew after its death, and have the task that it was at done again.
+
+        Args:
+            number: the worker's.
+            hung: why it was ended, if it was ended from here.
+        """
         process = self._processes[number]
-        how = process.wait()
+        ended = process.wait()
+        how = hung or ended
         self._events.unregister(self._channels[number].fileno())
         self._channels[number].close()
         place, _ = self._board.claim(number)
@@ -199,12 +228,16 @@ class ProcessExecutor:
         if task is None:
             self._deaths_without_task += 1
             if self._deaths_without_task > DEATHS_ALLOWED * len(self._processes):
-                raise SampleError(f"worker {number} (process {process.pid}) {how}, again and again, before it read")
+                whose = f"worker {number} (process {process.pid})"
+                self._fatal = SampleError(f"{whose} {how}, again and again, before it read")
+                raise self._fatal
             lost = "it had no task"
         else:
+            del self._submitted[place]
             lost = f"samples {task.indices.tolist()} are read again"
         logger.warning("Worker %d (process %d) %s; it is replaced, and %s.", number, process.pid, how, lost)
         self._processes[number], self._channels[number] = self._start(number)
+        self._heard[number] = _start_is_due()
         if task is not None:
             self._redo(number, task, how)
         # The dead worker may have taken a call to look from the pipe and not have followed it.
@@ -222,19 +255,33 @@ class ProcessExecutor:
         )
         self._ready.append(TaskResult(task.number, error))
 
-    def _look_for_hung(self) -> None:
-        self._last_look = time.monotonic()
-        for number in range(len(self._processes)):
-            place, seconds = self._board.claim(number)
-            if place in self._tasks and seconds > self._timeout:
-                self._end_hung(number, f"samples {self._tasks[place].indices.tolist()}", seconds)
+    def _look_after_workers(self) -> None:
+        """Replace workers that have ended without a word, and end those that hang."""
+        while self._listen(0):  # Before they are judged by what they have not said, all that they have is heard.
+            pass
+        for number, process in enumerate(list(self._processes)):
+            if process.has_ended():
+                self._hear_last_words(number)
+            elif self._timeout and process is self._processes[number]:
+                self._look_at(number)
+
+    def _look_at(self, number: int) -> None:
+        place, seconds = self._board.claim(number)
+        if place in self._tasks:
+            what = f"reading samples {self._tasks[place].indices.tolist()}"
+        else:
+            # It is idle, which is wrong only while a task waits.
+            what = "leaving samples waiting"
+            waiting_since = self._submitted.get(self._board.oldest_waiting(), math.inf)
+            seconds = time.monotonic() - max(self._heard[number], waiting_since)
+        if seconds > self._timeout:
+            self._end_hung(number, what, seconds)
 
     def _end_hung(self, number: int, what: str, seconds: float) -> None:
-        """Kill a worker that takes too long, after it has printed its stacks; its closed channel tells the rest."""
+        """Kill a worker that takes too long, after it has printed its stacks."""
         process = self._processes[number]
         logger.error(
-            "Worker %d (process %d) has been reading %s of %s for %.0f s (timeout %g s): its stacks follow, and it is "
-            "ended.",
+            "Worker %d (process %d) has been %s of %s for %.0f s (timeout %g s): its stacks follow, and it is ended.",
             number,
             process.pid,
             what,
@@ -245,12 +292,18 @@ class ProcessExecutor:
         process.send(signal.SIGUSR1)
         time.sleep(_SECONDS_TO_PRINT_STACKS)
         process.send(signal.SIGKILL)
-        self._hear_until_replaced(number)
+        process.wait()
+        self._hear_last_words(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s)")
 
-    def _hear_until_replaced(self, number: int) -> None:
+    def _hear_last_words(self, number: int, hung: str = "") -> None:
+        """Hear what a worker sent before it ended, and replace it, even if a child of its own holds its channel."""
         process = self._processes[number]
         while process is self._processes[number]:
-            self._hear(number, self._channels[number])
+            channel = self._channels[number]
+            if not channel.speaks():
+                self._replace(number, hung)
+            else:
+                self._hear(number, channel, hung)
 
     def close_trainer_ends(self) -> None:
         """Close what only the trainer may hold; the workers end when nobody holds it any more."""
@@ -263,10 +316,17 @@ class ProcessExecutor:
         _executors.discard(self)
         self.close_trainer_ends()
         for process in self._processes:
-            process.end()
+            process.send(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
         self._processes.clear()
         self._board.close()
         self._starter.close()
+
+
+def _start_is_due() -> float:
+    """When a worker that starts now must have been heard."""
+    return time.monotonic() + _SECONDS_TO_START
 
 
 def _send(channel: Channel, message: Any) -> None:

@@ -149,16 +149,25 @@ class WorkerProcess:
         hint = " (out of memory?)" if -code == signal.SIGKILL else ""
         return f"was ended by {signal.Signals(-code).name}{hint}"
 
-    def end(self) -> None:
-        """Wait for a process whose channel is closed; kill it if it does not end by itself."""
-        self.wait()
+    def has_ended(self) -> bool:
+        """Whether the process runs no more."""
+        return self._poll() is not None
 
     def _poll(self) -> Optional[int]:
         if self._code is None:
             if self._program is not None:
                 self._code = self._program.poll()
             else:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                if pid:
-                    self._code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+                self._code = _exit_code(self.pid)
         return self._code
+
+
+def _exit_code(pid: int) -> Optional[int]:
+    """The exit code of a child, negative for a signal; None while it runs."""
+    try:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0  # Someone else has waited for it, or this process is a fork of the trainer.
+    if not ended:
+        return None
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)

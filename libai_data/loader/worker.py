@@ -114,6 +114,7 @@ class _Worker:
 
     def run(self) -> None:
         """Wait for messages and tasks until the channel closes."""
+        self._channel.send(("ready", None))
         idle_since = time.perf_counter()
         while True:
             ready = {descriptor for descriptor, _ in self._events.poll()}

@@ -1,0 +1,121 @@
+"""Whether the ranks are being fed what the layout promises: looked at every so many batches while training."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from libai_data.errors import ContractError
+from libai_data.global_batch.gather import digest_of, gather_words
+from libai_data.mesh import get_mesh
+from libai_data.parallel_mesh import ParallelMesh
+from libai_data.structures import BatchInfo, DistTensorData, RowIndices
+
+_HEAD = 6
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS = range(_HEAD)
+_NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
+
+
+def check_contract(fields: Mapping[str, DistTensorData], info: Optional[BatchInfo], rows: Optional[RowIndices]) -> None:
+    """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
+
+    All ranks must stand at the same step, epoch and position. Ranks that differ only in tensor or pipeline coordinate
+    must hold equal bytes of each field, and have read equal samples. Those that differ in data coordinate must have
+    read different samples.
+
+    Args:
+        fields: this rank's local tensors, the same names in the same order on all ranks.
+        info: where the batch stands; None if it comes from no loader.
+        rows: which samples this rank read; None where another read for it.
+
+    Raises:
+        ContractError: On every rank alike, naming step, field or rows, and the ranks that differ.
+    """
+    mesh = get_mesh()
+    if mesh.world_size == 1:
+        return
+    count = next(iter(fields.values())).shape[0] if fields else 0
+    table = gather_words(np.concatenate([_head(info, rows), _digests(fields), _samples(rows, count)]))
+    problems = _different_places(table) or (
+        _different_bytes(table, list(fields), mesh)
+        + _samples_read_wrongly(table[:, _HEAD + len(fields) :], table, mesh)
+    )
+    if problems:
+        step = "this batch" if info is None else f"step {info.step}"
+        raise ContractError(f"the ranks are not fed alike at {step}: " + "; ".join(problems))
+
+
+def _head(info: Optional[BatchInfo], rows: Optional[RowIndices]) -> np.ndarray:
+    place = (0, 0, 0, 0, 0) if info is None else (info.step, info.epoch, info.position, info.size, info.valid)
+    return np.array([*place, rows is not None], dtype=np.int64)
+
+
+def _digests(fields: Mapping[str, DistTensorData]) -> np.ndarray:
+    arrays = [np.ascontiguousarray(value.tensor.numpy()) for value in fields.values()]
+    return np.array([digest_of(array.reshape(-1).view(np.uint8).data) for array in arrays], dtype=np.int64)
+
+
+def _samples(rows: Optional[RowIndices], count: int) -> np.ndarray:
+    """Epochs and indices of the rows, as many words on each rank."""
+    words = np.full((2, count), -1, dtype=np.int64)
+    if rows is not None:
+        words[0], words[1] = rows.epochs, rows.indices
+    return words.reshape(-1)
+
+
+def _different_places(table: np.ndarray) -> List[str]:
+    found = []
+    for column, name in enumerate(_NAMES):
+        if len(set(table[:, column].tolist())) > 1:
+            shown = ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(table[:, column].tolist()))
+            found.append(f"the {name} differs: {shown}")
+    return found
+
+
+def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) -> List[str]:
+    found = []
+    for column, name in enumerate(names, start=_HEAD):
+        for shard, ranks in _ranks_by_shard(mesh).items():
+            odd = _odd_ones_out({rank: table[rank, column].tobytes() for rank in ranks})
+            if odd:
+                found.append(
+                    f"field '{name}': rank {odd[0]} holds other bytes than rank {odd[1]} (both of shard {shard})"
+                )
+    return found
+
+
+def _samples_read_wrongly(samples: np.ndarray, table: np.ndarray, mesh: ParallelMesh) -> List[str]:
+    found = []
+    reader_of: Dict[Tuple[int, int], int] = {}
+    valid_rows = int(table[0, _VALID])
+    for shard, ranks in _ranks_by_shard(mesh).items():
+        readers = [rank for rank in ranks if table[rank, _HAS_ROWS]]
+        odd = _odd_ones_out({rank: samples[rank].tobytes() for rank in readers})
+        if odd:
+            found.append(f"rank {odd[0]} has read other samples than rank {odd[1]} (both of shard {shard})")
+        if not readers:
+            continue
+        epochs, indices = samples[readers[0]].reshape(2, -1)
+        padding = max(0, (shard + 1) * len(indices) - valid_rows) if valid_rows else 0
+        for sample in list(zip(epochs.tolist(), indices.tolist()))[: max(0, len(indices) - padding)]:
+            other = reader_of.setdefault(sample, readers[0])
+            if other != readers[0]:
+                found.append(
+                    f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]}"
+                )
+                break
+    return found
+
+
+def _ranks_by_shard(mesh: ParallelMesh) -> Dict[int, List[int]]:
+    groups: Dict[int, List[int]] = {}
+    for rank in range(mesh.world_size):
+        groups.setdefault(rank // mesh.tensor_parallel_size % mesh.data_parallel_size, []).append(rank)
+    return groups
+
+
+def _odd_ones_out(values: Dict[int, bytes]) -> Tuple[int, ...]:
+    """The first rank whose value is not the first one's, and the rank it was compared with."""
+    ranks = list(values)
+    return next(((rank, ranks[0]) for rank in ranks[1:] if values[rank] != values[ranks[0]]), ())
