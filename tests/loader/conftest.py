@@ -1,0 +1,33 @@
+"""What the loader's tests share: a watchdog, because a loader that hangs is what they look for."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+from types import FrameType
+from typing import Iterator, Optional
+
+import pytest
+
+SECONDS = 60
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"watchdog(seconds): the test may take this long, instead of {SECONDS} s")
+
+
+@pytest.fixture(autouse=True)
+def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that hangs, after showing where each of its threads is."""
+    marker = request.node.get_closest_marker("watchdog")
+    seconds = marker.args[0] if marker else SECONDS
+
+    def bark(number: int, frame: Optional[FrameType]) -> None:
+        faulthandler.dump_traceback(file=2, all_threads=True)
+        raise TimeoutError(f"the test has not ended within {seconds} s; the stacks are in stderr")
+
+    before = signal.signal(signal.SIGALRM, bark)
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,137 @@
+"""Neither the number of workers nor their kind changes one bit of what comes (promises 1 to 3 of the design)."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any, Dict
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from tests.loader.sample_datasets import (
+    NumberDicts,
+    Numbers,
+    NumbersFilled,
+    NumbersTogether,
+    stack_dicts,
+)
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+
+DATASETS = (Numbers, NumberDicts, NumbersTogether, NumbersFilled)
+slowly = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
+
+cheap_workers = st.fixed_dictionaries(
+    {"num_workers": st.integers(1, 5), "worker_type": st.just("thread"), "prefetch": st.integers(1, 9)}
+)
+processes = st.fixed_dictionaries(
+    {"num_workers": st.integers(1, 3), "start_method": st.just("fork"), "prefetch": st.integers(1, 9)}
+)
+
+
+@st.composite
+def streams(draw: Any) -> Dict[str, Any]:
+    size = draw(st.integers(1, 50))
+    batch = draw(st.integers(1, min(size, 9)))
+    ranks = draw(st.integers(1, size // batch))
+    return {
+        "dataset": draw(st.sampled_from(DATASETS))(size),
+        "cyclic": draw(st.booleans()),
+        "sampler": {
+            "micro_batch_size": batch,
+            "shuffle": draw(st.booleans()),
+            "data_parallel_rank": draw(st.integers(0, ranks - 1)),
+            "data_parallel_size": ranks,
+            "seed": draw(st.integers(0, 2**40)),
+            "drop_last": draw(st.booleans()),
+        },
+        "loader": {"collate_fn": draw(st.sampled_from([None, stack_dicts])), "seed": draw(st.integers(0, 2**40))},
+    }
+
+
+def sampler_of(case: Dict[str, Any]) -> Any:
+    return (CyclicSampler if case["cyclic"] else SingleRoundSampler)(case["dataset"], **case["sampler"])
+
+
+def contents_and_states(case: Dict[str, Any], batches: int, **workers: Any) -> Any:
+    """Contents of the batches of three epochs, and the state after each."""
+    found = []
+    with loading(case["dataset"], sampler_of(case), **case["loader"], **workers) as loader:
+        for _ in range(3):
+            for batch in islice(loader, batches):
+                found.append((content(batch), loader.state_dict()))
+    return found
+
+
+@settings(slowly, max_examples=25)
+@given(case=streams(), workers=cheap_workers, batches=st.integers(1, 12))
+def test_threads_bring_the_stream_of_the_trainers_own_process(
+    case: Dict[str, Any], workers: Dict[str, Any], batches: int
+) -> None:
+    assert contents_and_states(case, batches, **workers) == contents_and_states(case, batches, num_workers=0)
+
+
+@pytest.mark.watchdog(120)
+@settings(slowly, max_examples=10)
+@given(case=streams(), workers=processes, batches=st.integers(1, 12))
+def test_processes_bring_the_stream_of_the_trainers_own_process(
+    case: Dict[str, Any], workers: Dict[str, Any], batches: int
+) -> None:
+    assert contents_and_states(case, batches, **workers) == contents_and_states(case, batches, num_workers=0)
+
+
+@pytest.mark.watchdog(120)
+@pytest.mark.parametrize("dataset", DATASETS)
+@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+def test_spawned_workers_bring_the_stream_of_the_trainers_own_process(dataset: Any, collate_fn: Any) -> None:
+    case = {
+        "dataset": dataset(37),
+        "cyclic": True,
+        "sampler": {"micro_batch_size": 5, "shuffle": True, "seed": 3},
+        "loader": {"collate_fn": collate_fn, "seed": 9},
+    }
+    found = contents_and_states(case, 20, num_workers=3, start_method="spawn", prefetch=3)
+    assert found == contents_and_states(case, 20, num_workers=0)
+
+
+def test_all_ways_of_reading_bring_the_same_stream() -> None:
+    ways = [stream(dataset(41), CyclicSampler(range(41), 6, True), 30, seed=4) for dataset in DATASETS]
+    bare = [[{name: field[:3] for name, field in fields.items()} for _, fields in way] for way in ways]
+    assert bare[0] == bare[1] == bare[2] == bare[3]
+
+
+@settings(slowly, max_examples=20)
+@given(case=streams(), taken=st.integers(0, 15), data=st.data())
+def test_a_state_saved_after_any_batch_goes_on_exactly_with_other_workers(
+    case: Dict[str, Any], taken: int, data: st.DataObject
+) -> None:
+    in_process: st.SearchStrategy[Dict[str, Any]] = st.just({"num_workers": 0})
+    kinds = [in_process, cheap_workers] + [processes] * data.draw(st.sampled_from([0, 0, 1]))
+    before, after = data.draw(st.one_of(kinds)), data.draw(st.one_of(kinds))
+    with loading(case["dataset"], sampler_of(case), **case["loader"], num_workers=0) as loader:
+        whole = [content(batch) for batch in islice(loader, taken + 8)]
+    with loading(case["dataset"], sampler_of(case), **case["loader"], **before) as loader:
+        assert [content(batch) for batch in islice(loader, taken)] == whole[:taken]
+        state = json.loads(json.dumps(loader.state_dict()))
+    if state["position"] == 0:  # A round that has ended begins anew.
+        taken = 0
+    with loading(case["dataset"], sampler_of(case), **case["loader"], **after) as loader:
+        loader.load_state_dict(state)
+        assert [content(batch) for batch in islice(loader, len(whole) - taken)] == whole[taken:]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+def test_a_loader_can_be_sent_back_to_a_state_again_and_again(workers: Dict[str, Any]) -> None:
+    dataset = Numbers(23)
+    whole = stream(dataset, batches=12, num_workers=0)
+    with loading(dataset, **workers) as loader:
+        states = [loader.state_dict()]
+        for _ in islice(loader, 6):
+            states.append(loader.state_dict())
+        for taken in (4, 0, 6, 1):
+            loader.load_state_dict(states[taken])
+            assert [content(batch) for batch in islice(loader, 5)] == whole[taken : taken + 5]
