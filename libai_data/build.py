@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import inspect
 from copy import deepcopy
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
 from libai_data.datasets.combine import ConcatDataset, Subset
 from libai_data.errors import ConfigError, DataPipelineError, nearest
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.global_batch.shared_loader import SharedLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.schema import Overrides
-from libai_data.mesh import get_data_parallel_rank, get_data_parallel_size
+from libai_data.mesh import get_data_parallel_size, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
-from libai_data.samplers.sampler import check_at_least
+from libai_data.samplers.sampler import StreamSampler, check_at_least
 
 Mixer = Callable[[List[Any]], Any]
 _ENDLESS = LazyCall(CyclicSampler)(shuffle=True)
 _ONE_ROUND = LazyCall(SingleRoundSampler)(shuffle=False, drop_last=False)
 _ONE_SHUFFLED_ROUND = LazyCall(SingleRoundSampler)(shuffle=True, drop_last=False)
 
-TrainLoaders = Tuple[DataLoader, Optional[DataLoader], Optional[DataLoader]]
+Loader = Union[DataLoader, SharedLoader]
+TrainLoaders = Tuple[Loader, Optional[Loader], Optional[Loader]]
 
 
 def build_nlp_train_loader(
@@ -38,6 +43,7 @@ def build_nlp_train_loader(
     dataset_mixer: Mixer = ConcatDataset,
     mixup_func: Any = None,
     layouts: Optional[Overrides] = None,
+    readers: str = "data_parallel",
     **loader_options: Any,
 ) -> TrainLoaders:
     """Build the loader of an endless training stream.
@@ -54,6 +60,7 @@ def build_nlp_train_loader(
         dataset_mixer: makes one dataset of several.
         mixup_func: applied to each batch by the trainer, or its config.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
+        readers: who reads: "data_parallel" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
         **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
 
     Returns:
@@ -64,8 +71,9 @@ def build_nlp_train_loader(
     """
     check_at_least(1, train_batch_size=train_batch_size)
     loader = _build_loader(
-        _one_dataset(dataset, dataset_mixer),
+        lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
+        readers,
         {"micro_batch_size": train_batch_size, "seed": seed, "consumed_samples": consumed_samples},
         num_workers=num_workers,
         collate_fn=instantiate(collate_fn),
@@ -85,8 +93,9 @@ def build_nlp_test_loader(
     collate_fn: Optional[Collator] = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Optional[Overrides] = None,
+    readers: str = "data_parallel",
     **loader_options: Any,
-) -> DataLoader:
+) -> Loader:
     """Build a loader of one round over a dataset; the arguments are those of `build_nlp_train_loader`.
 
     Returns:
@@ -94,8 +103,9 @@ def build_nlp_test_loader(
     """
     check_at_least(1, test_batch_size=test_batch_size)
     return _build_loader(
-        _one_dataset(dataset, dataset_mixer),
+        lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
+        readers,
         {"micro_batch_size": test_batch_size, "seed": seed},
         num_workers=num_workers,
         collate_fn=instantiate(collate_fn),
@@ -116,11 +126,21 @@ def build_image_test_loader(
     collate_fn: Optional[Collator] = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Optional[Overrides] = None,
+    readers: str = "data_parallel",
     **loader_options: Any,
-) -> DataLoader:
+) -> Loader:
     """`build_nlp_test_loader`, but shuffled by default, as LiBai's is."""
     return build_nlp_test_loader(
-        dataset, test_batch_size, sampler, num_workers, seed, collate_fn, dataset_mixer, layouts, **loader_options
+        dataset,
+        test_batch_size,
+        sampler,
+        num_workers,
+        seed,
+        collate_fn,
+        dataset_mixer,
+        layouts,
+        readers,
+        **loader_options,
     )
 
 
@@ -139,6 +159,7 @@ def build_nlp_train_val_test_loader(
     collate_fn: Optional[Collator] = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Optional[Overrides] = None,
+    readers: str = "data_parallel",
     **loader_options: Any,
 ) -> TrainLoaders:
     """Build training, validation and test loaders over three parts of each dataset.
@@ -161,34 +182,42 @@ def build_nlp_train_val_test_loader(
     Raises:
         ConfigError: Numbers of datasets, splits and weights differ, a split is malformed, or weights are unequal.
     """
-    datasets = _datasets(dataset)
     check_at_least(1, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
-    _check_lengths(len(datasets), splits=splits, weights=weights)
+    proportions = [_proportions(split) for split in splits]
     if weights is not None and len(set(weights)) > 1:
         raise ConfigError(
             f"weights are {list(weights)}, but datasets are put one behind the other; set equal weights, or a "
             "dataset_mixer that blends"
         )
-    parts = [cut(each, split) for each, split in zip(datasets, splits)]
-    train, validation, test = ([part[stage] for part in parts if len(part[stage])] for stage in range(3))
-    if not train:
+
+    @lru_cache(maxsize=1)
+    def parts() -> List[List[Subset]]:
+        datasets = _datasets(dataset)
+        _check_lengths(len(datasets), splits=splits, weights=weights)
+        return [cut(each, split) for each, split in zip(datasets, splits)]
+
+    def loader_of(stage: int, sampler: Any, **arguments: Any) -> Optional[Loader]:
+        if not any(split[stage] for split in proportions):
+            return None
+        return _build_loader(
+            lambda: _mixed([part[stage] for part in parts() if len(part[stage])], dataset_mixer),
+            sampler,
+            readers,
+            {"seed": seed, **arguments},
+            num_workers=num_workers,
+            collate_fn=instantiate(collate_fn),
+            layouts=layouts,
+            **loader_options,
+        )
+
+    train = loader_of(0, train_sampler, micro_batch_size=train_batch_size, consumed_samples=consumed_samples)
+    if train is None:
         raise ConfigError(f"splits are {[list(split) for split in splits]}, which leave no sample for training")
-    shared = dict(
-        num_workers=num_workers,
-        seed=seed,
-        collate_fn=collate_fn,
-        dataset_mixer=dataset_mixer,
-        layouts=layouts,
-        **loader_options,
+    return (
+        train,
+        loader_of(1, test_sampler, micro_batch_size=test_batch_size),
+        loader_of(2, test_sampler, micro_batch_size=test_batch_size),
     )
-    loader, _, _ = build_nlp_train_loader(
-        train, train_batch_size, sampler=train_sampler, consumed_samples=consumed_samples, **shared
-    )
-    others = [
-        build_nlp_test_loader(part, test_batch_size, sampler=test_sampler, **shared) if part else None
-        for part in (validation, test)
-    ]
-    return loader, others[0], others[1]
 
 
 def cut(dataset: Any, split: Sequence[float]) -> List[Subset]:
@@ -204,23 +233,28 @@ def cut(dataset: Any, split: Sequence[float]) -> List[Subset]:
     Raises:
         ConfigError: The split is malformed.
     """
-    proportions = [float(part) for part in split] + [0.0] * (3 - len(split))
-    if len(proportions) != 3 or min(proportions) < 0 or sum(proportions) <= 0:
-        raise ConfigError(f"a split is {list(split)}; it takes up to three proportions, such as [7, 2, 1]")
-    edges, total = [0], 0.0
-    for part in proportions:
-        total += part
-        edges.append(round(len(dataset) * total / sum(proportions)))
+    proportions = _proportions(split)
+    edges = [round(len(dataset) * total / sum(proportions)) for total in (0.0, *accumulate(proportions))]
     return [Subset(dataset, start, stop) for start, stop in zip(edges[:-1], edges[1:])]
 
 
-def _build_loader(dataset: Any, sampler: Any, arguments: Dict[str, Any], **options: Any) -> DataLoader:
-    """Build sampler and loader.
+def _proportions(split: Sequence[float]) -> List[float]:
+    proportions = [float(part) for part in split] + [0.0] * (3 - len(split))
+    if len(proportions) != 3 or min(proportions) < 0 or sum(proportions) <= 0:
+        raise ConfigError(f"a split is {list(split)}; it takes up to three proportions, such as [7, 2, 1]")
+    return proportions
+
+
+def _build_loader(
+    open_dataset: Callable[[], Any], sampler: Any, readers: str, arguments: Dict[str, Any], **options: Any
+) -> Loader:
+    """Build dataset, sampler and loader, each where it is needed.
 
     Args:
-        dataset: the dataset itself.
+        open_dataset: makes the dataset; called by the ranks that read.
         sampler: config of the sampler.
-        arguments: what to fill into it beside dataset and rank.
+        readers: who reads.
+        arguments: what to fill into the sampler beside dataset and rank.
         **options: arguments of `DataLoader`.
     """
     known = [
@@ -228,21 +262,42 @@ def _build_loader(dataset: Any, sampler: Any, arguments: Dict[str, Any], **optio
     ]
     for name in options:
         if name not in known:
-            raise ConfigError(f"a loader takes no '{name}'; it takes {known}.{nearest(name, known)}")
-    filled_in = dict(
-        arguments,
-        dataset=dataset,
-        data_parallel_rank=get_data_parallel_rank(),
-        data_parallel_size=get_data_parallel_size(),
-    )
+            names = [*known, "readers"]
+            raise ConfigError(f"a loader takes no '{name}'; it takes {names}.{nearest(name, names)}")
+
+    def make_stream(dataset: Any, shards: Tuple[int, ...]) -> Any:
+        rank, size = shards[0], get_data_parallel_size()
+        filled_in = dict(arguments, dataset=dataset, data_parallel_rank=rank, data_parallel_size=size)
+        stream = _instantiated(sampler, filled_in)
+        return stream if shards == (rank,) else _serving(stream, shards, readers)
+
+    def make_loader(dataset: Any, stream: Any) -> DataLoader:
+        return DataLoader(dataset, stream, seed=arguments["seed"], **options)
+
+    plan = ReadPlan(get_mesh(), readers)
+    if readers != "data_parallel":
+        return SharedLoader(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"))
+    dataset = open_dataset()
+    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(plan.mesh.rank)))
+
+
+def _serving(stream: Any, shards: Tuple[int, ...], readers: str) -> StreamSampler:
+    if not isinstance(stream, StreamSampler):
+        raise ConfigError(
+            f"readers={readers} needs a sampler that knows every rank's part, as CyclicSampler and SingleRoundSampler "
+            f"do; {type(stream).__name__} does not"
+        )
+    return stream.serving(shards)
+
+
+def _instantiated(sampler: Any, arguments: Dict[str, Any]) -> Any:
     try:
-        batch_sampler = instantiate(deepcopy(sampler), **filled_in)
+        return instantiate(deepcopy(sampler), **arguments)
     except DataPipelineError as error:
         # Of a default sampler there is no key to name; whoever makes this call names the key of the loader.
         if not error.config_path and isinstance(error.__cause__, DataPipelineError):
             raise error.__cause__ from None
         raise
-    return DataLoader(dataset, batch_sampler, seed=arguments["seed"], **options)
 
 
 def _datasets(dataset: Any) -> List[Any]:
@@ -251,9 +306,12 @@ def _datasets(dataset: Any) -> List[Any]:
 
 
 def _one_dataset(dataset: Any, mixer: Mixer) -> Any:
-    datasets = _datasets(dataset)
+    return _mixed(_datasets(dataset), mixer)
+
+
+def _mixed(datasets: List[Any], mixer: Mixer) -> Any:
     if not datasets:
-        raise ConfigError("dataloader.*.dataset is an empty list; name at least one dataset")
+        raise ConfigError("dataloader.*.dataset names no dataset with a sample in it; name at least one")
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 
 
