@@ -12,7 +12,7 @@ from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers.order import ORDER_VERSION, Order
 
 _WINDOW = 4096
-"""Samples whose indices a sampler computes at once."""
+"""Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ class StreamSampler:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         number, misfit = divmod(position - self._window_start, self.global_batch_size)
         if misfit or not 0 <= number < len(self._window[0]):
-            batches = max(1, _WINDOW // len(self._rows))
+            batches = min(_WINDOW // len(self._rows), self.order.epoch_size // self.global_batch_size)
+            batches = max(1, batches)
             starts = position + self.global_batch_size * np.arange(batches, dtype=np.int64)
             epochs, indices = self.order.locate((starts[:, None] + self._rows).ravel())
             self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
