@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
@@ -75,3 +76,13 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
+    """Whether something that the system, or OneFlow's own thread, brings about comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
