@@ -17,7 +17,7 @@ from libai_data.global_batch.plan import ReadPlan
 from libai_data.global_batch.shared_loader import SharedLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.dataloader import DataLoader
-from libai_data.loader.schema import Overrides
+from libai_data.loader.schema import Overrides, TensorPart
 from libai_data.mesh import get_data_parallel_size, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.samplers.sampler import StreamSampler, check_at_least
@@ -277,8 +277,12 @@ def _build_loader(
     plan = ReadPlan(get_mesh(), readers)
     if readers != "data_parallel":
         return SharedLoader(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"))
+    mesh = plan.mesh
+    if mesh.tensor_parallel_size > 1:
+        # Only here: whoever reads for a whole node needs whole samples.
+        options["tensor_part"] = TensorPart(mesh.tensor_parallel_rank, mesh.tensor_parallel_size)
     dataset = open_dataset()
-    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(plan.mesh.rank)))
+    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(mesh.rank)))
 
 
 def _serving(stream: Any, shards: Tuple[int, ...], readers: str) -> StreamSampler:

@@ -52,7 +52,7 @@ def nd_sbp(sbp_list: Sequence[str]) -> List[Any]:
 
 
 def as_flow_tensor(tensor: Any) -> Any:
-    """A contiguous OneFlow tensor, over the same memory wherever that is contiguous.
+    """A OneFlow tensor over the same memory; an array that is not contiguous is copied.
 
     Raises:
         SchemaError: OneFlow has no such dtype.
@@ -60,7 +60,7 @@ def as_flow_tensor(tensor: Any) -> Any:
     import oneflow as flow
 
     if not isinstance(tensor, np.ndarray):
-        return tensor.contiguous()
+        return tensor
     try:
         return flow.from_numpy(tensor if tensor.flags.c_contiguous else np.ascontiguousarray(tensor))
     except RuntimeError as error:
@@ -101,7 +101,11 @@ def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMe
 
 
 def local_to_global(
-    local: Any, sbp_list: Sequence[str], placement_idx: int = 0, device_type: Optional[str] = None
+    local: Any,
+    sbp_list: Sequence[str],
+    placement_idx: int = 0,
+    device_type: Optional[str] = None,
+    is_part: bool = False,
 ) -> Any:
     """Make the global tensor of which this rank holds the data-parallel shard `local`.
 
@@ -114,6 +118,7 @@ def local_to_global(
         sbp_list: signature over the (data, tensor) axes.
         placement_idx: the layer whose pipeline stage holds the tensor.
         device_type: "cpu" or "cuda"; by default the mesh's.
+        is_part: `local` holds, of the dim that the tensor axis splits, this rank's part alone.
 
     Returns:
         A global OneFlow tensor [rows of all data-parallel ranks, ...].
@@ -126,12 +131,15 @@ def local_to_global(
     placement = get_layer_placement(placement_idx, device_type)
     if tensor.is_global:
         return tensor.to_global(sbp=nd_sbp(sbp_list), placement=placement)
-    shape = global_shape(tuple(tensor.shape), sbp_list, mesh)
     data_dim, tensor_dim = split_dims(sbp_list)
+    shard = list(tensor.shape)
+    if is_part and tensor_dim is not None:
+        shard[tensor_dim] *= mesh.tensor_parallel_size
+    shape = global_shape(shard, sbp_list, mesh)
     if data_dim != 0 and mesh.data_parallel_size > 1:
-        rows = _fill(tensor, shape, nd_sbp(("split_0", "broadcast")), placement)
+        rows = _fill(tensor, shape, nd_sbp(("split_0", sbp_list[1] if is_part else "broadcast")), placement)
         return rows.to_global(sbp=nd_sbp(sbp_list), placement=placement)
-    if tensor_dim is not None and mesh.tensor_parallel_size > 1:
+    if tensor_dim is not None and mesh.tensor_parallel_size > 1 and not is_part:
         tensor = _part_of(tensor, tensor_dim, mesh)
     return _fill(tensor, shape, nd_sbp(sbp_list), placement)
 
@@ -151,11 +159,11 @@ def _fill(part: Any, shape: Tuple[int, ...], sbp: List[Any], placement: Any) -> 
     import oneflow as flow
 
     if _is_alone(placement) or all("split" in str(entry) for entry in sbp):
-        return part.to(placement.type).to_global(placement=placement, sbp=sbp, check_meta=False)
+        return _packed(part.to(placement.type)).to_global(placement=placement, sbp=sbp, check_meta=False)
     whole = flow.empty(shape, dtype=part.dtype, placement=placement, sbp=sbp)
     own = whole.to_local()
     if own.numel():
-        own.copy_(part)
+        own.copy_(_packed(part))
     return whole
 
 

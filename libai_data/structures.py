@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -173,6 +173,7 @@ class Instance:
         self._fields: OrderedDict[str, Any] = OrderedDict()
         self._info: Optional[BatchInfo] = None
         self._rows: Optional[RowIndices] = None
+        self._parts: FrozenSet[str] = frozenset()
         self._agreement: Optional[Agreement] = None
         for name, value in fields.items():
             self.set(name, value)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import threading
 import weakref
 from typing import Any, Dict, Tuple
 
@@ -30,6 +32,7 @@ class Arena:
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("libai_data_batches", os.MFD_CLOEXEC)
         self._mapped: Dict[Tuple[int, int], Any] = {}
+        self._lock = threading.RLock()
         # The memory of a loader that nobody closed goes with it.
         self._close_descriptor = weakref.finalize(self, os.close, self.descriptor)
 
@@ -51,7 +54,11 @@ class Arena:
         return offset, size
 
     def lease(self, offset: int, size: int) -> np.ndarray:
-        """The bytes of a range, uint8 [size]; each call returns another array over the same memory."""
+        """The bytes of a range, uint8 [size]; each call returns another array over the same memory.
+
+        Raises:
+            OSError: The arena is closed, or there is no room for the mapping.
+        """
         return np.frombuffer(self._map(offset, size), dtype=np.uint8)
 
     def release(self, offset: int, size: int) -> None:
@@ -61,15 +68,20 @@ class Arena:
         del self._mapped[offset, size]
 
     def _map(self, offset: int, size: int) -> Any:
-        if (offset, size) not in self._mapped:
-            self._mapped[offset, size] = _map(self.descriptor, offset, size)
-        return self._mapped[offset, size]
+        # A closed loader's threads may still be at work: they must not map what another one has opened since.
+        with self._lock:
+            if self.descriptor < 0:
+                raise OSError(errno.EBADF, "the loader's memory is closed")
+            if (offset, size) not in self._mapped:
+                self._mapped[offset, size] = _map(self.descriptor, offset, size)
+            return self._mapped[offset, size]
 
     def close(self) -> None:
         """Let go of the memory; arrays over it stay valid."""
-        self._mapped.clear()
-        self._close_descriptor()
-        self.descriptor = -1
+        with self._lock:
+            self._mapped.clear()
+            self.descriptor = -1
+            self._close_descriptor()
 
 
 def _map(descriptor: int, offset: int, size: int) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from libai_data.global_tensor import as_flow_tensor
 from libai_data.loader.executor import Collated, Executor, Task, TaskResult
 from libai_data.loader.failures import FailureLog
 from libai_data.loader.reading import row_slices, write_row
-from libai_data.loader.schema import Layout, SampleSchema
+from libai_data.loader.schema import Layout, SampleSchema, TensorPart, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.samplers.sampler import IndexBatch
@@ -48,6 +48,7 @@ class ReadyBatch:
         layouts: of each field.
         slot: where it lies; None if a collator of this process made it elsewhere.
         specs: where each array lies within the slot.
+        parts: fields of which only this tensor-parallel rank's part was read.
     """
 
     index_batch: IndexBatch
@@ -55,6 +56,7 @@ class ReadyBatch:
     layouts: Dict[str, Layout]
     slot: Optional[Slot]
     specs: Tuple[ArraySpec, ...]
+    parts: FrozenSet[str] = frozenset()
 
 
 class BatchReader:
@@ -67,6 +69,7 @@ class BatchReader:
         collates: whether the executor collates whole batches, instead of writing samples into slots.
         parts: tasks that a batch is cut into, so that one slow sample does not hold up the others.
         failures: takes note of skipped samples.
+        tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class BatchReader:
         collates: bool,
         parts: int,
         failures: FailureLog,
+        tensor_part: Optional[TensorPart] = None,
     ) -> None:
         self.times = StageTimes()
         self._executor = executor
@@ -85,6 +89,7 @@ class BatchReader:
         self._collates = collates
         self._parts = parts
         self._failures = failures
+        self._tensor_part = tensor_part
         self._schema: Optional[SampleSchema] = None
         self._tasks: Dict[int, PendingBatch] = {}
         self._next_task = 0
@@ -111,13 +116,16 @@ class BatchReader:
         try:
             sample = self._executor.first_sample(int(batch.epochs[0]), int(batch.indices[0]))
             schema = SampleSchema.of(sample)
+            if self._tensor_part is not None:
+                schema = schema.for_tensor_part(self._tensor_part, self._layouts)
+            fields = own_parts(schema, fields_of(sample))
         except Exception as error:
             pending.error = error
             return
         self._schema = schema
         self._executor.use_schema(schema)
         slot = self._prepare_slot(pending, schema)
-        write_row(schema, self._ring.arrays(slot, schema.batch_specs(pending.rows)), 0, fields_of(sample))
+        write_row(schema, self._ring.arrays(slot, schema.batch_specs(pending.rows)), 0, fields)
         self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
@@ -181,7 +189,8 @@ class BatchReader:
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
-        return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs)
+        parts = frozenset(self._schema.parts) if self._schema is not None else frozenset()
+        return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs, parts)
 
     def discard(self, pending: PendingBatch) -> None:
         """Wait for a batch that nobody wants any more, and take its slot back."""
@@ -206,6 +215,7 @@ def assemble(
     info: BatchInfo,
     rows: Optional[RowIndices],
     agreement: Agreement,
+    parts: FrozenSet[str] = frozenset(),
 ) -> Instance:
     """Make a rank's batch: OneFlow tensors over the arrays' own memory.
 
@@ -215,6 +225,7 @@ def assemble(
         info: where the batch stands in the stream.
         rows: which samples the rows are, where this rank read them.
         agreement: shared by all batches of a loader.
+        parts: fields of which the arrays hold this tensor-parallel rank's part alone.
 
     Raises:
         SchemaError: OneFlow lacks a field's dtype; the field is named.
@@ -230,6 +241,7 @@ def assemble(
     instance._agreement = agreement
     instance._info = info
     instance._rows = rows
+    instance._parts = parts
     return instance
 
 

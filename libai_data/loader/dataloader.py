@@ -14,8 +14,8 @@ from libai_data.loader.executor import Executor, InProcessExecutor, TaskRunner
 from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.iteration import Iteration
 from libai_data.loader.processes import ProcessExecutor
-from libai_data.loader.reading import SampleReader
-from libai_data.loader.schema import Overrides, parse_layouts
+from libai_data.loader.reading import SampleReader, reads_parts
+from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
@@ -54,6 +54,8 @@ class DataLoader:
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
         check_every: batches from one comparison between the ranks of what they hold to the next (see
             `check_contract`); 0 never compares.
+        tensor_part: this rank's place on the tensor axis; a dataset that can read parts of samples then reads, of a
+            field that this axis splits, this rank's part alone.
 
     Raises:
         ConfigError: An argument is out of range, or a layout malformed.
@@ -76,6 +78,7 @@ class DataLoader:
         timeout: float = 600.0,
         start_method: str = "auto",
         check_every: int = 100,
+        tensor_part: Optional[TensorPart] = None,
     ) -> None:
         _check("num_workers", num_workers, num_workers >= 0, "at least 0")
         _check("prefetch", prefetch, 1 <= prefetch <= 256, "1 to 256")
@@ -97,6 +100,7 @@ class DataLoader:
         )
         self._layouts = parse_layouts(layouts)
         self.check_every = check_every
+        self._tensor_part = tensor_part
         self._timeout = timeout
         self._start_method = start_method
         self._arena = Arena()
@@ -174,6 +178,7 @@ class DataLoader:
             collates=self.collates,
             parts=self._parts(),
             failures=self._failures,
+            tensor_part=self._tensor_part if reads_parts(self.dataset) else None,
         )
 
     def _parts(self) -> int:
@@ -239,7 +244,7 @@ class DataLoader:
 
 def _instance_of(agreement: Agreement, batch: ReadyBatch) -> Instance:
     rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
-    return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), rows, agreement)
+    return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), rows, agreement, batch.parts)
 
 
 def _check(name: str, value: Any, holds: bool, allowed: str) -> None:

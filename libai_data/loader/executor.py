@@ -8,6 +8,7 @@ from typing import Any, Deque, Dict, List, Optional, Protocol, Tuple
 
 import numpy as np
 
+from libai_data.errors import SampleError
 from libai_data.loader.collate import Collator
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
@@ -129,6 +130,18 @@ class TaskRunner:
         specs = self.schema.batch_specs(task.batch_rows)
         rows = rows_of(views(self._ring.arena.lease(task.slot.offset, task.slot.size), specs), task)
         self.reader.read_into(self.schema, rows, task.epochs, task.indices)
+
+
+def wants_to_end(task: Task, error: BaseException) -> SampleError:
+    """What becomes of a SystemExit or the like that a dataset raises where it cannot end the trainer.
+
+    Args:
+        task: the task that was being done.
+        error: what was raised.
+    """
+    wrapped = SampleError(f"one of the samples {task.indices.tolist()}: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def rows_of(arrays: Dict[str, np.ndarray], task: Task) -> Dict[str, np.ndarray]:

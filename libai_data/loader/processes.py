@@ -179,11 +179,11 @@ class ProcessExecutor:
         return bool(ready)
 
     def _hear(self, number: int, channel: Channel, hung: str = "") -> None:
-        try:
-            kind, content = channel.receive()
-        except EOFError:
+        message = _receive(channel)
+        if message is None:
             self._replace(number, hung)
             return
+        kind, content = message
         self._heard[number] = time.monotonic()
         if kind == "ready":
             return
@@ -327,6 +327,14 @@ class ProcessExecutor:
 def _start_is_due() -> float:
     """When a worker that starts now must have been heard."""
     return time.monotonic() + _SECONDS_TO_START
+
+
+def _receive(channel: Channel) -> Any:
+    """What a worker says; None if it is gone."""
+    try:
+        return channel.receive()
+    except EOFError:
+        return None
 
 
 def _send(channel: Channel, message: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from time import perf_counter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
@@ -26,7 +27,8 @@ class SampleReader:
     Args:
         dataset: `dataset[index]` returns an Instance or a dict. Where there is `read_batch(indices, out)`, it is called
             instead with the indices int64 [n] and the arrays {field: [n, ...]} that it is to fill; failing this,
-            `__getitems__(indices)`, which returns a list of samples.
+            `__getitems__(indices)`, which returns a list of samples. `read_batch(indices, out, parts)` is also told
+            which slices of a sample's dims to read, {field: one slice a dim}, where that is not all of it.
         seed: with epoch and index it decides what random transforms draw.
         policy: what to do about a sample that fails.
     """
@@ -37,6 +39,7 @@ class SampleReader:
         self._policy = policy
         self._read_batch: Optional[Callable[..., Any]] = getattr(dataset, "read_batch", None)
         self._get_items: Optional[Callable[..., Any]] = getattr(dataset, "__getitems__", None)
+        self._reads_parts = reads_parts(dataset)
         self._skipped: List[SkippedSample] = []
         self._times = StageTimes()
 
@@ -82,7 +85,7 @@ class SampleReader:
         """
         if self._read_batch is not None and self._may_read_together(indices):
             try:
-                self._fill_together(rows, epochs, indices)
+                self._fill_together(schema, rows, epochs, indices)
                 return
             except SampleError:
                 if not self._policy.substitutes:
@@ -97,7 +100,7 @@ class SampleReader:
     def _row_filler(self, schema: SampleSchema, rows: Rows, row: int, epoch: int) -> Callable[[int], None]:
         if self._read_batch is not None:
             own = {name: array[row : row + 1] for name, array in rows.items()}
-            return lambda index: self._fill_together(own, np.array([epoch]), np.array([index]))
+            return lambda index: self._fill_together(schema, own, np.array([epoch]), np.array([index]))
         return lambda index: self._write(schema, rows, row, self._get(epoch, index), index)
 
     def _may_read_together(self, indices: np.ndarray) -> bool:
@@ -149,11 +152,14 @@ class SampleReader:
             raise self._failure(f"samples {asked}", wrong)
         return samples
 
-    def _fill_together(self, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         start, asked = perf_counter(), indices.tolist()
         try:
             with reading_samples([(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), asked)]):
-                self._read_batch(indices, rows)  # type: ignore[misc]
+                if self._reads_parts:
+                    self._read_batch(indices, rows, schema.parts)  # type: ignore[misc]
+                else:
+                    self._read_batch(indices, rows)  # type: ignore[misc]
         except Exception as error:
             raise self._failure(f"one of the samples {asked}", error) from error
         finally:
@@ -176,6 +182,12 @@ class SampleReader:
 
     def _failure(self, which: str, error: Exception) -> SampleError:
         return SampleError(f"{which} of {type(self.dataset).__name__}: {type(error).__name__}: {error}")
+
+
+def reads_parts(dataset: Any) -> bool:
+    """Whether a dataset can read parts of samples: its `read_batch` takes `parts`."""
+    read_batch = getattr(dataset, "read_batch", None)
+    return read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 
 def write_row(schema: SampleSchema, rows: Rows, row: int, fields: Dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -31,13 +31,30 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class TensorPart:
+    """A rank's place on the tensor axis, for datasets that can read parts of samples."""
+
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
 class FieldSpec:
-    """One field of a sample: its name, numpy dtype and shape (without a batch dim), and its layout."""
+    """One field of a sample, as a reader reads it.
+
+    Args:
+        name: the field's.
+        dtype: numpy's.
+        shape: of what is read of a sample, without a batch dim.
+        layout: of the field.
+        part: for each dim of the sample what is read of it, where that is not all.
+    """
 
     name: str
     dtype: np.dtype
     shape: Tuple[int, ...]
     layout: Layout
+    part: Optional[Tuple[slice, ...]] = None
 
     def describe(self) -> str:
         """Shape and dtype in words."""
@@ -49,6 +66,20 @@ class SampleSchema:
     """The fields that every sample of a dataset has, in the order in which the first one names them."""
 
     fields: Tuple[FieldSpec, ...]
+
+    @property
+    def parts(self) -> Dict[str, Tuple[slice, ...]]:
+        """What is read of each field of which not all is read."""
+        return {field.name: field.part for field in self.fields if field.part is not None}
+
+    def for_tensor_part(self, place: TensorPart, layouts: Mapping[str, Mapping[str, Any]]) -> SampleSchema:
+        """The schema of what one tensor-parallel rank needs: its part of each dim that the tensor axis splits.
+
+        Args:
+            place: of the rank.
+            layouts: field name -> changed entries of its layout.
+        """
+        return SampleSchema(tuple(_part_of(field, place, layouts.get(field.name, {})) for field in self.fields))
 
     @property
     def names(self) -> List[str]:
@@ -70,6 +101,18 @@ class SampleSchema:
         if not fields:
             raise SchemaError("the sample has no fields; return an Instance with the arguments of model.forward")
         return SampleSchema(fields)
+
+
+def _part_of(field: FieldSpec, place: TensorPart, changes: Mapping[str, Any]) -> FieldSpec:
+    _, split = split_dims(replace(field.layout, **changes).sbp_list)
+    dim = -1 if split is None else split - 1
+    # A dim that cannot be split evenly is left whole: making the batch global names it.
+    if dim < 0 or dim >= len(field.shape) or field.shape[dim] % place.size:
+        return field
+    length = field.shape[dim] // place.size
+    own = slice(place.rank * length, (place.rank + 1) * length)
+    part = tuple(own if other == dim else slice(0, size) for other, size in enumerate(field.shape))
+    return replace(field, shape=tuple(each.stop - each.start for each in part), part=part)
 
 
 def _spec(name: str, value: Any) -> FieldSpec:
@@ -94,6 +137,12 @@ def layout_of(value: Any, name: str) -> Layout:
         return Layout(tuple(value.sbp_list), value.placement_idx)  # type: ignore[arg-type]
     except SchemaError as error:
         raise SchemaError(f"field '{name}': {error}") from error
+
+
+def own_parts(schema: SampleSchema, fields: Mapping[str, Any]) -> Dict[str, Any]:
+    """Cut out of a whole sample what the schema asks for."""
+    parts = schema.parts
+    return {name: array_of(value, name)[parts[name]] if name in parts else value for name, value in fields.items()}
 
 
 Overrides = Mapping[str, Mapping[str, Any]]

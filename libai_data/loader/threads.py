@@ -8,7 +8,7 @@ import time
 from typing import Callable, List, Optional, Tuple
 
 from libai_data.errors import SampleError
-from libai_data.loader.executor import Task, TaskResult, TaskRunner
+from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields
 
@@ -46,7 +46,11 @@ class ThreadExecutor:
                 return
             self._working[number] = (time.monotonic(), task)
             runner.reader.count_idle(time.perf_counter() - idle_since)
-            self._results.put(runner.run(task))
+            try:
+                result = runner.run(task)
+            except BaseException as error:
+                result = TaskResult(task.number, wants_to_end(task, error))
+            self._results.put(result)
             self._working[number] = (0.0, None)
 
     def first_sample(self, epoch: int, index: int) -> Fields:

@@ -21,11 +21,13 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.channel import Channel
 from libai_data.loader.collate import Collator
-from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner
+from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
+from libai_data.structures import DistTensorData, fields_of
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
 """What tells OneFlow that a process is a rank of a job; a worker must never join one."""
@@ -159,8 +161,10 @@ class _Worker:
 
     def _first_sample(self, epoch: int, index: int) -> Any:
         try:
-            return self._reader.sample(epoch, index)
-        except Exception as error:
+            return {
+                name: _sendable(name, value) for name, value in fields_of(self._reader.sample(epoch, index)).items()
+            }
+        except BaseException as error:
             return remote_failure(error)
 
     def _do(self, entry: Entry) -> None:
@@ -168,7 +172,11 @@ class _Worker:
         rows = slice(entry.first_row, entry.first_row + entry.rows)
         epochs, indices = (words[rows] for words in indices_of(lease, entry.batch_rows))
         slot = Slot(0, entry.offset, entry.size)
-        result = self._runner.run(Task(entry.number, epochs, indices, entry.first_row, entry.batch_rows, slot))
+        task = Task(entry.number, epochs, indices, entry.first_row, entry.batch_rows, slot)
+        try:
+            result = self._runner.run(task)
+        except BaseException as unusual:
+            result = TaskResult(task.number, wants_to_end(task, unusual))
         error: Any = None if result.error is None else remote_failure(result.error)
         collated: Optional[Collated] = None
         if result.collated is not None:
@@ -190,6 +198,12 @@ class _Worker:
             target[...] = arrays[name]
         moved = room if needed > entry.size else None
         return Collated(made.layouts, specs=specs, moved_to=moved)  # type: ignore[union-attr]
+
+
+def _sendable(name: str, value: Any) -> DistTensorData:
+    """A field as an array, since what else a sample may hold need not survive being sent."""
+    layout = layout_of(value, name)
+    return DistTensorData(array_of(value, name), list(layout.sbp_list), layout.placement_idx)
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:
