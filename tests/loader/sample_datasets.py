@@ -74,9 +74,9 @@ class Slow(Numbers):
 
 
 class Fields:
-    """Every sample has the same fields: copies of the arrays given."""
+    """Every sample has the fields given."""
 
-    def __init__(self, size: int = 8, **fields: Any) -> None:
+    def __init__(self, fields: Dict[str, Any], size: int = 8) -> None:
         self.size = size
         self.fields = fields
 

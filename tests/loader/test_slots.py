@@ -51,9 +51,10 @@ def ring() -> SlotRing:
     return SlotRing(Arena(), planned=3)
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["bool", "int8", "f2", "f4", "i8"]), st.lists(st.integers(0, 5), max_size=3)))
-)
+DTYPES = st.sampled_from(["bool", "int8", "f2", "f4", "i8"])
+
+
+@given(st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3))))
 def test_arrays_of_a_slot_are_aligned_and_do_not_overlap(fields: List[Tuple[str, List[int]]]) -> None:
     specs = lay_out((f"f{number}", np.dtype(dtype), shape) for number, (dtype, shape) in enumerate(fields))
     end = 0
@@ -112,6 +113,32 @@ def test_an_arena_that_nobody_closes_takes_its_descriptor_with_it() -> None:
         arena.lease(*arena.allocate(100))
     del arena
     assert descriptors() == before
+
+
+def test_threads_of_a_closed_loader_write_into_no_other_loaders_memory() -> None:
+    """With a closed arena's number in its hands, a thread would map whatever has been opened since."""
+    first = Arena()
+    begun, closed = threading.Event(), threading.Event()
+    errors: List[BaseException] = []
+
+    def read() -> None:
+        begun.set()
+        closed.wait()
+        try:
+            first.lease(0, 4096)[...] = 1
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    begun.wait()
+    first.close()
+    second = Arena()
+    memory = second.lease(*second.allocate(4096))
+    closed.set()
+    thread.join()
+    assert errors
+    assert not memory.any()
 
 
 @IN_SLOTS
@@ -256,7 +283,7 @@ def test_prefetch_bounds_what_workers_read_ahead(prefetch: int) -> None:
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 def test_a_slow_trainer_costs_no_memory(start_method: str) -> None:
     megabyte = np.zeros(2**20, dtype=np.uint8)
-    with loading(Fields(1000, data=megabyte), num_workers=2, start_method=start_method, prefetch=3) as loader:
+    with loading(Fields({"data": megabyte}, 1000), num_workers=2, start_method=start_method, prefetch=3) as loader:
         iterator = iter(loader)
         for _ in range(4):
             next(iterator)

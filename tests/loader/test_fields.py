@@ -1,0 +1,272 @@
+"""Fields of all kinds: every dtype of OneFlow, every shape, and clear errors for what cannot be a tensor."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, Callable, Dict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from libai_data.errors import DataPipelineError
+from libai_data.loader import PadCollator
+from libai_data.structures import DistTensorData, Instance
+from tests.loader.sample_datasets import Fields, Ragged, stack_dicts
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+FOREIGN_DTYPES = ("int16", "uint16", "uint32", "uint64", "complex64", "complex128")
+EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+# Spawned workers differ from forked ones in how they start only.
+WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
+
+
+def batch_of(dataset: Any, **arguments: Any) -> Dict[str, np.ndarray]:
+    with loading(dataset, **arguments) as loader:
+        batch = next(iter(loader))
+        return {name: data.tensor.numpy().copy() for name, data in batch.get_fields().items()}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+def test_every_dtype_of_oneflow_passes_unchanged(workers: Dict[str, Any], collate_fn: Any) -> None:
+    generator = np.random.default_rng(1)
+    fields = {
+        f"of_{dtype}": generator.integers(0, 2, (3, 2)).astype(dtype)
+        if dtype == "bool"
+        else (generator.random((3, 2)) * 100).astype(dtype)
+        for dtype in DTYPES
+    }
+    found = batch_of(Fields(fields), collate_fn=collate_fn, **workers)
+    for dtype in DTYPES:
+        expected = np.stack([fields[f"of_{dtype}"]] * 4)
+        assert found[f"of_{dtype}"].dtype == np.dtype(dtype)
+        assert found[f"of_{dtype}"].tobytes() == expected.tobytes()
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_any_bytes_pass_unchanged(data: st.DataObject, dtype: str) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=4)))
+    value = data.draw(arrays(np.dtype(dtype), shape))
+    found = batch_of(Fields({"value": value}), num_workers=2, worker_type="thread")["value"]
+    assert found.shape == (4, *shape)
+    assert found.tobytes() == value.tobytes() * 4
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+def test_zero_size_and_0d_fields_pass(workers: Dict[str, Any], collate_fn: Any) -> None:
+    fields = {"empty": np.zeros((0,), np.float32), "flat": np.zeros((3, 0, 2), np.int64), "scalar": np.array(7)}
+    found = batch_of(Fields(fields), collate_fn=collate_fn, **workers)
+    assert {name: array.shape for name, array in found.items()} == {
+        "empty": (4, 0),
+        "flat": (4, 3, 0, 2),
+        "scalar": (4,),
+    }
+    assert found["scalar"].tolist() == [7, 7, 7, 7]
+
+
+@EVERYWHERE
+def test_a_sample_of_zero_bytes_passes(workers: Dict[str, Any]) -> None:
+    with loading(Fields({"empty": np.zeros((0, 2), np.float32)}, 40), **workers) as loader:
+        shapes = [batch.empty.tensor.numpy().shape for batch in islice(loader, 20)]
+    assert shapes == [(4, 0, 2)] * 20
+
+
+@EVERYWHERE
+def test_numbers_and_lists_become_oneflows_types(workers: Dict[str, Any]) -> None:
+    found = batch_of(
+        Fields({"whole": 3, "real": 0.5, "truth": True, "numbers": [1, 2], "nested": [[0.5], [1.5]]}), **workers
+    )
+    assert {name: (str(array.dtype), array.shape) for name, array in found.items()} == {
+        "whole": ("int64", (4,)),
+        "real": ("float32", (4,)),
+        "truth": ("bool", (4,)),
+        "numbers": ("int64", (4, 2)),
+        "nested": ("float32", (4, 2, 1)),
+    }
+
+
+@EVERYWHERE
+def test_arrays_that_are_not_contiguous_or_of_foreign_byte_order_are_read_by_value(workers: Dict[str, Any]) -> None:
+    grid = np.arange(12, dtype=np.int64).reshape(3, 4)
+    found = batch_of(Fields({"turned": grid.T, "every_second": grid[:, ::2], "backwards": grid[::-1]}), **workers)
+    assert found["turned"].tolist() == [grid.T.tolist()] * 4
+    assert found["every_second"].tolist() == [grid[:, ::2].tolist()] * 4
+    assert found["backwards"].tolist() == [grid[::-1].tolist()] * 4
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize("dtype", FOREIGN_DTYPES)
+def test_a_dtype_that_oneflow_lacks_is_refused_by_name(workers: Dict[str, Any], dtype: str) -> None:
+    with pytest.raises(DataPipelineError, match=f"field 'odd': .*{dtype}.*int64"):
+        batch_of(Fields({"fine": 1, "odd": np.zeros(2, dtype)}), **workers)
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize(
+    "value", ["a caption", b"bytes", None, {"nested": 1}, object(), [1, "two"], np.array(["a"]), np.array([None])],
+    ids=["str", "bytes", "None", "dict", "object", "mixed list", "array of str", "array of objects"],
+)  # fmt: skip
+def test_what_cannot_be_a_tensor_is_refused_by_name(workers: Dict[str, Any], value: Any) -> None:
+    with pytest.raises(DataPipelineError, match="'odd'"):
+        batch_of(Fields({"fine": 1, "odd": value}), **workers)
+
+
+@WITHOUT_SPAWN
+def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(workers: Dict[str, Any]) -> None:
+    with pytest.raises(DataPipelineError, match="'odd'"):
+        batch_of(Fields({"fine": 1, "odd": lambda: 1}), **workers)
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize("sample", [[1, 2], 5, None, {}], ids=["list", "int", "None", "no fields"])
+def test_a_sample_without_named_fields_is_refused(workers: Dict[str, Any], sample: Any) -> None:
+    with pytest.raises(DataPipelineError, match="Instance"):
+        batch_of(Constant(sample), **workers)
+
+
+class Constant:
+    def __init__(self, sample: Any) -> None:
+        self.sample = sample
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return self.sample
+
+
+class Changing(Fields):
+    """Sample 6 differs."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__({"a": np.zeros(2, np.float32), "b": 1}, 16)
+        self.changes = changes
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if index == 6:
+            sample = {name: value for name, value in {**sample, **self.changes}.items() if value is not None}
+        return sample
+
+
+CHANGES: Dict[str, Any] = {
+    "shape": ({"a": np.zeros(3, np.float32)}, r"sample 6 .*field 'a' is float32 \[3\].*float32 \[2\].*padding"),
+    "dtype": ({"a": np.zeros(2, np.float64)}, r"sample 6 .*field 'a' is float64"),
+    "dims": ({"b": [1]}, r"sample 6 .*field 'b' is int64 \[1\]"),
+    "missing": ({"b": None}, r"sample 6 .*missing \['b'\]"),
+    "extra": ({"c": 1}, r"sample 6 .*unexpected \['c'\]"),
+    "renamed": ({"b": None, "c": 1}, r"sample 6 .*missing \['b'\], unexpected \['c'\]"),
+    "layout": ({"b": DistTensorData(1, placement_idx=-1)}, r"sample 6 .*field 'b' is laid out .* layer -1"),
+}
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize(("changes", "message"), CHANGES.values(), ids=CHANGES.keys())
+def test_a_sample_unlike_the_ones_before_it_is_refused(workers: Dict[str, Any], changes: Any, message: str) -> None:
+    with loading(Changing(**changes), **workers) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        with pytest.raises(DataPipelineError, match=f"(?s){message}"):
+            next(iterator)
+
+
+@EVERYWHERE
+def test_the_order_in_which_a_sample_names_its_fields_does_not_matter(workers: Dict[str, Any]) -> None:
+    def turned(index: int) -> Dict[str, Any]:
+        fields = {"a": index, "b": 100 + index}
+        return fields if index % 2 else dict(reversed(list(fields.items())))
+
+    dataset = Made(turned)
+    if workers.get("start_method") == "spawn":
+        dataset.__class__.__module__ = "__main__"  # Sent by value, with the function.
+    found = batch_of(dataset, **workers)
+    assert found["a"].tolist() == [0, 1, 2, 3]
+    assert found["b"].tolist() == [100, 101, 102, 103]
+
+
+class Made:
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
+
+
+@EVERYWHERE
+def test_ragged_samples_are_refused_with_advice(workers: Dict[str, Any]) -> None:
+    with pytest.raises(DataPipelineError, match="padding collator"):
+        batch_of(Ragged(64), **workers)
+
+
+PAD = PadCollator({"tokens": {"value": -1, "side": "left", "multiple": 4}})
+
+
+@EVERYWHERE
+def test_ragged_samples_are_padded_alike_everywhere(workers: Dict[str, Any]) -> None:
+    dataset = Ragged(64)
+    found = stream(dataset, batches=20, collate_fn=PAD, **workers)
+    assert found == stream(dataset, batches=20, collate_fn=PAD)
+    with loading(dataset, collate_fn=PAD, **workers) as loader:
+        for step, batch in enumerate(islice(loader, 20)):
+            first = step * 4 % 64
+            rows = batch.tokens.tensor.numpy().tolist()
+            expected = [list(range(index, index + index % 7 + 1)) for index in range(first, first + 4)]
+            length = -(-max(len(row) for row in expected) // 4) * 4
+            assert rows == [[-1] * (length - len(row)) + row for row in expected]
+            assert batch.index.tensor.numpy().tolist() == list(range(first, first + 4))
+
+
+LAID_OUT = Constant(
+    Instance(
+        tokens=DistTensorData(np.zeros(2), ["split_0", "split_1"], placement_idx=0),
+        labels=DistTensorData(np.zeros(2), ["broadcast", "broadcast"], placement_idx=-1),
+        bare=np.zeros(2),
+    )
+)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, PadCollator({"tokens": {}})])
+def test_a_batch_has_the_layouts_of_its_samples(workers: Dict[str, Any], collate_fn: Any) -> None:
+    [(_, fields)] = stream(LAID_OUT, batches=1, collate_fn=collate_fn, **workers)
+    assert {name: field[3] for name, field in fields.items()} == {
+        "tokens": (("split_0", "split_1"), 0),
+        "labels": (("broadcast", "broadcast"), -1),
+        "bare": (("split_0", "broadcast"), 0),
+    }
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, PadCollator({"tokens": {}})])
+def test_a_config_overrides_parts_of_layouts(workers: Dict[str, Any], collate_fn: Any) -> None:
+    layouts = {"tokens": {"placement_idx": 2}, "bare": {"sbp_list": ["broadcast", "split_1"]}}
+    [(_, fields)] = stream(LAID_OUT, batches=1, collate_fn=collate_fn, layouts=layouts, **workers)
+    assert {name: field[3] for name, field in fields.items()} == {
+        "tokens": (("split_0", "split_1"), 2),
+        "labels": (("broadcast", "broadcast"), -1),
+        "bare": (("broadcast", "split_1"), 0),
+    }
+
+
+@EVERYWHERE
+def test_a_layout_for_a_field_that_is_not_there_is_refused_with_the_nearest_name(workers: Dict[str, Any]) -> None:
+    with pytest.raises(DataPipelineError, match=r"layouts.lables.*Did you mean 'labels'"):
+        stream(LAID_OUT, batches=1, layouts={"lables": {"placement_idx": 0}}, **workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+def test_a_batch_that_is_handed_out_may_be_written_to(workers: Dict[str, Any]) -> None:
+    dataset = Fields({"x": np.ones(3, np.float32)}, 100)
+    with loading(dataset, prefetch=2, **workers) as loader:
+        for batch in islice(loader, 30):
+            assert content(batch)[1]["x"][2] == np.ones((4, 3), np.float32).tobytes()
+            batch.x.tensor.zero_()
