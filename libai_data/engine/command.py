@@ -11,6 +11,7 @@ from libai_data.config import LazyConfig, default_argument_parser, try_get_key
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
+from libai_data.engine.liveness import say_farewell
 from libai_data.engine.setup import default_setup, seed_all
 from libai_data.errors import ConfigError
 
@@ -35,7 +36,9 @@ def main(argv: Optional[Sequence[str]] = None, trainer_class: Type[DefaultTraine
         # Configs import each other, and a user's own modules, from the working directory.
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
-        return run(args, trainer_class)
+        results = run(args, trainer_class)
+        say_farewell()
+        return results
 
 
 def run(args: Any, trainer_class: Type[DefaultTrainer] = DefaultTrainer) -> Dict[str, Any]:

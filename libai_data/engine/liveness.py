@@ -7,14 +7,17 @@ whole job ends within a moment, also under no launcher, and also while a rank wa
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import select
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Dict, Optional, Union
+from functools import partial
+from typing import Any, Callable, Dict, Optional, Union
 
 from libai_data.engine.failure import end_process
 from libai_data.global_batch.network import accept_leaders, connect_to_rank0, open_network_link
@@ -108,10 +111,22 @@ _liveness: Optional[Liveness] = None
 
 
 def watch_over_ranks() -> None:
-    """Begin to watch over the other ranks, once a job. Collective."""
+    """Begin to watch over the other ranks, once a job. Collective.
+
+    From now on the process takes leave of the others when it ends by itself, and an exception that nobody catches ends
+    it without leave, at once.
+    """
     global _liveness
     if _liveness is None:
         _liveness = Liveness()
+        if get_mesh().world_size > 1:
+            atexit.register(say_farewell)
+            sys.excepthook = partial(_end_after, sys.excepthook)
+
+
+def _end_after(print_exception: Callable[..., Any], *exception: Any) -> None:
+    print_exception(*exception)
+    end_process(1, f"rank {get_mesh().rank} ends: see the exception above")
 
 
 def say_farewell() -> None:

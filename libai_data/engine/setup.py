@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 
 from libai_data.config import WRITTEN_TRAIN_KEYS, LazyConfig, check_keys, check_targets, default_train, try_get_key
 from libai_data.engine.batch_arithmetic import complete_batch_sizes
+from libai_data.engine.liveness import watch_over_ranks
 from libai_data.engine.logging_setup import setup_logger
 from libai_data.errors import ConfigError
 from libai_data.mesh import get_data_parallel_size, get_rank, get_world_size, is_main_process, setup_dist_util
@@ -38,6 +39,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     check_keys(cfg.train, default_train(), "train", also=WRITTEN_TRAIN_KEYS)
     check_targets(cfg)
     mesh = setup_dist_util(cfg.train.dist)
+    watch_over_ranks()
     complete_train_config(cfg)
     if mesh.device_type == "cpu":
         cfg.train.input_placement_device = "cpu"
