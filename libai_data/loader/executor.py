@@ -122,7 +122,15 @@ class TaskRunner:
         return TaskResult(task.number, error, collated, times, skipped)
 
     def _collate(self, collator: Collator, task: Task) -> Collated:
-        return collate(collator, self.reader.samples(task.epochs, task.indices))
+        samples = self.reader.samples(task.epochs, task.indices)
+        try:
+            return collate(collator, samples)
+        except Exception as error:
+            # Bare, a StopIteration would end the trainer's loop without a word.
+            name = getattr(collator, "__name__", type(collator).__name__)
+            raise SampleError(
+                f"collate_fn {name} over samples {task.indices.tolist()}: {type(error).__name__}: {error}"
+            ) from error
 
     def _read(self, task: Task) -> None:
         if task.slot is None or self.schema is None:

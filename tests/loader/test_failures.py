@@ -1,0 +1,218 @@
+"""Samples that fail: they end the run with all that is known, or are replaced, everywhere by the same ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from itertools import islice
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.errors import ConfigError, DataPipelineError, SampleError
+from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, read_quarantine, substitute_index
+from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from tests.loader.sample_datasets import (
+    ExitingPolitely,
+    Failing,
+    FailingFilled,
+    Numbers,
+    failing_collator,
+    stack_dicts,
+)
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+
+EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
+DATASETS = pytest.mark.parametrize("dataset", [Failing, FailingFilled])
+
+
+def indices_of(found: List[Any]) -> List[int]:
+    return [index for _, fields in found for index in np.frombuffer(fields["index"][2], np.int64).tolist()]
+
+
+@EVERYWHERE
+def test_a_failing_sample_ends_the_run_with_its_traceback(workers: Dict[str, Any]) -> None:
+    with loading(Failing(bad=[9]), **workers) as loader:
+        iterator = iter(loader)
+        assert [content(next(iterator)) for _ in range(2)] == stream(Numbers(), batches=2)
+        with pytest.raises(SampleError, match=r"sample 9 of Failing: KeyError: 'no picture 9'") as raised:
+            next(iterator)
+        text = str(raised.value) + repr(raised.value.__cause__)
+        assert "KeyError" in text
+        if "start_method" in workers:
+            assert re.search(r"Traceback of worker \d \(process \d+\)", text)
+            assert 'sample_datasets.py", line' in text
+            assert 'raise KeyError(f"no picture {index}")' in text
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+@EVERYWHERE
+def test_a_first_sample_that_fails_is_told_in_the_same_way(workers: Dict[str, Any]) -> None:
+    with pytest.raises(SampleError, match=r"sample 0 of Failing: KeyError: 'no picture 0'"):
+        stream(Failing(bad=[0]), batches=1, **workers)
+
+
+@EVERYWHERE
+def test_after_a_failure_the_loader_can_go_on_from_its_last_batch(workers: Dict[str, Any]) -> None:
+    with loading(Failing(bad=[13]), **workers) as loader:
+        iterator = iter(loader)
+        for _ in range(3):
+            next(iterator)
+        with pytest.raises(SampleError):
+            next(iterator)
+        assert loader.state_dict()["position"] == 12
+        loader.load_state_dict({**loader.state_dict(), "position": 16})
+        assert [content(batch) for batch in islice(loader, 3)] == stream(Numbers(), batches=7)[4:]
+
+
+@EVERYWHERE
+def test_a_failing_collator_names_its_samples(workers: Dict[str, Any]) -> None:
+    with pytest.raises(DataPipelineError, match=r"(?s)failing_collator over samples \[4, 5, 6, 7\]: ZeroDivisionError"):
+        stream(NumbersAsDicts(), batches=3, collate_fn=failing_collator, **workers)
+
+
+class NumbersAsDicts(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index}
+
+
+@WITHOUT_SPAWN
+def test_failing_read_batch_names_samples(workers: Dict[str, Any]) -> None:
+    with pytest.raises(SampleError, match=r"one of the samples \[8, 9, 10, 11\] of FailingFilled: KeyError"):
+        stream(FailingFilled(bad=[9]), batches=4, **workers)
+
+
+@pytest.mark.parametrize("workers", WORKERS[1:3], ids=WORKER_NAMES[1:3])
+def test_a_dataset_that_exits_the_interpreter_does_not_take_its_worker_along(workers: Dict[str, Any]) -> None:
+    with pytest.raises(SampleError, match=r"(?s)9.*SystemExit: goodbye"):
+        stream(ExitingPolitely(bad=[9]), batches=4, **workers)
+
+
+@EVERYWHERE
+@DATASETS
+@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+def test_skipping_takes_the_same_substitutes_everywhere(workers: Dict[str, Any], dataset: Any, collate_fn: Any) -> None:
+    arguments: Dict[str, Any] = {"on_error": "skip", "seed": 5, "collate_fn": collate_fn}
+    bad = [0, 7, 8, 30, 31]
+    found = stream(dataset(bad=bad), batches=40, **arguments, **workers)
+    expected = stream(Failing(bad=bad), batches=40, **arguments)
+    assert indices_of(found) == indices_of(expected)
+    if collate_fn is None:
+        assert found == expected
+    for place, index in enumerate(indices_of(found)):
+        epoch, asked = divmod(place, 64)
+        if asked in bad:
+            assert index in [substitute_index(5, epoch, asked, attempt, 64) for attempt in range(5)]
+            assert index not in bad
+        else:
+            assert index == asked
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    bad=st.sets(st.integers(0, 29), max_size=20),
+    ranks=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 2**40),
+    prefetch=st.integers(1, 4),
+)
+def test_substitutes_are_the_same_on_every_layout(bad: Any, ranks: int, seed: int, prefetch: int) -> None:
+    dataset = Failing(30, sorted(bad))
+    whole = stream(dataset, CyclicSampler(dataset, 6, True, seed=seed), 12, on_error="skip", seed=seed)
+    parts = [
+        stream(
+            dataset,
+            CyclicSampler(dataset, 6 // ranks, True, 0, rank, ranks, seed=seed),
+            12,
+            on_error="skip",
+            seed=seed,
+            num_workers=2,
+            worker_type="thread",
+            prefetch=prefetch,
+        )
+        for rank in range(ranks)
+    ]
+    for step, (_, fields) in enumerate(whole):
+        for name in fields:
+            assert fields[name][2] == b"".join(part[step][1][name][2] for part in parts)
+
+
+@EVERYWHERE
+def test_skipped_samples_are_counted_and_logged_once(workers: Dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Failing(16, bad=[3, 10])
+    with loading(dataset, SingleRoundSampler(dataset, 4), on_error="skip", **workers) as loader:
+        for _ in range(3):
+            assert sum(1 for _ in loader) == 4
+        assert loader.stats()["skipped_samples"] == 6
+    logged = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(logged) == 2
+    assert all("of Failing" in text and "KeyError" in text and "instead" in text for text in logged)
+    assert {int(text.split()[2]) for text in logged} == {3, 10}
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+def test_a_dataset_of_bad_samples_alone_ends_the_run(workers: Dict[str, Any], collate_fn: Any) -> None:
+    with pytest.raises(SampleError, match=f"no picture.*{SUBSTITUTES} samples tried in its place failed as well"):
+        stream(Failing(bad=range(64)), batches=1, on_error="skip", collate_fn=collate_fn, **workers)
+
+
+@EVERYWHERE
+@DATASETS
+def test_quarantine_writes_a_file_that_can_be_fed_back(workers: Dict[str, Any], dataset: Any, tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "bad.jsonl"
+    arguments: Dict[str, Any] = {"on_error": "quarantine", "quarantine_file": str(path), **workers}
+    found = stream(dataset(bad=[2, 40]), batches=32, **arguments)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(line["index"] for line in lines) == [2, 40]
+    assert all("no picture" in line["error"] for line in lines)
+    assert read_quarantine(path) == {2, 40}
+    # Those listed are not even tried, and the substitutes stay the same.
+    path.write_text(path.read_text() + json.dumps({"index": 5, "error": "looks wrong"}) + "\n")
+    again = stream(dataset(), batches=32, **arguments)
+    asked = indices_of(stream(Numbers(), batches=32))
+    for was, now, index in zip(indices_of(found), indices_of(again), asked):
+        assert (now != 5) if index == 5 else (now == was or was == 5)
+    assert len(path.read_text().splitlines()) == 3
+
+
+@WITHOUT_SPAWN
+def test_a_quarantine_file_is_fed_to_skip_as_well(workers: Dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"index": 5}\n')
+    found = indices_of(stream(Numbers(), batches=16, on_error="skip", quarantine_file=str(path), **workers))
+    assert 5 not in (found[5], *found[6:])
+    assert path.read_text() == '{"index": 5}\n'
+
+
+@pytest.mark.parametrize("line", ["", "[5]", '{"indices": 5}', '{"index": "five"}', "garbage"])
+def test_a_malformed_quarantine_file_is_refused_with_its_line(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"index": 5}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=r"bad\.jsonl, line 2"):
+        ErrorPolicy("skip", str(path))
+
+
+def test_policies_are_checked() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'skip'"):
+        ErrorPolicy("skipp")
+    with pytest.raises(ConfigError, match="needs quarantine_file"):
+        ErrorPolicy("quarantine")
+
+
+@WITHOUT_SPAWN
+def test_a_sample_unlike_the_others_is_skipped_as_well(workers: Dict[str, Any]) -> None:
+    found = indices_of(stream(OddSample(), batches=16, on_error="skip", **workers))
+    assert found[9] != 9
+    assert [index for place, index in enumerate(found) if place != 9] == [*range(9), *range(10, 64)]
+
+
+class OddSample(Numbers):
+    def __getitem__(self, index: int) -> Any:
+        return {"index": np.array(index, np.int64 if index != 9 else np.int32)}

@@ -1,0 +1,150 @@
+"""How samples are read: one by one, together, or straight into the batch."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.errors import DataPipelineError, SampleError
+from libai_data.loader.reading import row_slices
+from tests.loader.sample_datasets import Numbers, NumbersFilled, NumbersTogether, stack_dicts, unstoppable_collator
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+
+EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
+
+
+@given(count=st.integers(0, 300), parts=st.integers(1, 9))
+def test_rows_are_cut_into_parts_of_nearly_equal_length(count: int, parts: int) -> None:
+    slices = row_slices(count, parts)
+    assert [row for rows in slices for row in range(rows.start, rows.stop)] == list(range(count))
+    lengths = [rows.stop - rows.start for rows in slices]
+    assert len(lengths) == min(count, parts)
+    assert not lengths or max(lengths) - min(lengths) <= 1
+
+
+class Counting(Numbers):
+    """Notes how it was read; for readers in this process."""
+
+    def __init__(self, size: int = 64) -> None:
+        super().__init__(size)
+        self.calls: List[Any] = []
+
+    def __getitem__(self, index: int) -> Any:
+        self.calls.append(index)
+        return super().__getitem__(index)
+
+
+class CountingTogether(Counting, NumbersTogether):
+    def __getitems__(self, indices: Sequence[int]) -> List[Any]:
+        self.calls.append(list(indices))
+        return super().__getitems__(indices)
+
+
+class CountingFilled(Counting, NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+        self.calls.append((indices.tolist(), {name: array.shape for name, array in out.items()}))
+        super().read_batch(indices, out)
+
+
+def test_a_dataset_that_fills_batches_is_asked_once_a_batch() -> None:
+    dataset = CountingFilled()
+    with loading(dataset) as loader:
+        list(islice(loader, 3))
+    # The very first sample tells the schema.
+    assert dataset.calls == [
+        0,
+        ([1, 2, 3], {"index": (3,), "values": (3, 3)}),
+        ([4, 5, 6, 7], {"index": (4,), "values": (4, 3)}),
+        ([8, 9, 10, 11], {"index": (4,), "values": (4, 3)}),
+    ]
+
+
+def test_a_dataset_that_returns_samples_together_is_asked_so() -> None:
+    dataset = CountingTogether()
+    with loading(dataset) as loader:
+        list(islice(loader, 2))
+    assert dataset.calls == [0, [1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_collator_gets_samples_that_were_read_together() -> None:
+    dataset = CountingTogether()
+    with loading(dataset, collate_fn=stack_dicts) as loader:
+        list(islice(loader, 2))
+    assert dataset.calls == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_each_sample_is_read_exactly_once() -> None:
+    dataset = Counting(48)
+    with loading(dataset, num_workers=3, worker_type="thread") as loader:
+        list(islice(loader, 12))
+        loader._break_off()
+        assert sorted(dataset.calls[:48]) == list(range(48))
+
+
+class ShortAnswer(NumbersTogether):
+    def __getitems__(self, indices: Sequence[int]) -> List[Any]:
+        return super().__getitems__(indices)[:-1]
+
+
+@WITHOUT_SPAWN
+def test_too_few_samples_from_getitems_are_refused(workers: Dict[str, Any]) -> None:
+    with pytest.raises(SampleError, match=r"ShortAnswer.*__getitems__ returned \d samples for \d indices"):
+        stream(ShortAnswer(), batches=1, **workers)
+
+
+class UnknownField(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+        out["indices"][...] = indices
+
+
+@WITHOUT_SPAWN
+def test_a_failing_read_batch_names_the_samples_and_the_dataset(workers: Dict[str, Any]) -> None:
+    with pytest.raises(SampleError, match=r"(?s)one of the samples \[1, 2, 3\] of UnknownField: KeyError: 'indices'"):
+        stream(UnknownField(), batches=1, **workers)
+
+
+@EVERYWHERE
+def test_samples_of_one_batch_are_shared_among_workers(workers: Dict[str, Any]) -> None:
+    """What matters is the order of the rows, whoever reads them."""
+    found = stream(Numbers(1000), batches=5, **workers)
+    indices = [np.frombuffer(fields["index"][2], np.int64).tolist() for _, fields in found]
+    assert indices == [list(range(first, first + 4)) for first in range(0, 20, 4)]
+
+
+def test_a_slow_sample_does_not_stall_the_others_of_its_batch() -> None:
+    """All other samples of the batch and of the prefetched ones are read while one worker is held up."""
+    others = threading.Semaphore(0)
+    go_on = threading.Event()
+
+    class OneSlow(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 1:
+                # Only the worker's own part of the batch, samples 1 to 2, waits with it.
+                assert go_on.wait(30)
+            elif index >= 3:
+                others.release()
+            return super().__getitem__(index)
+
+    with loading(OneSlow(400), None, num_workers=2, worker_type="thread", prefetch=2) as loader:
+        found: List[Any] = []
+        trainer = threading.Thread(target=lambda: found.append(content(next(iter(loader)))))
+        trainer.start()
+        for _ in range(9):  # Samples 3 to 11.
+            assert others.acquire(timeout=30)
+        assert not found
+        go_on.set()
+        trainer.join()
+    assert found == stream(Numbers(400), batches=1)
+
+
+@EVERYWHERE
+def test_a_collator_that_stops_iteration_does_not_end_the_loop_in_silence(workers: Dict[str, Any]) -> None:
+    with pytest.raises(DataPipelineError, match="StopIteration"):
+        stream(Numbers(), batches=2, collate_fn=unstoppable_collator, **workers)
