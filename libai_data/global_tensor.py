@@ -140,14 +140,20 @@ def local_to_global(
         rows = _fill(tensor, shape, nd_sbp(("split_0", sbp_list[1] if is_part else "broadcast")), placement)
         return rows.to_global(sbp=nd_sbp(sbp_list), placement=placement)
     if tensor_dim is not None and mesh.tensor_parallel_size > 1 and not is_part:
-        tensor = _part_of(tensor, tensor_dim, mesh)
+        length = shard[tensor_dim] // mesh.tensor_parallel_size
+        tensor = tensor.narrow(tensor_dim, mesh.tensor_parallel_rank * length, length)
     return _fill(tensor, shape, nd_sbp(sbp_list), placement)
 
 
-def _part_of(tensor: Any, dim: int, mesh: ParallelMesh) -> Any:
-    """This rank's part of its shard along the dim that the tensor axis splits."""
-    length = tensor.shape[dim] // mesh.tensor_parallel_size
-    return tensor.narrow(dim, mesh.tensor_parallel_rank * length, length).contiguous()
+def _packed(tensor: Any) -> Any:
+    """The tensor in memory of its own order, from the memory's beginning on.
+
+    Where OneFlow 0.9 changes the SBP of a global tensor on two axes, it reads its part from the beginning of the
+    memory, even if the part is a view that begins further on.
+    """
+    if not tensor.is_contiguous():
+        return tensor.contiguous()
+    return tensor.clone() if tensor.storage_offset() else tensor
 
 
 def _fill(part: Any, shape: Tuple[int, ...], sbp: List[Any], placement: Any) -> Any:
