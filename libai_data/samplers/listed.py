@@ -41,7 +41,7 @@ class ListedBatches:
                 raise ConfigError(f"batch {number} of the batch_sampler is {indices!r}; it must be a list of indices")
             rows = len(listed) * get_data_parallel_size()
             if start >= position:
-                yield IndexBatch(number, start, rows, rows, np.zeros_like(listed), listed)
+                yield IndexBatch(number, 0, start, rows, rows, np.zeros_like(listed), listed)
             start += rows
 
     def state_dict(self) -> Dict[str, Any]:

@@ -21,6 +21,7 @@ class IndexBatch:
 
     Args:
         step: number of the global batch since the stream's beginning.
+        epoch: epoch of the global batch's first sample.
         position: position of the global batch's first sample.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding.
@@ -29,6 +30,7 @@ class IndexBatch:
     """
 
     step: int
+    epoch: int
     position: int
     size: int
     valid: int
@@ -113,7 +115,8 @@ class StreamSampler:
             epochs, indices = self.order.locate(position + np.minimum(self._rows, valid - 1))
         else:
             epochs, indices = self._full_part(position)
-        return IndexBatch(position // size, position, size, valid, epochs, indices)
+        epoch = position // self.order.epoch_size
+        return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
 
     def _full_part(self, position: int) -> Tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""

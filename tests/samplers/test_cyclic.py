@@ -136,9 +136,17 @@ def test_a_batch_is_the_same_however_one_came_to_it(number: int) -> None:
     assert batch is not None
     assert again is not None
     assert (batch.step, batch.position, batch.size, batch.valid) == (number, number * 7, 7, 7)
+    assert batch.epoch == batch.epochs[0]
     np.testing.assert_array_equal(batch.indices, again.indices)
     np.testing.assert_array_equal(batch.epochs, again.epochs)
     assert batch.epochs.tolist() == [(number * 7 + row) // 50 for row in range(7)]
+
+
+@given(st.integers(0, 400))
+def test_all_ranks_say_the_same_of_a_batch_also_where_an_epoch_ends_within_it(number: int) -> None:
+    parts = [sampler.batch_at(number * 12) for sampler in ranks_of(31, 4, 3)]
+    facts = {(part.step, part.epoch, part.position, part.size, part.valid) for part in parts if part is not None}
+    assert facts == {(number, number * 12 // 31, number * 12, 12, 12)}
 
 
 def test_the_position_counts_the_batches_that_were_taken() -> None:

@@ -56,7 +56,7 @@ def test_each_sample_counts_exactly_once_and_padding_is_marked(
     samplers = ranks_of(size, data_parallel_size, micro_batch_size, shuffle=shuffle, seed=seed)
     counted: List[int] = []
     for parts in zip(*(sampler.batches(0) for sampler in samplers)):
-        assert len({(part.step, part.position, part.size, part.valid) for part in parts}) == 1
+        assert len({(part.step, part.epoch, part.position, part.size, part.valid) for part in parts}) == 1
         rows = global_indices(list(parts))
         assert len(rows) == parts[0].size == data_parallel_size * micro_batch_size
         counted += rows[: parts[0].valid]
