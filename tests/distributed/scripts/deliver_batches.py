@@ -1,0 +1,80 @@
+"""Delivers batches on each mesh of this world size and writes down what each rank got: `deliver_batches.py FOLDER`.
+
+Each rank writes `FOLDER/<world size>-<rank>.json`: case -> mesh -> for each batch, for each field, the digest and shape
+of the rank's own part, and on rank 0 those of the whole, gathered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.build import build_nlp_train_loader
+from libai_data.global_batch import to_global
+from libai_data.mesh import ParallelMesh, set_mesh, tensor_to_rank0
+from libai_data.samplers import CyclicSampler
+from libai_data.structures import batch_info
+from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, MESHES, SEED, Case, ManyLayouts
+
+
+def digest(array: np.ndarray) -> str:
+    content = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()[:16]
+    return f"{array.dtype} {list(array.shape)} {content}"
+
+
+def describe(batch: Any) -> Dict[str, Any]:
+    info = batch_info(batch)
+    assert info is not None
+    tensors = to_global(batch)
+    assert list(tensors) == list(LAYOUTS)
+    found: Dict[str, Any] = {"position": info.position, "epoch": info.epoch, "valid": info.valid}
+    for name, tensor in tensors.items():
+        own = tensor.to_local().numpy()
+        whole = tensor_to_rank0(tensor, to_local=True).numpy()
+        found[name] = [digest(own) if own.size else None, digest(whole) if flow.env.get_rank() == 0 else None]
+    return found
+
+
+def deliver(case: Case, mesh: ParallelMesh) -> List[Dict[str, Any]]:
+    loader, _, _ = build_nlp_train_loader(
+        ManyLayouts(),
+        case.global_batch_size // mesh.data_parallel_size,
+        num_workers=0,
+        seed=SEED,
+        readers=case.readers,
+        check_every=0,
+    )
+    if case.position:
+        # As saved by one of four data-parallel ranks with batches of 3.
+        elsewhere = CyclicSampler(ManyLayouts(), 3, True, data_parallel_rank=1, data_parallel_size=4, seed=SEED)
+        elsewhere.set_consumed_samples(case.position)
+        loader.load_state_dict(json.loads(json.dumps(elsewhere.state_dict())))
+    batches = iter(loader)
+    found = [{**describe(next(batches)), "state": loader.state_dict()} for _ in range(case.steps)]
+    loader.close()
+    return found
+
+
+def main() -> None:
+    rank, world_size = flow.env.get_rank(), flow.env.get_world_size()
+    found: Dict[str, Any] = {}
+    for data, tensor, pipeline in MESHES[world_size]:
+        mesh = ParallelMesh(data, tensor, pipeline, rank=rank)
+        set_mesh(mesh)
+        for case in CASES:
+            found.setdefault(case.name, {})[f"{data}x{tensor}x{pipeline}"] = deliver(case, mesh)
+    Path(sys.argv[1], f"{world_size}-{rank}.json").write_text(json.dumps(found))
+    flow.comm.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
