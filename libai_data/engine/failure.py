@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import traceback
 from contextlib import contextmanager
 from typing import Iterator
 
-from libai_data.errors import DataPipelineError
+from libai_data.errors import CheckpointError, ConfigError, MeshError, SchemaError
 
-logger = logging.getLogger(__name__)
+_SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
+_RANK0_SPEAKS_FIRST_SECONDS = 2.0
 
 
 @contextmanager
@@ -39,15 +41,23 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
     except Exception as error:
         if world_size == 1:
             raise
-        end_process(1, f"rank {rank} of {world_size} failed\n{traceback.format_exc()}", error)
+        if rank != 0 and isinstance(error, _SAME_ON_ALL_RANKS):
+            # Rank 0 says it too: let it be said once, by the one that is listened to.
+            time.sleep(_RANK0_SPEAKS_FIRST_SECONDS)
+        end_process(1, f"rank {rank} of {world_size} failed\n{_described(error)}")
 
 
-def end_process(code: int, message: str, error: object = None) -> None:
+def end_process(code: int, message: str) -> None:
     """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
-    if isinstance(error, DataPipelineError):
-        logger.debug("%s", error)
+    logging.shutdown()
     sys.stdout.flush()
     sys.stderr.write(f"{message}\n")
     sys.stderr.flush()
-    logging.shutdown()
     os._exit(code)
+
+
+def _described(error: Exception) -> str:
+    """The traceback; of a mistake in the config, which has its place there and not in the code, the message alone."""
+    if isinstance(error, (ConfigError, MeshError)) and error.__cause__ is None:
+        return f"{type(error).__name__}: {error}\n"
+    return traceback.format_exc()

@@ -1,8 +1,9 @@
 """Whether all ranks are alive: each has a connection that closes with it, and a thread that notices.
 
 The ranks of a node are connected to its first rank, and the first ranks of the nodes to rank 0, so that no process
-holds more connections than there are ranks on a node, or nodes. Whoever sees one close without a farewell ends; so the
-whole job ends within a moment, also under no launcher, and also while a rank waits for the dead one in a collective.
+holds more connections than there are ranks on a node, or nodes. Whoever sees one close without a farewell tells its
+other connections at once, and ends; so the whole job ends within a moment, also under no launcher, and also while a
+rank waits for the dead one in a collective.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ from functools import partial
 from typing import Any, Callable, Dict, Optional, Union
 
 from libai_data.engine.failure import end_process
-from libai_data.global_batch.network import accept_leaders, connect_to_rank0, open_network_link
+from libai_data.errors import PeerError
+from libai_data.global_batch.network_link import (
+    accept_leaders,
+    connect_to_rank0,
+    open_network_link,
+    receive_head,
+    send_head,
+)
 from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.loader.channel import Channel
@@ -29,16 +37,20 @@ from libai_data.mesh import broadcast_py_object, get_mesh
 _SECONDS_FOR_THE_CAUSE = 2.0
 """How long a rank whose peer is gone waits before it ends: its own failure, if it has one, is the better message."""
 
+_SECONDS_LATER_THAN_FOLLOWERS = 0.3
+"""A rank that others are connected to ends last, so that they end by their own word and not by OneFlow's abort."""
+
+_SECONDS_TO_FLUSH = 2.0
+
 _FAREWELL = "farewell"
 
 Connection = Union[Channel, socket.socket]
 
 
 class Liveness:
-    """Watches over the ranks from now on until `farewell`. Making one is collective; so is nothing else."""
+    """Watches over the ranks until this process ends. Making one is collective; so is nothing else."""
 
     def __init__(self) -> None:
-        self._said_farewell = False
         self._connections: Dict[int, Connection] = {}
         self._names: Dict[int, str] = {}
         mesh = get_mesh()
@@ -74,37 +86,46 @@ class Liveness:
         events = select.poll()
         for descriptor in self._connections:
             events.register(descriptor, select.POLLIN)
+        # Also after this rank's own farewell: leaving, OneFlow waits for the others, and it would wait for a dead one.
         while True:
             for descriptor, _ in events.poll():
-                if self._said_farewell:
-                    return
-                if not _is_farewell(self._connections[descriptor]):
-                    self._end(self._names[descriptor])
+                word = _receive(self._connections[descriptor])
+                if word != _FAREWELL:
+                    self._end(word or self._names[descriptor], told_by=descriptor)
                 events.unregister(descriptor)
 
-    def _end(self, name: str) -> None:
-        time.sleep(_SECONDS_FOR_THE_CAUSE)
-        if not self._said_farewell:
-            end_process(1, f"rank {get_mesh().rank} ends: {name} is gone; its output tells why")
+    def _end(self, name: str, told_by: int) -> None:
+        for descriptor, connection in self._connections.items():
+            if descriptor != told_by:
+                _send(connection, name)
+        leads = len(self._connections) > 1
+        time.sleep(_SECONDS_FOR_THE_CAUSE + (_SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0))
+        # If the output is stuck, and with it the main thread, that must not keep this process.
+        timer = threading.Timer(_SECONDS_TO_FLUSH, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        end_process(1, f"rank {get_mesh().rank} ends: {name} is gone; its output tells why")
 
     def farewell(self) -> None:
         """Say to the others that this rank ends as planned."""
-        self._said_farewell = True
         for connection in self._connections.values():
-            with suppress(OSError):
-                if isinstance(connection, Channel):
-                    connection.send(_FAREWELL)
-                else:
-                    connection.sendall(_FAREWELL.encode())
+            _send(connection, _FAREWELL)
 
 
-def _is_farewell(connection: Connection) -> bool:
-    try:
+def _send(connection: Connection, word: str) -> None:
+    with suppress(OSError):
         if isinstance(connection, Channel):
-            return bool(connection.receive() == _FAREWELL)
-        return connection.recv(len(_FAREWELL)) == _FAREWELL.encode()
-    except (OSError, EOFError):
-        return False
+            connection.send(word)
+        else:
+            send_head(connection, {"word": word})
+
+
+def _receive(connection: Connection) -> str:
+    """A farewell, the name of a rank that is gone, or nothing if the other end itself is gone."""
+    try:
+        return str(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
+    except (OSError, EOFError, ValueError, LookupError, PeerError):
+        return ""
 
 
 _liveness: Optional[Liveness] = None

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import statistics
-from typing import Dict, List, Tuple
+from typing import IO, Any, Dict, List, Optional, Tuple
 
 from libai_data.engine.events import EventStorage, get_event_storage
 
@@ -58,11 +58,9 @@ class JSONWriter(EventWriter):
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
-        temporary = f"{json_file}.partial"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(_lines_before(json_file, start_iter))
-        os.replace(temporary, json_file)
-        self._file = open(json_file, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
+        self._path = json_file
+        self._start_iter = start_iter
+        self._file: Optional[IO[str]] = None
         self._new = NewScalars()
 
     def write(self) -> None:
@@ -71,15 +69,24 @@ class JSONWriter(EventWriter):
         for name, (value, iteration) in self._new.take(get_event_storage()).items():
             finite = value == value and abs(value) != float("inf")
             lines.setdefault(iteration, {"iteration": iteration})[name] = value if finite else None
+        if self._file is None:
+            self._file = self._begin()
         for _, line in sorted(lines.items()):
             self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def close(self) -> None:
         """Close the file, its contents on disk."""
-        if not self._file.closed:
+        if self._file is not None and not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
+
+    def _begin(self) -> IO[str]:
+        temporary = f"{self._path}.partial"
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(_lines_before(self._path, self._start_iter))
+        os.replace(temporary, self._path)
+        return open(self._path, "a", encoding="utf-8")
 
 
 def _lines_before(path: str, start_iter: int) -> List[str]:
@@ -106,20 +113,26 @@ class TensorboardXWriter(EventWriter):
     """
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
-        from tensorboardX import SummaryWriter
-
-        self._writer = SummaryWriter(log_dir=log_dir, purge_step=start_iter)
+        self._log_dir = log_dir
+        self._start_iter = start_iter
+        self._writer: Any = None
         self._new = NewScalars()
 
     def write(self) -> None:
         """Add the new scalars."""
+        if self._writer is None:
+            # Not before there is something to write: it starts a thread.
+            from tensorboardX import SummaryWriter
+
+            self._writer = SummaryWriter(log_dir=self._log_dir, purge_step=self._start_iter)
         for name, (value, iteration) in self._new.take(get_event_storage()).items():
             self._writer.add_scalar(name, value, iteration)
         self._writer.flush()
 
     def close(self) -> None:
         """Close the event file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class CommonMetricPrinter(EventWriter):

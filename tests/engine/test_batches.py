@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Iterator, Optional
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai_data.engine.batches import BatchFeed, StepInputs, call_get_batch, join_inputs, join_micro_batches
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.structures import DistTensorData, Instance
+
+
+class LibaisSignature:
+    """LiBai's own."""
+
+    @classmethod
+    def get_batch(
+        cls, data: Any, input_placement_device: str = "cuda", mixup_func: Optional[Callable] = None
+    ) -> Dict[str, Any]:
+        return {"got": (data, input_placement_device, mixup_func)}
+
+
+class DocumentedSignature:
+    """The one that LiBai's guide shows."""
+
+    @classmethod
+    def get_batch(cls, data: Any, mixup_func: Optional[Callable] = None) -> Dict[str, Any]:
+        return {"got": (data, mixup_func)}
+
+
+class DataAlone:
+    """As short as possible."""
+
+    @staticmethod
+    def get_batch(batch: Any) -> Dict[str, Any]:
+        return {"got": (batch,)}
+
+
+class OtherNames:
+    """LiBai's by place, under other names."""
+
+    @classmethod
+    def get_batch(cls, batch: Any, where: str, mix: Any) -> Dict[str, Any]:
+        return {"got": (batch, where, mix)}
+
+
+class Anything:
+    """Takes what comes."""
+
+    @classmethod
+    def get_batch(cls, data: Any, **options: Any) -> Dict[str, Any]:
+        return {"got": (data, options["input_placement_device"], options["mixup_func"])}
+
+
+@pytest.mark.parametrize(
+    ("overriding", "expected"),
+    [
+        (LibaisSignature, ("d", "cpu", max)),
+        (DocumentedSignature, ("d", max)),
+        (DataAlone, ("d",)),
+        (OtherNames, ("d", "cpu", max)),
+        (Anything, ("d", "cpu", max)),
+    ],
+)
+def test_get_batch_is_called_with_the_arguments_it_takes(overriding: Any, expected: Any) -> None:
+    assert call_get_batch(overriding.get_batch, "d", "cpu", max) == {"got": expected}
+
+
+def test_get_batch_must_return_a_dict() -> None:
+    with pytest.raises(SchemaError, match="returned a list"):
+        call_get_batch(lambda data: [data], "d", "cpu")  # type: ignore[arg-type, return-value]
+
+
+def test_a_loader_that_ends_is_started_again() -> None:
+    feed = BatchFeed(["a", "b"])
+    assert [feed.next() for _ in range(5)] == ["a", "b", "a", "b", "a"]
+
+
+def test_a_loader_may_yield_none() -> None:
+    feed = BatchFeed([None, None])
+    assert [feed.next() for _ in range(3)] == [None] * 3
+
+
+def test_a_loader_without_batches_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"train loader \(list\) yields no batch"):
+        BatchFeed([]).next()
+
+
+def test_a_loader_is_not_touched_before_the_first_step() -> None:
+    started = []
+
+    class Loader:
+        def __iter__(self) -> Iterator[int]:
+            started.append(True)
+            return iter([1])
+
+    feed = BatchFeed(Loader())
+    assert not started
+    feed.next()
+    assert started
+
+
+def _batch(first: int) -> Instance:
+    rows = np.arange(first, first + 2, dtype=np.float32)
+    return Instance(
+        x=DistTensorData(flow.from_numpy(np.stack([rows, rows], axis=1)), ["split_0", "broadcast"], 0),
+        y=DistTensorData(rows, ["split_0", "broadcast"], -1),
+    )
+
+
+def test_micro_batches_are_joined_row_by_row_with_their_layouts() -> None:
+    joined = join_micro_batches([_batch(0), _batch(2), _batch(4)])
+    assert joined.x.tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert joined.y.tensor.tolist() == [0, 1, 2, 3, 4, 5]
+    assert joined.y.placement_idx == -1
+
+
+def test_a_single_micro_batch_of_any_kind_is_left_alone() -> None:
+    for batch in (None, (1, 2), {"a": 1}):
+        assert join_micro_batches([batch]) is batch
+
+
+def test_global_inputs_are_joined_like_local_ones() -> None:
+    placement, sbp = flow.placement("cpu", [0]), [flow.sbp.split(0)]
+    parts = [{"x": flow.tensor([i, i + 1]).to_global(placement, sbp)} for i in (0, 2)]
+    assert join_inputs(parts)["x"].numpy().tolist() == [0, 1, 2, 3]
+
+
+def test_batches_that_are_no_instances_are_joined_after_get_batch() -> None:
+    inputs = StepInputs([(1.0, 2.0), (3.0, 4.0)])
+    joined = inputs.joined(2, lambda data: {"x": flow.tensor(data)}, "cpu")
+    assert joined["x"].numpy().tolist() == [1, 2, 3, 4]
+    assert inputs.seconds > 0

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from libai_data.engine.checkpoint.directory import MANIFEST, CheckedFile, PendingDirectory, recover, verify
+from libai_data.errors import CheckpointError
+
+
+def write(target: Path, text: str = "hello") -> None:
+    pending = PendingDirectory(target)
+    with CheckedFile(pending.path("a.bin")) as file:
+        file.write(text.encode())
+    pending.add("a.bin", file)
+    pending.add_json("b.json", {"text": text})
+    pending.commit()
+
+
+def test_a_committed_directory_is_sound(tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    verify(tmp_path / "c")
+    assert json.loads((tmp_path / "c" / "b.json").read_text()) == {"text": "hello"}
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_directory_replaces_one_of_the_same_name(tmp_path: Path) -> None:
+    write(tmp_path / "c", "old")
+    write(tmp_path / "c", "new")
+    verify(tmp_path / "c")
+    assert (tmp_path / "c" / "a.bin").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+@pytest.mark.parametrize("name", ["a.bin", "b.json"])
+def test_a_truncated_file_is_named(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "c")
+    os.truncate(tmp_path / "c" / name, 3)
+    with pytest.raises(CheckpointError, match=rf"{name} has 3 bytes, but \d+ were written"):
+        verify(tmp_path / "c")
+
+
+def test_a_changed_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    (tmp_path / "c" / "a.bin").write_text("hallo")
+    with pytest.raises(CheckpointError, match=r"contents of a\.bin have changed"):
+        verify(tmp_path / "c")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "c")
+    (tmp_path / "c" / "a.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"a\.bin is missing"):
+        verify(tmp_path / "c")
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{", '{"files": {}}', '{"files": {}, "format": "another"}', "\udcff"])
+def test_a_foreign_or_torn_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
+    write(tmp_path / "c")
+    (tmp_path / "c" / MANIFEST).write_bytes(manifest.encode(errors="surrogateescape"))
+    with pytest.raises(CheckpointError, match=str(tmp_path / "c")):
+        verify(tmp_path / "c")
+
+
+def test_what_is_no_checkpoint_is_called_so(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        verify(tmp_path / "c")
+    (tmp_path / "c").mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint of libai_data"):
+        verify(tmp_path / "c")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from libai_data.engine.checkpoint import directory
+
+count = 0
+def counted(function, at, after):
+    def call(*args, **kwargs):
+        global count
+        count += 1
+        if count == at and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = function(*args, **kwargs)
+        if count == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+    return call
+
+at, after = int(sys.argv[2]), sys.argv[3] == "after"
+os.fsync = counted(os.fsync, at, after)
+os.rename = counted(os.rename, at, after)
+directory.shutil.rmtree = counted(directory.shutil.rmtree, at, after)
+target = Path(sys.argv[1]) / "c"
+pending = directory.PendingDirectory(target)
+with directory.CheckedFile(pending.path("a.bin")) as file:
+    file.write(b"new")
+pending.add("a.bin", file)
+pending.commit()
+print("finished")
+"""
+
+
+def _cuts() -> Iterator[object]:
+    for at in range(1, 11):
+        yield pytest.param(at, "before", id=f"before call {at}")
+        yield pytest.param(at, "after", id=f"after call {at}")
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
+    finished = 0
+    for number, cut in enumerate(_cuts()):
+        at, when = cut.values  # type: ignore[attr-defined]
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write(folder / "c", "old")
+        run = subprocess.run(
+            [sys.executable, "-c", KILLED, str(folder), str(at), when], capture_output=True, text=True, timeout=60
+        )
+        assert run.returncode in (0, -signal.SIGKILL), run.stderr
+        finished += run.returncode == 0
+        recover(folder)
+        verify(folder / "c")
+        assert (folder / "c" / "a.bin").read_text() in ("old", "new")
+        assert [path.name for path in folder.iterdir()] == ["c"]
+    # The last cuts lie behind the end: so all moments were tried.
+    assert finished >= 2

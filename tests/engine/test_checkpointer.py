@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.checkpoint.directory import CheckedFile
+from libai_data.engine.hooks import PeriodicCheckpointer
+from libai_data.engine.train_loop import TrainerBase
+from libai_data.errors import CheckpointError, ConfigError
+from tests.engine.tiny import TinyModel
+
+
+def new_model(hidden: int = 8) -> TinyModel:
+    model = TinyModel(hidden)
+    model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+    return model
+
+
+def train(model: Any, optimizer: Any, steps: int = 2) -> None:
+    model.train()
+    rng = np.random.default_rng(3)
+    for _ in range(steps):
+        points = flow.tensor(rng.standard_normal((4, 6)).astype(np.float32))
+        points = points.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+        labels = flow.tensor([0, 1, 2, 0]).to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+        model(points, labels)["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def weights(model: Any) -> Dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in model.state_dict().items()}
+
+
+def assert_equal_weights(left: Any, right: Dict[str, np.ndarray]) -> None:
+    found = weights(left)
+    assert found.keys() == right.keys()
+    for name in right:
+        np.testing.assert_array_equal(found[name], right[name])
+
+
+class Counter:
+    """Something with a state."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def state_dict(self) -> Dict[str, int]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Dict[str, int]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "amsgrad", "sgd", "momentum"])
+def test_a_restored_optimizer_goes_on_bit_for_bit_whatever_its_groups(tmp_path: Path, kind: str) -> None:
+    def optimizer_of(model: Any, groups: int) -> Any:
+        parameters = list(model.parameters())
+        split = [{"params": parameters[:groups]}, {"params": parameters[groups:]}] if groups else parameters
+        if kind in ("adamw", "amsgrad"):
+            return flow.optim.AdamW(split, lr=0.1, amsgrad=kind == "amsgrad")
+        return flow.optim.SGD(split, lr=0.1, momentum=0.9 if kind == "momentum" else 0.0)
+
+    model = new_model()
+    optimizer = optimizer_of(model, 0)
+    train(model, optimizer)
+    Checkpointer(model, str(tmp_path), optimizer=optimizer).save("model_0000001", iteration=1)
+    train(model, optimizer)
+
+    other = new_model()
+    train(other, flow.optim.SGD(other.parameters(), lr=0.5))
+    other_optimizer = optimizer_of(other, 3)
+    state = Checkpointer(other, str(tmp_path), optimizer=other_optimizer).load(str(tmp_path / "model_0000001"))
+    assert state["iteration"] == 1
+    train(other, other_optimizer)
+    assert_equal_weights(other, weights(model))
+
+
+def test_random_generators_go_on(tmp_path: Path) -> None:
+    import random
+
+    model = new_model()
+    checkpointer = Checkpointer(model, str(tmp_path))
+    flow.manual_seed(5)
+    checkpointer.save("a")
+    drawn = [random.random(), np.random.rand(), flow.rand(1).numpy().item(), np.random.randn()]
+    random.seed(0)
+    np.random.seed(0)
+    checkpointer.load(str(tmp_path / "a"))
+    assert [random.random(), np.random.rand(), flow.rand(1).numpy().item(), np.random.randn()] == drawn
+
+
+def test_states_of_other_objects_are_kept(tmp_path: Path) -> None:
+    counter = Counter()
+    counter.value = 7
+    Checkpointer(new_model(), str(tmp_path), counter=counter).save("a", extra={"note": "x"})
+    counter.value = 0
+    checkpointer = Checkpointer(new_model(), str(tmp_path), counter=counter)
+    assert checkpointer.load(str(tmp_path / "a"))["extra"] == {"note": "x"}
+    assert counter.value == 7
+    with pytest.raises(CheckpointError, match="no state of 'missing'"):
+        Checkpointer(new_model(), str(tmp_path), missing=Counter()).load(str(tmp_path / "a"))
+
+
+def test_nothing_in_a_checkpoint_is_pickled(tmp_path: Path) -> None:
+    model = new_model()
+    optimizer = flow.optim.AdamW(model.parameters())
+    train(model, optimizer)
+    Checkpointer(model, str(tmp_path), optimizer=optimizer, counter=Counter()).save("a")
+    names = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors", "random.json", "state.json"]
+    for name in names:
+        if name.endswith(".json"):
+            json.loads((tmp_path / "a" / name).read_text())
+
+
+def test_a_state_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
+    class Odd(Counter):
+        def state_dict(self) -> Dict[str, Any]:
+            return {"value": object()}
+
+    with pytest.raises(CheckpointError, match=r"state.json.*object is not JSON"):
+        Checkpointer(new_model(), str(tmp_path), odd=Odd()).save("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_of_another_model_are_refused_with_their_names(tmp_path: Path) -> None:
+    Checkpointer(new_model(), str(tmp_path)).save("a")
+    with pytest.raises(CheckpointError, match=r"'first.weight' \(8, 6\) instead of \(5, 6\)"):
+        Checkpointer(new_model(5), str(tmp_path)).load(str(tmp_path / "a"))
+
+
+def test_weights_alone_are_loaded_as_far_as_they_fit(tmp_path: Path) -> None:
+    model = new_model()
+    train(model, flow.optim.SGD(model.parameters(), lr=0.5))
+    Checkpointer(model, str(tmp_path)).save("a")
+    other = new_model(5)
+    before = weights(other)
+    Checkpointer(other, str(tmp_path)).load_weights(str(tmp_path / "a"))
+    after = weights(other)
+    np.testing.assert_array_equal(after["second.bias"], weights(model)["second.bias"])
+    np.testing.assert_array_equal(after["first.weight"], before["first.weight"])
+
+
+@pytest.mark.parametrize("damage", ["truncate", "change", "remove", "pointer"])
+def test_a_damaged_last_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: Any) -> None:
+    model = new_model()
+    checkpointer = Checkpointer(model, str(tmp_path))
+    checkpointer.save("model_0000004", iteration=4)
+    checkpointer.save("model_0000009", iteration=9)
+    last = tmp_path / "model_0000009" / "model.safetensors"
+    if damage == "truncate":
+        os.truncate(last, last.stat().st_size // 2)
+    elif damage == "change":
+        content = bytearray(last.read_bytes())
+        content[-3] ^= 1
+        last.write_bytes(content)
+    elif damage == "remove":
+        last.unlink()
+    else:
+        (tmp_path / "last_checkpoint").write_text("model_0000019")
+    found = Checkpointer(model, str(tmp_path)).get_checkpoint_file()
+    expected = "model_0000009" if damage == "pointer" else "model_0000004"
+    assert found == str(tmp_path / expected)
+
+
+def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(new_model(), str(tmp_path / "none"))
+    assert not checkpointer.has_checkpoint()
+    assert checkpointer.resume_or_load("", resume=True) == {}
+    (tmp_path / "model_0000001").mkdir()
+    assert Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file() == ""
+    with pytest.raises(CheckpointError, match="no checkpoint of libai_data"):
+        checkpointer.load(str(tmp_path / "model_0000001"))
+
+
+def test_a_full_disk_is_reported_and_the_older_checkpoint_survives(tmp_path: Path, monkeypatch: Any) -> None:
+    model = new_model()
+    checkpointer = Checkpointer(model, str(tmp_path), counter=Counter())
+    checkpointer.save("model_0000004", iteration=4)
+
+    def full(self: CheckedFile, data: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckedFile, "write", full)
+        with pytest.raises(CheckpointError, match=r"model_0000009 could not be written.*No space left"):
+            checkpointer.save("model_0000009", iteration=9)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last_checkpoint", "model_0000004"]
+    assert Checkpointer(model, str(tmp_path)).get_checkpoint_file() == str(tmp_path / "model_0000004")
+
+
+def test_a_graph_in_which_steps_were_made_takes_no_state(tmp_path: Path) -> None:
+    from libai_data.engine.graph import GraphBase
+
+    model = new_model()
+    optimizer = flow.optim.AdamW(model.parameters())
+    graph = GraphBase(model, optimizer, flow.optim.lr_scheduler.ConstantLR(optimizer))
+    placement, sbp = flow.placement("cpu", [0]), [flow.sbp.broadcast]
+    graph(points=flow.ones(2, 6).to_global(placement, sbp), labels=flow.tensor([0, 1]).to_global(placement, sbp))
+    checkpointer = Checkpointer(model, str(tmp_path), optimizer=optimizer, graph=graph)
+    checkpointer.save("a")
+    with pytest.raises(CheckpointError, match="before its first step"):
+        checkpointer.load(str(tmp_path / "a"))
+
+
+class Trainer(TrainerBase):
+    """Does nothing, step by step."""
+
+    def run_step(self) -> None:
+        pass
+
+
+def saved_by(tmp_path: Path, start: int, end: int, **options: Any) -> List[str]:
+    trainer = Trainer()
+    trainer.register_hooks([PeriodicCheckpointer(Checkpointer(new_model(), str(tmp_path)), **options)])
+    trainer.train(start, end)
+    return sorted(path.name for path in tmp_path.iterdir())
+
+
+def test_checkpoints_are_named_by_the_step_done_last(tmp_path: Path) -> None:
+    assert saved_by(tmp_path, 0, 5, period=2) == ["last_checkpoint", "model_0000001", "model_0000003", "model_final"]
+    assert (tmp_path / "last_checkpoint").read_text() == "model_final"
+
+
+def test_only_the_newest_are_kept_across_a_resume(tmp_path: Path) -> None:
+    saved_by(tmp_path, 0, 4, period=1, max_to_keep=2)
+    names = saved_by(tmp_path, 3, 6, period=1, max_to_keep=2)
+    assert names == ["last_checkpoint", "model_0000004", "model_0000005", "model_final"]
+
+
+def test_a_periodic_checkpoint_that_fails_does_not_end_the_training_but_the_last_one_must_succeed(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    attempts: List[str] = []
+
+    def failing(self: Checkpointer, name: str, **options: Any) -> None:
+        attempts.append(name)
+        raise CheckpointError("full")
+
+    monkeypatch.setattr(Checkpointer, "save", failing)
+    with pytest.raises(CheckpointError, match="full"):
+        saved_by(tmp_path, 0, 2, period=1)
+    assert attempts == ["model_0000000", "model_0000001", "model_final"]
+
+
+@pytest.mark.parametrize("options", [{"period": 0}, {"period": 1, "max_to_keep": 0}])
+def test_impossible_periods_are_refused(tmp_path: Path, options: Dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        saved_by(tmp_path, 0, 1, **options)

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional
+
+import numpy as np
+import oneflow as flow
+import pytest
+
+from libai_data.config import LazyConfig, default_argument_parser
+from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine.command import main, run
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.global_batch import to_global
+from libai_data.mesh import set_mesh
+from libai_data.structures import DistTensorData, Instance
+from tests.engine.tiny import TinyDataset, tiny_config
+
+
+@pytest.fixture(autouse=True)
+def no_mesh_is_left() -> Iterator[None]:
+    yield
+    set_mesh(None)
+
+
+class Stopped(Exception):
+    """What ends a training in the middle."""
+
+
+def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: Optional[int] = None) -> Any:
+    """Set up and train; `stop_after` ends it rudely after that step."""
+
+    class Stop(HookBase):
+        def after_step(self) -> None:
+            if self.trainer.iter == stop_after:
+                raise Stopped
+
+    args = default_argument_parser().parse_args(["--resume"] if resume else [])
+    default_setup(cfg, args)
+    flow.manual_seed(cfg.train.seed)
+    trainer = kind(cfg)
+    trainer.register_hooks([Stop()])
+    if stop_after is None:
+        trainer.train()
+    else:
+        with pytest.raises(Stopped):
+            trainer.train()
+    return trainer
+
+
+def metrics(folder: Path, name: str = "total_loss") -> Dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    return {line["iteration"]: line[name] for line in lines if name in line}
+
+
+def weights(trainer: Any) -> Dict[str, np.ndarray]:
+    return {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
+
+
+def test_a_training_leaves_checkpoints_config_metrics_and_events(tmp_path: Path) -> None:
+    trainer = trained(tiny_config(str(tmp_path)))
+    names = {path.name for path in tmp_path.iterdir()}
+    expected = {"model_0000004", "model_0000009", "model_final", "model_best", "last_checkpoint"}
+    assert expected | {"config.yaml", "metrics.json", "log.txt"} <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+    assert sorted(metrics(tmp_path)) == list(range(12))
+    assert sorted(metrics(tmp_path, "Acc@1")) == [4, 9, 11]
+    assert trainer._last_eval_results["Acc@1"] == metrics(tmp_path, "Acc@1")[11]
+    saved = LazyConfig.load(tmp_path / "config.yaml")
+    assert saved.train.train_micro_batch_size == 8
+    assert saved.train.dist.data_parallel_size == 1
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool) -> None:
+    whole = trained(tiny_config(str(tmp_path / "whole"), graph=graph))
+    trained(tiny_config(str(tmp_path / "cut"), graph=graph), stop_after=7)
+    set_mesh(None)
+    resumed = trained(tiny_config(str(tmp_path / "cut"), graph=graph), resume=True)
+    assert resumed.start_iter == 5
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "cut", "lr") == metrics(tmp_path / "whole", "lr")
+    assert metrics(tmp_path / "cut", "Acc@1") == metrics(tmp_path / "whole", "Acc@1")
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["eager to graph", "graph to eager"])
+def test_a_checkpoint_of_one_mode_continues_in_the_other(tmp_path: Path, first: bool) -> None:
+    trained(tiny_config(str(tmp_path / "whole")))
+    trained(tiny_config(str(tmp_path / "cut"), graph=first), stop_after=7)
+    trained(tiny_config(str(tmp_path / "cut"), graph=not first), resume=True)
+    whole, cut = metrics(tmp_path / "whole"), metrics(tmp_path / "cut")
+    np.testing.assert_allclose([cut[step] for step in range(12)], [whole[step] for step in range(12)], rtol=1e-4)
+
+
+def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(tmp_path: Path) -> None:
+    trained(tiny_config(str(tmp_path)))
+    again = trained(tiny_config(str(tmp_path)), resume=True)
+    assert again.start_iter == 12
+    longer = trained(tiny_config(str(tmp_path), train_iter=14), resume=True)
+    assert (longer.start_iter, longer.iter) == (12, 14)
+    assert sorted(metrics(tmp_path)) == list(range(14))
+
+
+def test_a_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> None:
+    assert trained(tiny_config(str(tmp_path), train_iter=2), resume=True).start_iter == 0
+
+
+def test_the_best_checkpoint_survives_a_resume_with_worse_results(tmp_path: Path) -> None:
+    class Scripted(DefaultTrainer):
+        scores = iter([50.0, 70.0])
+
+        def _evaluate(self) -> Dict[str, Any]:
+            return {"Acc@1": next(self.scores)}
+
+    class Worse(Scripted):
+        scores = iter([60.0, 65.0, 66.0])
+
+    trained(tiny_config(str(tmp_path)), Scripted, stop_after=10)
+    best = json.loads((tmp_path / "model_best" / "state.json").read_text())["extra"]["best"]
+    assert best == {"metric": "Acc@1", "value": 70.0, "iteration": 9}
+    trained(tiny_config(str(tmp_path)), Worse, resume=True)
+    assert json.loads((tmp_path / "model_best" / "state.json").read_text())["extra"]["best"] == best
+
+
+def test_loaded_weights_start_a_training_of_their_own(tmp_path: Path) -> None:
+    first = trained(tiny_config(str(tmp_path / "a")))
+    cfg = tiny_config(str(tmp_path / "b"), load_weight=str(tmp_path / "a" / "model_final"))
+    default_setup(cfg)
+    second = DefaultTrainer(cfg)
+    assert second.start_iter == 0
+    for name, value in weights(first).items():
+        np.testing.assert_array_equal(weights(second)[name], value)
+
+
+def test_epochs_become_steps_over_the_whole_dataset(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=0, train_epoch=3, global_batch_size=16, train_micro_batch_size=4)
+    cfg.train.evaluation.eval_after_n_epoch = 1
+    cfg.train.checkpointer.save_model_after_n_epoch = 2
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    # 40 samples: an epoch is 2.5 steps.
+    assert trainer.max_iter == 8
+    assert (cfg.train.evaluation.eval_period, cfg.train.checkpointer.period) == (2, 5)
+    assert cfg.train.warmup_iter == 2
+    assert cfg.train.samples == 8 * 16
+    assert cfg.train.num_accumulation_steps == 4
+
+
+class GuidesTrainer(DefaultTrainer):
+    """As LiBai's guide shows: a loader of one's own, and `get_batch` with the documented signature."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        dataset = TinyDataset(40)
+        return (
+            [(dataset.points[first : first + 8], dataset.labels[first : first + 8]) for first in range(0, 40, 8)],
+            None,
+            None,
+        )
+
+    @classmethod
+    def get_batch(cls, data: Any, mixup_func: Optional[Callable] = None) -> Dict[str, Any]:  # type: ignore[override]
+        if isinstance(data, Instance):
+            return to_global(data)
+        return to_global({"points": data[0], "labels": DistTensorData(data[1], placement_idx=-1)})
+
+
+class LoaderAlone(GuidesTrainer):
+    """`build_train_loader` returns a loader that is no list, has no length, and cannot be saved."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        class Loader:
+            def __iter__(self) -> Iterator[Any]:
+                return iter(GuidesTrainer.build_train_loader(cfg)[0])
+
+        return Loader()
+
+    @classmethod
+    def get_batch(cls, batch: Any) -> Dict[str, Any]:  # type: ignore[override]
+        return GuidesTrainer.get_batch(batch)
+
+
+@pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("micro", [8, 4])
+def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind: Any, graph: bool, micro: int) -> None:
+    cfg = tiny_config(str(tmp_path), graph=graph, global_batch_size=8 * (8 // micro), train_micro_batch_size=8)
+    trainer = trained(cfg, kind)
+    losses = metrics(tmp_path)
+    assert len(losses) == 12
+    assert losses[11] < losses[0]
+    assert trainer._last_eval_results["Acc@2"] > 50
+
+
+def test_epochs_of_a_loader_without_a_dataset_are_refused(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_epoch=2)
+    default_setup(cfg)
+    with pytest.raises(ConfigError, match=r"train.train_epoch is set.*set train.train_iter instead"):
+        LoaderAlone(cfg)
+
+
+def test_mixup_is_applied_to_the_local_tensors(tmp_path: Path) -> None:
+    batch = Instance(images=DistTensorData(flow.ones(2, 3)), labels=DistTensorData(flow.tensor([1, 2])))
+    inputs = DefaultTrainer.get_batch(batch, "cpu", lambda images, labels: (images * 2, labels + 1))
+    assert inputs["images"].numpy().tolist() == [[2] * 3] * 2
+    assert inputs["labels"].numpy().tolist() == [2, 3]
+
+
+class MisnamedDataset(TinyDataset):
+    """Calls its points "point"."""
+
+    def __getitem__(self, index: int) -> Instance:
+        sample = super().__getitem__(index)
+        return Instance(point=sample.points, labels=sample.labels)
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_field_that_forward_does_not_take_is_named_before_the_first_step(tmp_path: Path, graph: bool) -> None:
+    cfg = tiny_config(str(tmp_path), graph=graph)
+    cfg.dataloader.train.dataset._target_ = MisnamedDataset
+    default_setup(cfg)
+    with pytest.raises(SchemaError, match=r"'point'.*Did you mean 'points'"):
+        DefaultTrainer(cfg).train()
+
+
+@pytest.mark.parametrize("missing", ["model", "optim", "dataloader", "train.scheduler"])
+def test_a_missing_section_is_named(tmp_path: Path, missing: str) -> None:
+    cfg = tiny_config(str(tmp_path))
+    if missing == "train.scheduler":
+        cfg.train.scheduler = None
+    else:
+        del cfg[missing]
+    default_setup(cfg)
+    with pytest.raises(ConfigError, match=missing):
+        DefaultTrainer(cfg)
+
+
+def test_an_unknown_key_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path))
+    cfg.train.train_itr = 5
+    with pytest.raises(ConfigError, match="train_iter"):
+        default_setup(cfg)
+
+
+CONFIG = str(Path(__file__).with_name("tiny_config.py"))
+
+
+def command(tmp_path: Path, *arguments: str, kind: Any = DefaultTrainer) -> Any:
+    set_mesh(None)
+    return main(["--config-file", CONFIG, *arguments, f"train.output_dir={tmp_path}"], kind)
+
+
+def test_the_command_trains_evaluates_and_resumes(tmp_path: Path) -> None:
+    results = command(tmp_path, "train.train_iter=7")
+    assert command(tmp_path, "--eval-only", "--resume") == results
+    weights_at_5 = f"train.load_weight={tmp_path}/model_0000004"
+    assert command(tmp_path, "--eval-only", weights_at_5)["Acc@1"] == metrics(tmp_path, "Acc@1")[4]
+    assert command(tmp_path, "--eval-only", weights_at_5, "graph.enabled=true") == pytest.approx(
+        command(tmp_path, "--eval-only", weights_at_5)
+    )
+    command(tmp_path, "--resume", "train.train_iter=9")
+    assert sorted(metrics(tmp_path)) == list(range(9))
+
+
+def test_a_fast_dev_run_takes_20_steps_and_evaluates_every_10(tmp_path: Path) -> None:
+    command(tmp_path, "--fast-dev-run", "train.train_epoch=7", "train.log_period=100")
+    assert sorted(metrics(tmp_path)) == list(range(20))
+    assert sorted(metrics(tmp_path, "Acc@1")) == [9, 19]
+
+
+def test_an_evaluation_without_weights_says_how_to_give_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.load_weight"):
+        command(tmp_path, "--eval-only")
+
+
+def test_a_trainer_class_of_ones_own_can_be_run(tmp_path: Path) -> None:
+    built: List[str] = []
+
+    class Own(DefaultTrainer):
+        @classmethod
+        def build_model(cls, cfg: Any) -> Any:
+            built.append("model")
+            return super().build_model(cfg)
+
+    args = default_argument_parser().parse_args(
+        ["--config-file", CONFIG, f"train.output_dir={tmp_path}", "train.train_iter=1"]
+    )
+    run(args, Own)
+    assert built == ["model"]

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from typing import Any, Dict, List
+
+import numpy as np
+import oneflow as flow
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.build import build_image_test_loader
+from libai_data.engine.evaluation import (
+    ClsEvaluator,
+    DatasetEvaluator,
+    DatasetEvaluators,
+    flatten_results_dict,
+    inference_on_dataset,
+)
+from libai_data.engine.evaluation.classification import correct_in_top_k
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.global_batch import to_global
+from tests.engine.tiny import TinyDataset, TinyModel
+
+
+@given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 8), st.integers(0, 1000))
+def test_top_k_counts_what_sorting_the_scores_says(samples: int, classes: int, k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, 4, (samples, classes)).astype(np.float32)  # with many equal scores
+    labels = rng.integers(0, classes, samples)
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    assert correct_in_top_k(scores, labels, k) == int((best == labels[:, None]).any(axis=1).sum())
+
+
+def test_a_model_that_answers_nan_is_never_right() -> None:
+    scores = np.full((4, 3), np.nan, np.float32)
+    assert correct_in_top_k(scores, np.array([0, 1, 2, 0]), 3) == 0
+
+
+class Collecting(DatasetEvaluator):
+    """Keeps everything it sees."""
+
+    def __init__(self) -> None:
+        self.inputs: List[Dict[str, np.ndarray]] = []
+        self.outputs: List[Dict[str, np.ndarray]] = []
+
+    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+        self.inputs.append({name: value.numpy().copy() for name, value in inputs.items()})
+        self.outputs.append({name: value.numpy().copy() for name, value in outputs.items()})
+
+    def evaluate(self) -> Dict[str, float]:
+        return {"batches": float(len(self.inputs))}
+
+
+@pytest.fixture()
+def model() -> TinyModel:
+    model = TinyModel()
+    model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+    return model
+
+
+def scores_of(model: TinyModel, points: np.ndarray) -> np.ndarray:
+    weights = {name: value.numpy() for name, value in model.state_dict().items()}
+    hidden = np.maximum(points @ weights["first.weight"].T + weights["first.bias"], 0)
+    return hidden @ weights["second.weight"].T + weights["second.bias"]
+
+
+@pytest.mark.parametrize(("length", "batch"), [(21, 4), (20, 4), (3, 8), (1, 1)])
+def test_each_sample_counts_once_with_its_own_output(model: TinyModel, length: int, batch: int) -> None:
+    dataset = TinyDataset(length)
+    loader = build_image_test_loader(dataset, batch, num_workers=0)
+    seen, accuracy = Collecting(), ClsEvaluator((1, 2))
+    model.train()
+    results = inference_on_dataset(model, loader, batch, 1e5, to_global, "cpu", [seen, accuracy])
+    assert model.training
+    points = np.concatenate([inputs["points"] for inputs in seen.inputs])
+    scores = np.concatenate([outputs["prediction_scores"] for outputs in seen.outputs])
+    assert sorted(map(tuple, points)) == sorted(map(tuple, dataset.points))
+    np.testing.assert_allclose(scores, scores_of(model, points), atol=1e-5)
+    expected = scores_of(model, dataset.points)
+    for k in (1, 2):
+        assert results[f"Acc@{k}"] == pytest.approx(100 * correct_in_top_k(expected, dataset.labels, k) / length)
+
+
+def test_eval_iter_limits_the_batches(model: TinyModel) -> None:
+    loader = build_image_test_loader(TinyDataset(21), 4, num_workers=0)
+    assert inference_on_dataset(model, loader, 4, 2, to_global, "cpu", Collecting()) == {"batches": 2.0}
+
+
+def test_batches_of_any_origin_count_whole(model: TinyModel) -> None:
+    dataset = TinyDataset(6)
+    batches = [(dataset.points[:4], dataset.labels[:4]), (dataset.points[4:], dataset.labels[4:])]
+
+    def get_batch(data: Any) -> Dict[str, Any]:
+        return to_global({"points": data[0], "labels": data[1]})
+
+    seen = Collecting()
+    inference_on_dataset(model, batches, 4, 1e5, get_batch, "cpu", seen)
+    assert [len(outputs["prediction_scores"]) for outputs in seen.outputs] == [4, 2]
+
+
+def test_inputs_that_no_evaluator_wants_do_not_travel(model: TinyModel) -> None:
+    class LabelsAlone(Collecting):
+        input_fields = ("labels",)
+
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    seen = LabelsAlone()
+    inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", seen)
+    assert [sorted(inputs) for inputs in seen.inputs] == [["labels"]]
+    both = DatasetEvaluators([seen, ClsEvaluator()])
+    assert both.input_fields == ["labels"]
+    assert DatasetEvaluators([seen, Collecting()]).input_fields is None
+
+
+def test_two_evaluators_must_not_share_a_name() -> None:
+    with pytest.raises(ValueError, match="'batches'"):
+        DatasetEvaluators([Collecting(), Collecting()]).evaluate()
+
+
+def test_a_model_without_scores_is_told_what_is_missing(model: TinyModel) -> None:
+    evaluator = ClsEvaluator(scores_name="logits")
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    with pytest.raises(SchemaError, match="'logits'"):
+        inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", evaluator)
+
+
+def test_top_0_is_refused() -> None:
+    with pytest.raises(ConfigError, match="topk"):
+        ClsEvaluator((0,))
+
+
+def test_nested_results_get_flat_names() -> None:
+    assert flatten_results_dict({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a/b/c": 1, "a/d": 2, "e": 3}

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from typing import List
+
+import pytest
+
+from libai_data.engine.events import get_event_storage
+from libai_data.engine.train_loop import HookBase, TrainerBase
+
+
+class Recorder(HookBase):
+    """Notes its calls."""
+
+    def __init__(self, name: str, calls: List[str]) -> None:
+        self.name = name
+        self.calls = calls
+
+    def before_train(self) -> None:
+        self.calls.append(f"{self.name} before_train")
+
+    def after_train(self) -> None:
+        self.calls.append(f"{self.name} after_train {self.trainer.iter}")
+
+    def before_step(self) -> None:
+        self.calls.append(f"{self.name} before_step {self.trainer.iter}")
+
+    def after_step(self) -> None:
+        self.calls.append(f"{self.name} after_step {self.trainer.iter}")
+
+    def close(self) -> None:
+        self.calls.append(f"{self.name} close")
+
+
+class CountingTrainer(TrainerBase):
+    """Notes its steps, and fails in one."""
+
+    def __init__(self, calls: List[str], fails_at: int = -1) -> None:
+        super().__init__()
+        self.calls = calls
+        self.fails_at = fails_at
+
+    def run_step(self) -> None:
+        if self.iter == self.fails_at:
+            raise ValueError(f"step {self.iter} fails")
+        self.calls.append(f"step {self.iter}")
+
+
+def test_hooks_are_called_in_their_order_around_each_step() -> None:
+    calls: List[str] = []
+    trainer = CountingTrainer(calls)
+    trainer.register_hooks([Recorder("a", calls), None, Recorder("b", calls)])
+    trainer.train(3, 5)
+    steps = []
+    for step in (3, 4):
+        steps += [f"a before_step {step}", f"b before_step {step}", f"step {step}"]
+        steps += [f"a after_step {step}", f"b after_step {step}"]
+    ends = ["a after_train 5", "b after_train 5", "a close", "b close"]
+    assert calls == ["a before_train", "b before_train", *steps, *ends]
+
+
+def test_after_a_failed_step_hooks_are_only_closed() -> None:
+    calls: List[str] = []
+    trainer = CountingTrainer(calls, fails_at=1)
+    trainer.register_hooks([Recorder("a", calls)])
+    with pytest.raises(ValueError, match="step 1 fails"):
+        trainer.train(0, 3)
+    assert calls[-2:] == ["a before_step 1", "a close"]
+
+
+def test_a_hook_that_cannot_close_hides_neither_the_failure_nor_the_other_hooks() -> None:
+    calls: List[str] = []
+
+    class Unclosable(HookBase):
+        def close(self) -> None:
+            raise OSError("no")
+
+    trainer = CountingTrainer(calls, fails_at=0)
+    trainer.register_hooks([Unclosable(), Recorder("a", calls)])
+    with pytest.raises(ValueError, match="step 0 fails"):
+        trainer.train(0, 1)
+    assert calls[-1] == "a close"
+
+
+def test_the_storage_is_that_of_the_running_training() -> None:
+    class Putting(HookBase):
+        def after_step(self) -> None:
+            get_event_storage().put_scalar("seen", self.trainer.iter)
+
+    trainer = CountingTrainer([])
+    trainer.register_hooks([Putting()])
+    trainer.train(0, 3)
+    assert trainer.storage.history("seen").values() == [(0.0, 0), (1.0, 1), (2.0, 2)]
+    with pytest.raises(RuntimeError, match="no training is running"):
+        get_event_storage()
+
+
+def test_only_hooks_can_be_registered() -> None:
+    with pytest.raises(TypeError, match="HookBase"):
+        CountingTrainer([]).register_hooks([object()])  # type: ignore[list-item]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import oneflow as flow
+import pytest
+from oneflow import nn
+
+from libai_data.build import build_image_train_loader
+from libai_data.engine.eager_trainer import EagerTrainer
+from libai_data.engine.graph import GraphBase
+from libai_data.engine.graph_trainer import GraphTrainer
+from libai_data.engine.hooks import IterationTimer, LRScheduler
+from libai_data.engine.losses import LossBuffer, total_loss
+from libai_data.engine.scheduler import WarmupCosineLR
+from libai_data.engine.train_loop import TrainerBase
+from libai_data.errors import SchemaError
+from libai_data.global_batch import to_global
+from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel
+
+STEPS = 8
+
+
+class OneRank(TrainerBase):
+    """Runs an inner trainer with our `to_global`."""
+
+    def __init__(self, inner: Any, optimizer: Any, lr_scheduler: Any, period: int = 1) -> None:
+        super().__init__()
+        self.inner, self.optimizer, self.lr_scheduler = inner, optimizer, lr_scheduler
+        inner.losses.period = period
+
+    def run_step(self) -> None:
+        self.inner.iter, self.inner.max_iter = self.iter, self.max_iter
+        self.inner.run_step(to_global, "cpu")
+
+
+def losses_of(
+    mode: str, micro_batch: int, accumulate: int, period: int = 1, kind: str = "adamw"
+) -> Tuple[Any, List[float]]:
+    model = TinyModel(ballast=GRAPH_BALLAST if mode == "graph" else 0)
+    model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
+    groups = [{"params": list(model.parameters()), "clip_grad_max_norm": 0.5, "clip_grad_norm_type": 2.0}]
+    optimizer = flow.optim.AdamW(groups, lr=0.05) if kind == "adamw" else flow.optim.SGD(groups, lr=0.05, momentum=0.9)
+    schedule = WarmupCosineLR(optimizer, STEPS, 0.1, 2)
+    loader, _, _ = build_image_train_loader(TinyDataset(), micro_batch, num_workers=0)
+    inner: Any
+    if mode == "eager":
+        inner = EagerTrainer(model, loader, optimizer, accumulate)
+    else:
+        graph = GraphBase(model, optimizer, schedule, grad_acc_steps=accumulate)
+        inner = GraphTrainer(graph, loader, accumulate)
+    trainer = OneRank(inner, optimizer, schedule, period)
+    trainer.register_hooks([IterationTimer(micro_batch * accumulate, period), LRScheduler()])
+    trainer.train(0, STEPS)
+    return trainer, [value for value, _ in trainer.storage.history("total_loss").values()]
+
+
+@pytest.fixture(scope="module")
+def reference() -> List[float]:
+    return losses_of("eager", 8, 1)[1]
+
+
+def test_training_learns(reference: List[float]) -> None:
+    assert len(reference) == STEPS
+    assert reference[-1] < 0.8 * reference[0]
+
+
+def test_accumulated_micro_batches_train_like_one_batch(reference: List[float]) -> None:
+    for micro_batch, accumulate in ((4, 2), (2, 4)):
+        np.testing.assert_allclose(losses_of("eager", micro_batch, accumulate)[1], reference, rtol=2e-5)
+
+
+def test_a_graph_trains_like_eager_mode(reference: List[float]) -> None:
+    np.testing.assert_allclose(losses_of("graph", 8, 1)[1], reference, rtol=1e-4)
+
+
+def test_a_graph_accumulates_like_eager_mode(reference: List[float]) -> None:
+    np.testing.assert_allclose(losses_of("graph", 2, 4)[1], reference, rtol=1e-4)
+
+
+def test_losses_are_each_read_though_logged_rarely(reference: List[float]) -> None:
+    trainer, losses = losses_of("eager", 8, 1, period=5)
+    assert losses == reference
+    assert [at for _, at in trainer.storage.history("total_loss").values()] == list(range(STEPS))
+    # After steps 4 and 7 (the last).
+    assert [at for _, at in trainer.storage.history("samples_per_second").values()] == [4, 7]
+    assert trainer.storage.samples == STEPS * 8
+
+
+def test_the_rate_of_a_step_is_the_one_it_was_made_with(reference: List[float]) -> None:
+    trainer, _ = losses_of("eager", 8, 1)
+    rates = [value for value, _ in trainer.storage.history("lr").values()]
+    assert rates[0] == pytest.approx(0.005)
+    assert max(rates) == rates[2]
+
+
+def test_unread_losses_do_not_pile_up() -> None:
+    buffer = LossBuffer(period=10**6)
+    for iteration in range(99):
+        buffer.add(iteration, {"loss": flow.zeros(1)})
+        assert not buffer.is_due(iteration)
+    buffer.add(99, {"loss": flow.zeros(1)})
+    assert buffer.is_due(99)
+
+
+@pytest.mark.parametrize("outputs", [{"accuracy": 1}, [1], flow.zeros(1)])
+def test_a_model_without_losses_is_told_what_is_missing(outputs: Any) -> None:
+    with pytest.raises(SchemaError, match="loss"):
+        total_loss(outputs)
+
+
+def test_all_outputs_called_loss_are_summed() -> None:
+    assert total_loss({"lm_loss": 2.0, "loss_b": 3.0, "accuracy": 5.0}) == 5.0
+
+
+def test_a_models_several_losses_are_each_shown() -> None:
+    class TwoLosses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(flow.ones(1))
+
+        def forward(self, x: Any) -> Dict[str, Any]:
+            return {"a_loss": (self.weight * x).mean(), "b_loss": 2 * (self.weight * x).mean()}
+
+    model = TwoLosses()
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.0)
+    trainer = OneRank(EagerTrainer(model, [flow.ones(2)], optimizer, 2), optimizer, None)
+    trainer.run_step = lambda: _step(trainer)  # type: ignore[method-assign]
+    trainer.train(0, 1)
+    latest = {name: value for name, (value, _) in trainer.storage.latest().items() if "loss" in name}
+    assert latest == {"total_loss": 3.0, "a_loss": 1.0, "b_loss": 2.0}
+
+
+def _step(trainer: OneRank) -> None:
+    trainer.inner.iter, trainer.inner.max_iter = trainer.iter, trainer.max_iter
+    trainer.inner.run_step(lambda data: {"x": data}, "cpu")
+
+
+def test_inputs_are_checked_once_before_the_model_sees_them() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(flow.ones(1))
+
+        def forward(self, x: Any) -> Dict[str, Any]:
+            assert checked
+            return {"loss": (self.weight * x).mean()}
+
+    checked: List[Dict[str, Any]] = []
+    model = Model()
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.0)
+    trainer = OneRank(EagerTrainer(model, [flow.ones(2)], optimizer, 1, checked.append), optimizer, None)
+    trainer.run_step = lambda: _step(trainer)  # type: ignore[method-assign]
+    trainer.train(0, 3)
+    assert len(checked) == 1

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, List
+
+import pytest
+
+from libai_data.engine.events import EventStorage
+from libai_data.engine.hooks import PeriodicWriter
+from libai_data.engine.train_loop import HookBase, TrainerBase
+from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+
+
+def lines_of(path: Path) -> List[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_json_line_averages_what_is_noisy_since_the_line_before(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    writer = JSONWriter(str(path))
+    with EventStorage() as storage:
+        for iteration, loss in enumerate([1.0, 3.0, 5.0, 9.0]):
+            storage.iter = iteration
+            storage.put_scalar("total_loss", loss)
+            storage.put_scalar("lr", loss, smoothing_hint=False)
+            if iteration % 2:
+                writer.write()
+    writer.close()
+    assert lines_of(path) == [
+        {"iteration": 1, "total_loss": 2.0, "lr": 3.0},
+        {"iteration": 3, "total_loss": 7.0, "lr": 9.0},
+    ]
+
+
+def test_what_is_put_again_for_an_iteration_already_written_is_written_too(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    writer = JSONWriter(str(path))
+    with EventStorage() as storage:
+        storage.put_scalar("total_loss", 1.0)
+        writer.write()
+        storage.put_scalar("Acc@1", 50.0, smoothing_hint=False)
+        writer.write()
+        writer.write()
+    writer.close()
+    assert lines_of(path) == [{"iteration": 0, "total_loss": 1.0}, {"iteration": 0, "Acc@1": 50.0}]
+
+
+def test_a_resumed_run_replaces_the_lines_of_the_steps_it_takes_again(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    path.write_text('{"iteration": 1, "a": 1}\n{"iteration": 2, "a": 1}\n{"iteration": 3, "a"')
+    for start, kept in ((2, [{"iteration": 1, "a": 1}]), (0, [])):
+        writer = JSONWriter(str(path), start_iter=start)
+        with EventStorage(start):
+            writer.write()
+        writer.close()
+        assert lines_of(path) == kept
+
+
+def test_numbers_that_json_has_not_become_null(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.json"
+    writer = JSONWriter(str(path))
+    with EventStorage() as storage:
+        storage.put_scalar("total_loss", float("nan"))
+        writer.write()
+    writer.close()
+    assert lines_of(path) == [{"iteration": 0, "total_loss": None}]
+
+
+def test_tensorboard_shows_what_was_put(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage() as storage:
+        for iteration in range(3):
+            storage.iter = iteration
+            storage.put_scalar("total_loss", 10.0 - iteration)
+            writer.write()
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("total_loss")
+    assert [(event.step, event.value) for event in events] == [(0, 10.0), (1, 9.0), (2, 8.0)]
+
+
+def test_the_log_line_says_loss_rate_waiting_and_time_left(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("libai_data")
+    logger.propagate, before = True, logger.propagate
+    caplog.set_level(logging.INFO, "libai_data")
+    with EventStorage(7) as storage:
+        storage.put_scalar("total_loss", 1.25)
+        storage.put_scalars(smoothing_hint=False, lr=0.001, time=0.5, samples_per_second=128.0)
+        storage.put_scalars(smoothing_hint=False, data_wait_share=0.25, eta_seconds=65.0)
+        CommonMetricPrinter(max_iter=100).write()
+    logger.propagate = before
+    assert caplog.messages == [
+        "iteration 7/99  loss 1.25  lr 0.001  0.5000 s/step  128.0 samples/s  data wait 25.0%  ETA 0:01:05"
+    ]
+
+
+def test_writers_write_each_period_and_at_the_end_and_are_closed() -> None:
+    calls: List[str] = []
+
+    class Noting(EventWriter):
+        def write(self) -> None:
+            calls.append("write")
+
+        def close(self) -> None:
+            calls.append("close")
+
+    class Trainer(TrainerBase):
+        def run_step(self) -> None:
+            calls.append(f"step {self.iter}")
+
+    trainer = Trainer()
+    hook: HookBase = PeriodicWriter([Noting()], period=2)
+    trainer.register_hooks([hook])
+    trainer.train(0, 3)
+    assert calls == ["step 0", "step 1", "write", "step 2", "write", "write", "close"]
