@@ -18,7 +18,7 @@ def test_any_two_sizes_determine_the_third(micro: int, steps: int, data_parallel
     given_sizes: list = [micro, whole, steps]
     if open_key < 3:
         given_sizes[open_key] = None
-    found = complete_batch_sizes(*given_sizes, data_parallel_size=data_parallel)
+    found = complete_batch_sizes(given_sizes[0], given_sizes[1], given_sizes[2], data_parallel)
     assert (found.micro_batch_size, found.num_accumulation_steps, found.global_batch_size) == (micro, steps, whole)
 
 
@@ -32,7 +32,7 @@ def test_one_batch_size_alone_means_no_accumulation(size: int, data_parallel: in
 def test_what_is_completed_always_multiplies(whole: int, micro: int, steps: int, data_parallel: int) -> None:
     for choice in ((None, whole, None), (None, whole, steps), (micro, whole, None), (micro, whole, steps)):
         try:
-            found = complete_batch_sizes(*choice, data_parallel_size=data_parallel)
+            found = complete_batch_sizes(choice[0], choice[1], choice[2], data_parallel)
         except ConfigError:
             continue
         assert found.micro_batch_size * found.num_accumulation_steps * data_parallel == found.global_batch_size == whole

@@ -18,12 +18,6 @@ from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import TinyDataset, tiny_config
 
 
-@pytest.fixture(autouse=True)
-def no_mesh_is_left() -> Iterator[None]:
-    yield
-    set_mesh(None)
-
-
 class Stopped(Exception):
     """What ends a training in the middle."""
 

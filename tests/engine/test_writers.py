@@ -83,15 +83,12 @@ def test_tensorboard_shows_what_was_put(tmp_path: Path) -> None:
 
 
 def test_the_log_line_says_loss_rate_waiting_and_time_left(caplog: pytest.LogCaptureFixture) -> None:
-    logger = logging.getLogger("libai_data")
-    logger.propagate, before = True, logger.propagate
     caplog.set_level(logging.INFO, "libai_data")
     with EventStorage(7) as storage:
         storage.put_scalar("total_loss", 1.25)
         storage.put_scalars(smoothing_hint=False, lr=0.001, time=0.5, samples_per_second=128.0)
         storage.put_scalars(smoothing_hint=False, data_wait_share=0.25, eta_seconds=65.0)
         CommonMetricPrinter(max_iter=100).write()
-    logger.propagate = before
     assert caplog.messages == [
         "iteration 7/99  loss 1.25  lr 0.001  0.5000 s/step  128.0 samples/s  data wait 25.0%  ETA 0:01:05"
     ]

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import logging
+from typing import Iterator
+
+import pytest
+
+from libai_data.mesh import set_mesh
+
+
+@pytest.fixture(autouse=True)
+def neither_mesh_nor_log_is_left() -> Iterator[None]:
+    """What `default_setup` sets for a whole job ends with the test."""
+    yield
+    set_mesh(None)
+    logger = logging.getLogger("libai_data")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
