@@ -314,9 +314,9 @@ class ProcessExecutor:
     def close(self) -> None:
         """End all workers, at once."""
         _executors.discard(self)
-        self.close_trainer_ends()
         for process in self._processes:
             process.send(signal.SIGKILL)
+        self.close_trainer_ends()
         for process in self._processes:
             process.wait()
         self._processes.clear()

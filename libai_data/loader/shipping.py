@@ -33,8 +33,8 @@ def _reduce_map(array: np.ndarray) -> Optional[Tuple[Callable[..., Any], Tuple[A
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base.base, mmap.mmap):
         base = base.base
-    if not isinstance(base, np.memmap) or base.filename is None or base.mode not in ("r", "c"):
-        return None
+    if not isinstance(base, np.memmap) or base.filename is None or base.mode != "r":
+        return None  # What is written to a map of another mode need not be in its file.
     if not array.flags.c_contiguous or not array.size:
         return None
     start = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]

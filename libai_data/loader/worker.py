@@ -116,7 +116,7 @@ class _Worker:
 
     def run(self) -> None:
         """Wait for messages and tasks until the channel closes."""
-        self._channel.send(("ready", None))
+        self._tell(("ready", None))
         idle_since = time.perf_counter()
         while True:
             ready = {descriptor for descriptor, _ in self._events.poll()}
@@ -151,7 +151,13 @@ class _Worker:
         if kind == "schema":
             self._runner.schema = content
         elif kind == "first sample":
-            self._channel.send(("first sample", self._first_sample(*content)))
+            self._tell(("first sample", self._first_sample(*content)))
+
+    def _tell(self, message: Any) -> None:
+        try:
+            self._channel.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(0)
 
     def _receive(self) -> Any:
         try:
@@ -181,7 +187,7 @@ class _Worker:
         collated: Optional[Collated] = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
-        self._channel.send(("done", TaskResult(entry.number, error, collated, result.times, result.skipped)))
+        self._tell(("done", TaskResult(entry.number, error, collated, result.times, result.skipped)))
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
         """Copy a collated batch into its slot, or into more room that the trainer allocates."""
@@ -190,7 +196,7 @@ class _Worker:
         specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
         room, needed = (entry.offset, entry.size), bytes_of(specs)
         if needed > entry.size:
-            self._channel.send(("room", needed))
+            self._tell(("room", needed))
             kind, room = self._receive()
             while kind != "room":
                 kind, room = self._receive()

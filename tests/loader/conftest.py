@@ -28,6 +28,8 @@ def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, bark)
     signal.alarm(seconds)
+    # Where no Python code runs any more, the whole session ends.
+    faulthandler.dump_traceback_later(seconds + 20, exit=True)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)

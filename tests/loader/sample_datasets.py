@@ -223,9 +223,14 @@ class Describing:
 
 
 def private_kilobytes() -> int:
-    """Memory that this process shares with no other."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Private"))
+    """Memory that this process shares with no other.
+
+    Neither figure of the system alone tells: a page of a shared file counts as private while one process maps it, and
+    what a forked process has of its parent counts as anonymous.
+    """
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return min(kilobytes["Anonymous"], kilobytes["Private_Clean"] + kilobytes["Private_Dirty"])
 
 
 class WithFunction(Numbers):
@@ -253,14 +258,18 @@ class OpenFile(Numbers):
 class FlowTensors(Numbers):
     """Its samples are OneFlow tensors, as those of LiBai's datasets."""
 
+    job_variables = -1
+
     def __getitem__(self, index: int) -> Any:
+        if self.job_variables < 0:  # OneFlow sets its own, so they are counted before its import.
+            names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+            self.job_variables = sum(name in os.environ for name in names)
         import oneflow as flow
 
         data = flow.tensor([index, index + 1], dtype=flow.int64)
-        names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
         return Instance(
             data=DistTensorData(data),
-            job_variables=DistTensorData(np.array(sum(name in os.environ for name in names))),
+            job_variables=DistTensorData(np.array(self.job_variables)),
             world_size=DistTensorData(np.array(flow.env.get_world_size())),
         )
 

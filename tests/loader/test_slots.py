@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -308,7 +309,8 @@ for workers in ({"num_workers": 0}, {"num_workers": 2, "start_method": "fork"}):
         kept = list(islice(loader, 800))
         assert [int(batch.index.tensor[0]) for batch in kept] == [4 * k % 5000 for k in range(800)]
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=55)
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=55, env=path)
     assert result.returncode == 0, result.stderr
 
 

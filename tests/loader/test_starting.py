@@ -1,0 +1,297 @@
+"""Starting worker processes: datasets travel by value, by memory map, by shared memory, or with a fork."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import oneflow  # noqa: F401  (before a test pretends to be a rank of a job)
+import pytest
+
+from libai_data.errors import ConfigError, DataPipelineError, SampleError
+from libai_data.loader.shipping import ship, unship
+from tests.loader.sample_datasets import (
+    Arrays,
+    Describing,
+    FlowTensors,
+    Numbers,
+    OpenFile,
+    WithFunction,
+    flow_collator,
+)
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream, worker_pids
+
+PROCESSES = pytest.mark.parametrize("start_method", ["spawn", "fork"])
+
+
+def values(dataset: Any, name: str, **arguments: Any) -> List[Any]:
+    return [
+        value
+        for _, fields in stream(dataset, batches=4, **{"num_workers": 2, **arguments})
+        for value in np.frombuffer(fields[name][2], fields[name][0].rpartition(".")[2]).tolist()
+    ]
+
+
+@PROCESSES
+def test_workers_are_processes_of_their_own_without_oneflow_or_job(start_method: str, monkeypatch: Any) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with loading(Describing(), num_workers=2, start_method=start_method) as loader:
+        batch = next(iter(loader))
+        assert set(batch.pid.tensor.numpy().tolist()) <= set(worker_pids(loader))
+        if start_method == "spawn":
+            assert not batch.has_oneflow.tensor.numpy().any()
+
+
+def test_samples_of_oneflow_tensors_are_read_by_spawned_workers_that_join_no_job(monkeypatch: Any) -> None:
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    for collate_fn in (None, flow_collator):
+        dataset = FlowTensors(16)
+        arguments: Dict[str, Any] = {"num_workers": 1, "start_method": "spawn", "collate_fn": collate_fn}
+        assert values(dataset, "data", **arguments) == [v for index in range(16) for v in (index, index + 1)]
+        assert values(dataset, "job_variables", **arguments) == [0] * 16
+        assert values(dataset, "world_size", **arguments) == [1] * 16
+
+
+@PROCESSES
+@pytest.mark.parametrize("scale", [3])
+def test_lambdas_travel_with_their_dataset(start_method: str, scale: int) -> None:
+    found = values(WithFunction(lambda index: index * scale), "value", start_method=start_method)
+    assert found == [index * 3 for index in range(16)]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script that finds this package wherever it lies."""
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=50, env=path)
+
+
+MAIN_SCRIPT = """
+import numpy as np
+from libai_data.loader import DataLoader
+from libai_data.samplers import SingleRoundSampler
+
+SCALE = 7
+
+class Mine:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return {"x": scaled(index)}
+
+def scaled(index):
+    return np.array(index * SCALE)
+
+def collate(samples):
+    return {"x": np.stack([sample["x"] for sample in samples])}
+
+if __name__ == "__main__":
+    for collate_fn in (None, collate):
+        for start_method in ("spawn", "fork", "auto"):
+            dataset = Mine()
+            sampler = SingleRoundSampler(dataset, 4)
+            loader = DataLoader(
+                dataset, sampler, num_workers=2, start_method=start_method, collate_fn=collate_fn
+            )
+            found = [x for batch in loader for x in batch.x.tensor.numpy().tolist()]
+            assert found == [7 * index for index in range(8)], (start_method, found)
+            loader.close()
+    print("all as it should be")
+"""
+
+
+@pytest.mark.parametrize("guarded", [True, False], ids=["with the main guard", "without the main guard"])
+def test_classes_and_functions_of_the_main_script_travel(tmp_path: Path, guarded: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MAIN_SCRIPT if guarded else MAIN_SCRIPT.replace('if __name__ == "__main__":', "if True:"))
+    result = run(str(script))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "all as it should be\n"
+
+
+def test_an_open_file_makes_workers_fork_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(16)))
+    caplog.set_level(logging.INFO, "libai_data.loader.starting")
+    assert values(OpenFile(str(path)), "byte") == list(range(16))
+    [record] = [record for record in caplog.records if record.name == "libai_data.loader.starting"]
+    assert "OpenFile cannot be sent to a worker process" in record.message
+    assert "forked" in record.message
+
+
+def test_an_open_file_is_refused_by_spawn_with_advice(tmp_path: Path) -> None:
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(16)))
+    before = descriptors()
+    dataset = OpenFile(str(path))
+    with pytest.raises(ConfigError, match=r"OpenFile cannot be sent.*first __getitem__.*start_method='fork'"):
+        stream(dataset, batches=1, num_workers=2, start_method="spawn")
+    dataset.file.close()
+    assert descriptors() == before
+
+
+class Locked(Numbers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def test_a_lock_makes_workers_fork() -> None:
+    assert stream(Locked(), batches=4, num_workers=2) == stream(Numbers(), batches=4)
+
+
+def test_an_unknown_start_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="start_method is 'forkserver'"):
+        stream(Numbers(), batches=1, num_workers=1, start_method="forkserver")
+
+
+def test_a_memory_map_is_opened_again_instead_of_copied(tmp_path: Path) -> None:
+    path = tmp_path / "rows.bin"
+    rows = np.arange(4000, dtype=np.uint16).reshape(500, 8)
+    rows.tofile(path)
+    whole = np.memmap(path, np.uint16, "r", shape=(500, 8))
+    for view in (whole, whole[100:200], np.asarray(whole)[3:9]):
+        copy = copied(Arrays(view))
+        assert isinstance(copy.rows, np.memmap)
+        assert copy.rows.tolist() == view.tolist()
+
+
+@pytest.mark.parametrize("mode", ["r", "c", "r+", "w+"])
+def test_memory_maps_of_every_mode_arrive_as_they_are_read_here(tmp_path: Path, mode: Any) -> None:
+    path = tmp_path / "rows.bin"
+    np.arange(40, dtype=np.int64).tofile(path)
+    rows = np.memmap(path, np.int64, mode, shape=(10, 4))
+    if mode != "r":
+        rows[2] = 77
+    for view in (rows, rows[2:7], rows[:, 1:3], rows[::2], rows.T, rows[3:3]):
+        assert copied(Arrays(view)).rows.tolist() == view.tolist()
+
+
+def copied(cargo: Any) -> Any:
+    """An object as a worker gets it."""
+    descriptor = ship(cargo)
+    try:
+        return unship(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "float32", "int64", "complex128", "datetime64[s]", "U3"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (100, 70)])
+def test_arrays_arrive_as_they_were(dtype: str, shape: Any) -> None:
+    array = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape).astype(dtype)
+    for view in (array, array[..., ::-1] if array.ndim else array, np.asfortranarray(array)):
+        copy = copied({"a": view, "b": [view]})
+        assert copy["a"].dtype == view.dtype
+        assert copy["a"].shape == view.shape
+        assert (copy["a"] == view).all()
+
+
+def test_an_array_of_which_two_places_know_arrives_once() -> None:
+    array = np.zeros(10_000)
+    copy = copied([array, {"again": array}])
+    copy[0][5] = 1
+    assert copy[1]["again"][5] == 1
+
+
+def test_what_a_worker_writes_to_its_dataset_stays_its_own() -> None:
+    array = np.zeros(10_000)
+    descriptor = ship(array)
+    first, second = unship(descriptor), unship(descriptor)
+    os.close(descriptor)
+    first[...] = 1
+    assert not second.any()
+
+
+@PROCESSES
+def test_a_large_dataset_is_shared_not_copied(start_method: str) -> None:
+    """128 MB of which each worker reads every byte cost it next to nothing of its own."""
+    ballast = np.ones(128 * 2**20 // 8, dtype=np.int64)
+    arguments = {"num_workers": 2, "start_method": start_method}
+    alone = max(values(Describing(), "private_kb", **arguments))
+    loaded = max(values(Describing(ballast=ballast), "private_kb", **arguments))
+    assert loaded < alone + 20_000
+    if start_method == "spawn":
+        assert loaded < 60_000
+
+
+def test_a_dataset_that_cannot_be_unpacked_in_a_worker_says_why() -> None:
+    with pytest.raises(DataPipelineError, match=r"(?s)only here.*Traceback of worker"):
+        stream(OnlyHere(), batches=1, num_workers=2, start_method="spawn")
+
+
+class OnlyHere(Numbers):
+    def __reduce__(self) -> Any:
+        return refuse, ()
+
+
+def refuse() -> Any:
+    raise OSError("only here")
+
+
+def test_workers_that_die_as_they_start_end_the_run() -> None:
+    with pytest.raises(SampleError, match=r"exit code 9|died 3 times"):
+        stream(DeadlyToUnpack(), batches=1, num_workers=2, start_method="spawn")
+
+
+def test_workers_that_die_as_they_start_are_started_a_few_times_only(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SampleError):
+        stream(DeadlyToUnpack(), batches=1, num_workers=1, start_method="spawn", prefetch=8)
+    assert sum("is replaced" in record.message for record in caplog.records) <= 4
+
+
+class DeadlyToUnpack(Numbers):
+    def __reduce__(self) -> Any:
+        return die, ()
+
+
+def die() -> Any:
+    os._exit(9)
+
+
+@pytest.mark.parametrize("workers", WORKERS[1:], ids=WORKER_NAMES[1:])
+def test_a_loader_made_and_used_in_a_thread_works(workers: Dict[str, Any]) -> None:
+    dataset, found = Numbers(), []
+
+    def use() -> None:
+        found.extend(stream(dataset, batches=10, **workers))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert found == stream(dataset, batches=10)
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+def test_a_loader_that_a_thread_began_goes_on_in_another(workers: Dict[str, Any]) -> None:
+    dataset = Numbers()
+    with loading(dataset, **workers) as loader:
+        found: List[Any] = []
+        iterators: List[Any] = []
+
+        def begin() -> None:
+            iterators.append(iter(loader))
+            found.append(content(next(iterators[0])))
+
+        thread = threading.Thread(target=begin)
+        thread.start()
+        thread.join()
+        found.extend(content(next(iterators[0])) for _ in range(9))
+    assert found == stream(dataset, batches=10)
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+def test_a_loader_leaves_no_descriptor_open(workers: Dict[str, Any]) -> None:
+    dataset = Numbers()
+    stream(dataset, batches=3, **workers)
+    before = descriptors()
+    for _ in range(3):
+        stream(dataset, batches=3, **workers)
+    assert descriptors() == before
