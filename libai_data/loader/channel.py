@@ -90,8 +90,9 @@ class Channel:
     def _receive(self) -> Tuple[bytes, Optional[int]]:
         try:
             data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
-        except ConnectionResetError as error:
-            raise EOFError("the other end was reset") from error
+        except ConnectionResetError:
+            # Said once, when the other end was closed before it had read all; what it had sent by then still waits.
+            data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
         if not data:
             raise EOFError("the other end is closed")
         return data, _descriptor_of(ancillary)
