@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Deque, Dict, List, Optional, Protocol, Tuple
 
 import numpy as np
 
-from libai_data.errors import PeerError
+from libai_data.errors import PeerError, SchemaError
 from libai_data.loader.arena import Arena
 from libai_data.loader.batches import ReadyBatch, info_of
 from libai_data.loader.channel import Channel
@@ -21,6 +22,9 @@ from libai_data.structures import BatchInfo, RowIndices
 
 _KEPT = 4
 """Batches that are still on their way back from other ranks, or handed out before this rank takes them."""
+
+MOST_UNTAKEN = 8
+"""Batches that may wait for one rank of the node; then its leader waits too, so that memory stays bounded."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +69,19 @@ class LocalFeed:
 
     Args:
         loader: reads the shards of all ranks it serves.
+        shards: how many these are.
+        also_kept: batches that wait to be sent to other nodes.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: DataLoader, shards: int, also_kept: int = 0) -> None:
         self._loader = loader
+        self._shards = shards
+        self._kept = _KEPT + also_kept
         self._pass: Optional[Iteration] = None
 
     def begin(self, position: int) -> None:
         """Begin a pass at this position of the stream; an earlier one is over."""
-        self._pass = self._loader.begin(position, also_kept=_KEPT)
+        self._pass = self._loader.begin(position, also_kept=self._kept)
 
     def next(self) -> Optional[NodeBatch]:
         """Wait for the next batch; None at the end of the pass."""
@@ -86,6 +94,7 @@ class LocalFeed:
         return None if batch is None else self._shared(batch)
 
     def _shared(self, batch: ReadyBatch) -> NodeBatch:
+        self._check_rows(batch)
         if batch.slot is None:
             batch = self._loader.copied_into_slot(batch)
         slot = batch.slot
@@ -94,6 +103,17 @@ class LocalFeed:
         read = batch.index_batch
         rows, place = RowIndices(read.epochs, read.indices), (slot.offset, slot.size)
         return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, place, batch.specs)
+
+    def _check_rows(self, batch: ReadyBatch) -> None:
+        """A collator may make anything of its samples, but what is for several ranks must be cut between rows."""
+        rows = len(batch.index_batch.indices)
+        for name, array in batch.arrays.items():
+            if self._shards > 1 and (not array.ndim or len(array) != rows):
+                raise SchemaError(
+                    f"field '{name}' has shape {list(array.shape)}, but a batch for {self._shards} data-parallel ranks "
+                    f"needs one row for each of its {rows} samples; let the collator keep the rows, or use "
+                    "readers=data_parallel"
+                )
 
     def close(self) -> None:
         """End the workers."""
@@ -113,6 +133,7 @@ class LinkFeed:
         self._leader = leader
         self._arena = Arena(channel.receive_descriptor())
         self._generation = 0
+        self._taken = 0
         self._form: Tuple[Tuple[ArraySpec, ...], Dict[str, Layout]] = ((), {})
         # Appended to by finalizers, in any thread.
         self._released: Deque[int] = deque()
@@ -127,8 +148,8 @@ class LinkFeed:
         Raises:
             PeerError: The leader failed or is gone.
         """
-        self._give_back()
         while True:
+            self._report()
             try:
                 kind, generation, content = self._channel.receive()
             except (EOFError, OSError) as error:
@@ -138,6 +159,7 @@ class LinkFeed:
             if kind == "form":
                 self._form = content
             elif kind == "batch":
+                self._taken += 1
                 batch = self._map(*content)
                 if generation == self._generation:
                     return batch
@@ -156,18 +178,18 @@ class LinkFeed:
         weakref.finalize(lease, self._released.append, number).atexit = False
         return NodeBatch(info, None, views(lease, specs), layouts, place, specs)
 
-    def _give_back(self) -> None:
+    def _report(self) -> None:
+        """Tell the leader how many batches were taken, and which this rank has let go of."""
         numbers: List[int] = []
         while self._released:
             numbers.append(self._released.popleft())
-        if numbers:
-            try:
-                self._channel.send(("released", numbers))
-            except OSError:
-                return  # the leader is gone; receiving says so
+        with suppress(OSError):  # The leader is gone; receiving says so.
+            self._channel.send(("news", (self._taken, numbers)))
 
     def close(self) -> None:
-        """Let go of the leader and the memory."""
+        """Take leave of the leader, and let go of the memory."""
+        with suppress(OSError):
+            self._channel.send(("leave", None))
         self._channel.close()
         self._arena.close()
 
@@ -185,6 +207,7 @@ class NodePublisher:
         for channel in followers.values():
             channel.send_descriptor(arena)
         self._held: Dict[int, Tuple[NodeBatch, List[int]]] = {}
+        self._taken = dict.fromkeys(followers, 0)
         self._form: Optional[Tuple[Tuple[ArraySpec, ...], Dict[str, Layout]]] = None
         self._generation = 0
         self._published = 0
@@ -194,12 +217,15 @@ class NodePublisher:
         self._generation += 1
 
     def publish(self, batch: NodeBatch) -> None:
-        """Hand a batch out to all followers.
+        """Hand a batch out to all followers; waits for one that is far behind.
 
         Raises:
-            PeerError: A follower is gone; it is named.
+            PeerError: A follower is gone without leave; it is named.
         """
-        self.collect()
+        for rank in list(self._followers):
+            self._hear_what_waits(rank)
+            while rank in self._followers and self._published - self._taken[rank] >= MOST_UNTAKEN:
+                self._hear(rank)
         form = (batch.specs, batch.layouts)
         if form != self._form:
             self._form = form
@@ -215,39 +241,51 @@ class NodePublisher:
 
     def fail(self, error: BaseException) -> None:
         """Say that reading failed, to whoever is still there."""
-        for rank in list(self._followers):
-            try:
-                self._followers[rank].send(("error", self._generation, f"{type(error).__name__}: {error}"))
-            except OSError:
-                continue
-
-    def collect(self) -> None:
-        """Take note of what followers have let go of.
-
-        Raises:
-            PeerError: A follower is gone; it is named.
-        """
-        for rank, channel in self._followers.items():
-            while channel.speaks():
-                try:
-                    _, numbers = channel.receive()
-                except (EOFError, OSError) as error:
-                    raise PeerError(f"rank {rank} of this node is gone; its output tells why") from error
-                for number in numbers:
-                    _, holders = self._held[number]
-                    holders.remove(rank)
-                    if not holders:
-                        del self._held[number]
+        for channel in self._followers.values():
+            with suppress(OSError):
+                channel.send(("error", self._generation, f"{type(error).__name__}: {error}"))
 
     def _tell(self, kind: str, content: object) -> None:
-        for rank, channel in self._followers.items():
+        for rank, channel in list(self._followers.items()):
             try:
                 channel.send((kind, self._generation, content))
-            except OSError as error:
-                raise PeerError(f"rank {rank} of this node is gone; its output tells why") from error
+            except ConnectionError:
+                # It may have taken its leave while this was on its way.
+                while rank in self._followers:
+                    self._hear(rank)
 
-    def close(self) -> None:
-        """Let go of the followers and of what they held."""
+    def _hear_what_waits(self, rank: int) -> None:
+        while rank in self._followers and self._followers[rank].speaks():
+            self._hear(rank)
+
+    def _hear(self, rank: int) -> None:
+        """Wait for what a follower has to say, and take note of it."""
+        try:
+            kind, content = self._followers[rank].receive()
+        except (EOFError, OSError) as error:
+            raise PeerError(f"rank {rank} of this node is gone; its output tells why") from error
+        if kind == "leave":
+            self._followers.pop(rank).close()
+            self._let_go(rank, list(self._held))
+        else:
+            self._taken[rank], released = content
+            self._let_go(rank, released)
+
+    def _let_go(self, rank: int, numbers: List[int]) -> None:
+        for number in numbers:
+            _, holders = self._held[number]
+            if rank in holders:
+                holders.remove(rank)
+            if not holders:
+                del self._held[number]
+
+    def close(self, untaken: int = 0) -> None:
+        """Let go of the followers and of what they held.
+
+        Args:
+            untaken: the last batches that nobody will take any more.
+        """
         for channel in self._followers.values():
             channel.close()
+        self._followers.clear()
         self._held.clear()

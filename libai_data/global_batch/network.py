@@ -1,140 +1,36 @@
-"""The link between nodes: rank 0 sends the leader of each other node the rows that its ranks need, and no others.
+"""Batches between nodes: rank 0 sends the leader of each other node the rows that its ranks need, and no others.
 
 A sending thread for each node, and a receiving one there, move bytes while the models compute; sockets bound what is
-under way. Heads are JSON, so that nothing that comes over the network is ever executed; a shared secret keeps strangers
-out.
+under way.
 """
 
 from __future__ import annotations
 
-import hmac
-import json
 import queue
 import socket
-import struct
 import threading
-import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from libai_data.errors import PeerError
 from libai_data.global_batch.feeds import NodeBatch
+from libai_data.global_batch.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out
 from libai_data.structures import BatchInfo
 
-_LENGTH = struct.Struct("<Q")
-_LONGEST_HEAD = 1 << 24
-_SECONDS_TO_MEET = 60.0
-_SECONDS_BETWEEN_TRIES = 0.05
-_SECONDS_UNHEARD = 20
+_SECONDS_TO_SEND_A_FAILURE = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.05
 
+_KEPT = 7
+"""Batches beyond those that wait: one that arrives, and those that the ranks of the node have in hand."""
 
-def open_network_link() -> Tuple[socket.socket, int]:
-    """Begin to listen for the leaders of the other nodes; returns the socket and its port."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.bind(("", 0))
-    listener.listen(4096)
-    return listener, listener.getsockname()[1]
-
-
-def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> Dict[int, socket.socket]:
-    """Wait until the leaders of these nodes have connected.
-
-    Args:
-        listener: of `open_network_link`; closed afterwards.
-        nodes: all but the first.
-        secret: known to the ranks of this job alone.
-
-    Raises:
-        PeerError: Some did not come in time; they are named.
-    """
-    links: Dict[int, socket.socket] = {}
-    deadline = time.monotonic() + _SECONDS_TO_MEET
-    with listener:
-        while len(links) < len(nodes):
-            listener.settimeout(max(0.001, deadline - time.monotonic()))
-            try:
-                link, _ = listener.accept()
-            except socket.timeout as error:
-                missing = sorted(set(nodes) - set(links))
-                raise PeerError(f"nodes {missing} did not connect to rank 0 within {_SECONDS_TO_MEET:.0f} s") from error
-            link.settimeout(_SECONDS_TO_MEET)
-            head = _receive_head(link)
-            if not hmac.compare_digest(str(head.get("secret")), secret):
-                link.close()
-                continue
-            link.settimeout(None)
-            _notice_death(link)
-            links[int(head["node"])] = link
-    return links
-
-
-def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.socket:
-    """Connect a node's leader to rank 0.
-
-    Args:
-        host: MASTER_ADDR, as the launcher gave it to all nodes.
-        port: where rank 0 listens.
-        node: this one.
-        secret: as in `accept_leaders`.
-
-    Raises:
-        PeerError: Rank 0 cannot be reached.
-    """
-    deadline = time.monotonic() + _SECONDS_TO_MEET
-    while True:
-        try:
-            link = socket.create_connection((host, port), timeout=_SECONDS_TO_MEET)
-            break
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise PeerError(
-                    f"node {node} cannot reach rank 0 at {host}, port {port}: {error}. Data comes over ports that the "
-                    "system chooses; allow them between the nodes, or use readers=node"
-                ) from error
-            time.sleep(_SECONDS_BETWEEN_TRIES)
-    link.settimeout(None)
-    _notice_death(link)
-    _send_head(link, {"secret": secret, "node": node})
-    return link
-
-
-def _notice_death(link: socket.socket) -> None:
-    """Let the system find out when the other machine, or the way to it, is gone."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SECONDS_UNHEARD // 2)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _SECONDS_UNHEARD // 4)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SECONDS_UNHEARD * 1000)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _send_head(link: socket.socket, head: Dict[str, Any]) -> None:
-    packed = json.dumps(head).encode()
-    link.sendall(_LENGTH.pack(len(packed)) + packed)
-
-
-def _receive_head(link: socket.socket) -> Dict[str, Any]:
-    length = _LENGTH.unpack(_receive_exactly(link, memoryview(bytearray(_LENGTH.size))))[0]
-    if length > _LONGEST_HEAD:
-        raise PeerError(f"a message of {length} bytes was announced; the other end is no rank of this job")
-    head: Dict[str, Any] = json.loads(bytes(_receive_exactly(link, memoryview(bytearray(length)))))
-    return head
-
-
-def _receive_exactly(link: socket.socket, target: memoryview) -> memoryview:
-    received = 0
-    while received < len(target):
-        count = link.recv_into(target[received:])
-        if not count:
-            raise EOFError("the other end is closed")
-        received += count
-    return target
+Message = Tuple[Dict[str, Any], List[memoryview]]
 
 
 class NetworkPublisher:
@@ -155,9 +51,15 @@ class NetworkPublisher:
         self._node = node
         self._shards = shards
         self._data_parallel_size = data_parallel_size
+        self._ahead = ahead
         self._generation = 0
+        # What the two threads share, and tell each other of.
+        self._changed = threading.Condition()
+        self._waiting: Deque[Message] = deque()
+        self._sending = False
+        self._closing = False
+        self._has_left = False
         self._failure: Optional[OSError] = None
-        self._waiting: queue.Queue[Optional[Tuple[Dict[str, Any], List[memoryview]]]] = queue.Queue(ahead + 1)
         self._thread = threading.Thread(target=self._send_all, name=f"send to node {node}", daemon=True)
         self._thread.start()
 
@@ -166,10 +68,10 @@ class NetworkPublisher:
         self._generation += 1
 
     def publish(self, batch: NodeBatch) -> None:
-        """Send a batch, or rather the rows of it that the node needs.
+        """Send a batch, or rather the rows of it that the node needs; waits while too many wait to be sent.
 
         Raises:
-            PeerError: The node is gone.
+            PeerError: The node is gone without leave.
         """
         fields = []
         buffers: List[memoryview] = []
@@ -187,38 +89,79 @@ class NetworkPublisher:
         self._put({"kind": "end"}, [])
 
     def fail(self, error: BaseException) -> None:
-        """Say that reading failed, if the node is still there."""
-        if self._failure is None:
-            self._put({"kind": "error", "message": f"{type(error).__name__}: {error}"}, [])
+        """Say that reading failed, if the node is still there; waits a moment, since this process may end next."""
+        head = {"kind": "error", "message": f"{type(error).__name__}: {error}", "generation": self._generation}
+        with self._changed:
+            if self._failure is None and not self._has_left:
+                self._waiting.append((head, []))
+                self._changed.notify_all()
+                self._changed.wait_for(self._all_is_sent, _SECONDS_TO_SEND_A_FAILURE)
 
     def _put(self, head: Dict[str, Any], buffers: List[memoryview]) -> None:
-        item = ({**head, "generation": self._generation}, buffers)
-        while self._failure is None:
-            try:
-                self._waiting.put(item, timeout=1.0)
+        with self._changed:
+            self._changed.wait_for(self._has_room)
+            if self._has_left:
                 return
-            except queue.Full:
-                continue
-        raise PeerError(f"node {self._node} is gone: {self._failure}; its output tells why") from self._failure
+            if self._failure is not None:
+                raise PeerError(f"node {self._node} is gone: {self._failure}; its output tells why") from self._failure
+            self._waiting.append(({**head, "generation": self._generation}, buffers))
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < self._ahead or self._failure is not None or self._has_left
+
+    def _all_is_sent(self) -> bool:
+        return not (self._waiting or self._sending) or self._failure is not None or self._has_left
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._closing
 
     def _send_all(self) -> None:
         while True:
-            item = self._waiting.get()
-            if item is None:
-                return
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+                self._changed.wait_for(self._has_work)
+                if not self._waiting:
+                    return
+                message = self._waiting.popleft()
+                self._sending = True
+                self._changed.notify_all()
             try:
-                _send_head(self._link, item[0])
-                for buffer in item[1]:
-                    self._link.sendall(buffer)
+                self._send(*message)
             except OSError as error:
-                self._failure = error
+                with self._changed:
+                    self._has_left, self._failure = self._has_taken_leave(), error
+                    self._waiting.clear()
+                    self._changed.notify_all()
                 return
+            del message  # It keeps the batch's memory in use.
 
-    def close(self) -> None:
-        """Send what waits, and hang up."""
-        if self._failure is None:
-            self._waiting.put(None)
-            self._thread.join(timeout=_SECONDS_UNHEARD)
+    def _send(self, head: Dict[str, Any], buffers: List[memoryview]) -> None:
+        send_head(self._link, head)
+        for buffer in buffers:
+            self._link.sendall(buffer)
+
+    def _has_taken_leave(self) -> bool:
+        """Whether the node said that it needs no more, before it closed the connection."""
+        self._link.settimeout(0)
+        try:
+            return receive_head(self._link).get("kind") == "leave"
+        except (OSError, EOFError, ValueError, PeerError):
+            return False
+
+    def close(self, untaken: int = 0) -> None:
+        """Send what the node still needs, and hang up.
+
+        Args:
+            untaken: the last batches that nobody will take any more.
+        """
+        with self._changed:
+            for _ in range(min(untaken, len(self._waiting))):
+                self._waiting.pop()
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=SECONDS_UNHEARD)
         self._link.close()
 
 
@@ -233,9 +176,10 @@ class NetworkFeed:
 
     def __init__(self, link: socket.socket, arena: Arena, ahead: int) -> None:
         self._link = link
-        self._ring = SlotRing(arena, planned=ahead + 4)
+        self._ring = SlotRing(arena, planned=ahead + _KEPT)
         self._generation = 0
         self._received: queue.Queue[Tuple[str, int, Any]] = queue.Queue(ahead)
+        self._gone: Optional[PeerError] = None
         self._closing = False
         self._thread = threading.Thread(target=self._receive_all, name="receive from rank 0", daemon=True)
         self._thread.start()
@@ -251,6 +195,8 @@ class NetworkFeed:
             PeerError: Rank 0 failed or is gone.
         """
         while True:
+            if self._gone is not None:
+                raise self._gone
             found = self._meant(self._received.get())
             if found is not None:
                 return found[0]
@@ -265,7 +211,9 @@ class NetworkFeed:
         """What a message says to the present pass, if it says anything to it."""
         kind, generation, content = message
         if kind == "gone":
-            raise PeerError(f"rank 0, which reads for all, is gone: {content}; its output tells why")
+            # Nothing comes any more: whoever asks again is told again.
+            self._gone = PeerError(f"rank 0, which reads for all, sends no more: {content}; its output tells why")
+            raise self._gone from content
         if generation != self._generation:
             return None
         if kind == "error":
@@ -275,10 +223,11 @@ class NetworkFeed:
     def _receive_all(self) -> None:
         try:
             while True:
-                head = _receive_head(self._link)
+                head = receive_head(self._link)
                 content = self._receive_batch(head) if head["kind"] == "batch" else head.get("message")
                 self._received.put((head["kind"], head["generation"], content))
-        except (OSError, EOFError, ValueError, PeerError) as error:
+                del content
+        except Exception as error:  # Whatever it is, who waits for a batch must hear of it.
             if not self._closing:
                 self._received.put(("gone", 0, error))
 
@@ -289,14 +238,21 @@ class NetworkFeed:
         arrays = self._ring.hand_out(slot, specs)
         for array in arrays.values():
             if array.size:
-                _receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
+                receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
         layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index in fields}
         return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, (slot.offset, slot.size), specs)
 
     def close(self) -> None:
-        """Hang up."""
+        """Take leave of rank 0, and hang up."""
         self._closing = True
+        with suppress(OSError):
+            self._link.settimeout(_SECONDS_TO_SEND_A_FAILURE)
+            send_head(self._link, {"kind": "leave"})
         with suppress(OSError):
             # Closing alone would not wake the thread that receives.
             self._link.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():
+            # It may wait for room for a batch that nobody will take.
+            with suppress(queue.Empty):
+                self._received.get(timeout=_SECONDS_BETWEEN_LOOKS)
         self._link.close()

@@ -9,14 +9,55 @@ import os
 import socket
 import struct
 import time
-from typing import Dict, Sequence
+import weakref
+from typing import Any, Dict, Sequence
 
-from libai_data.errors import PeerError
+from libai_data.errors import ConfigError, PeerError
 from libai_data.loader.channel import Channel
 
+SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
 _SECONDS_TO_MEET = 60.0
+_SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.02
 _CREDENTIALS = struct.Struct("3i")
+
+_of_this_process: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _let_go_in_forked_child() -> None:
+    for connection in list(_of_this_process):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_forked_child)
+
+
+def keep_from_forks(connection: Any) -> None:
+    """Close a connection to another rank in every process that is forked from this one.
+
+    While a worker, or anything else that the user's code forked, held the connection open, the other rank could not see
+    this one die.
+
+    Args:
+        connection: a `Channel` or a socket.
+    """
+    _of_this_process.add(connection)
+
+
+def seconds_to_meet() -> float:
+    """How long ranks wait for each other to connect: 60 s, or what LIBAI_DATA_SECONDS_TO_MEET says.
+
+    Raises:
+        ConfigError: The variable is no positive number.
+    """
+    value = os.environ.get(SECONDS_TO_MEET_VARIABLE, str(_SECONDS_TO_MEET))
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"{SECONDS_TO_MEET_VARIABLE} is {value!r}; it must be a number of seconds above 0")
+    return seconds
 
 
 def open_node_link(name: str) -> socket.socket:
@@ -26,6 +67,7 @@ def open_node_link(name: str) -> socket.socket:
         name: known to the ranks of this job alone.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keep_from_forks(listener)
     listener.bind(_address(name))
     listener.listen(256)
     return listener
@@ -42,7 +84,8 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> Dict[int,
         PeerError: Some did not come in time; they are named.
     """
     channels: Dict[int, Channel] = {}
-    deadline = time.monotonic() + _SECONDS_TO_MEET
+    seconds = seconds_to_meet()
+    deadline = time.monotonic() + seconds
     with listener:
         while len(channels) < len(ranks):
             listener.settimeout(max(0.001, deadline - time.monotonic()))
@@ -51,16 +94,29 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> Dict[int,
             except socket.timeout as error:
                 missing = sorted(set(ranks) - set(channels))
                 raise PeerError(
-                    f"ranks {missing} of this node did not connect to rank {min(ranks) - 1} within "
-                    f"{_SECONDS_TO_MEET:.0f} s; were they started?"
+                    f"ranks {missing} of this node did not connect to rank {min(ranks) - 1} within {seconds:g} s; "
+                    f"were they started? {SECONDS_TO_MEET_VARIABLE} sets how long to wait"
                 ) from error
-            end.settimeout(None)
-            if _user_of(end) != os.getuid():
+            rank = _rank_of(end)
+            if rank not in ranks:
                 end.close()
                 continue
-            channel = Channel(end)
-            channels[channel.receive()] = channel
+            channels[rank] = Channel(end)
+            keep_from_forks(channels[rank])
     return channels
+
+
+def _rank_of(end: socket.socket) -> int:
+    """What a newcomer says that it is; -1 for who is no rank of this user, or does not say."""
+    if _user_of(end) != os.getuid():
+        return -1
+    end.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
+    try:
+        rank = Channel(end).receive()
+    except (OSError, EOFError):
+        return -1
+    end.settimeout(None)
+    return rank if isinstance(rank, int) else -1
 
 
 def connect_to_leader(name: str, rank: int, leader: int) -> Channel:
@@ -74,7 +130,8 @@ def connect_to_leader(name: str, rank: int, leader: int) -> Channel:
     Raises:
         PeerError: It did not listen in time.
     """
-    deadline = time.monotonic() + _SECONDS_TO_MEET
+    seconds = seconds_to_meet()
+    deadline = time.monotonic() + seconds
     while True:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -84,11 +141,12 @@ def connect_to_leader(name: str, rank: int, leader: int) -> Channel:
             end.close()
             if time.monotonic() > deadline:
                 raise PeerError(
-                    f"rank {rank} could not reach rank {leader}, which reads for this node, within "
-                    f"{_SECONDS_TO_MEET:.0f} s: {error}"
+                    f"rank {rank} could not reach rank {leader}, which leads this node, within {seconds:g} s: {error}; "
+                    f"{SECONDS_TO_MEET_VARIABLE} sets how long to wait"
                 ) from error
             time.sleep(_SECONDS_BETWEEN_TRIES)
     channel = Channel(end)
+    keep_from_forks(channel)
     channel.send(rank)
     return channel
 

@@ -60,6 +60,12 @@ class ReadPlan:
             return tuple(range(self.mesh.data_parallel_size)) if rank == 0 else ()
         return self.shards_of_node(self.node_of(rank)) if rank == self.leader_of(rank) else ()
 
+    def shards_in_memory_of(self, node: int) -> Tuple[int, ...]:
+        """The shards that a batch's memory on a node holds: those of its ranks, or all where rank 0 reads for all."""
+        if self.readers == "rank0" and node == 0:
+            return tuple(range(self.mesh.data_parallel_size))
+        return self.shards_of_node(node)
+
     def rows_of(self, rank: int, held: Tuple[int, ...], micro_batch_size: int) -> slice:
         """A rank's rows within memory that holds some shards one behind the other.
 

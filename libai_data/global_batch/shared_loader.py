@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,13 +12,8 @@ from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional
 
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher
-from libai_data.global_batch.network import (
-    NetworkFeed,
-    NetworkPublisher,
-    accept_leaders,
-    connect_to_rank0,
-    open_network_link,
-)
+from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
+from libai_data.global_batch.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.loader.arena import Arena
@@ -87,20 +83,26 @@ class SharedLoader:
     ) -> None:
         self._plan = plan
         self._rank = rank = plan.mesh.rank
-        self._held = plan.shards_read_by(rank) if plan.readers == "rank0" and rank == 0 else self._delivered_here()
+        self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
         self._loader: Optional[DataLoader] = None
         facts = self._open(open_dataset, make_stream, make_loader)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
+        if not isinstance(self.stream, StreamSampler):
+            raise ConfigError(
+                f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
+                f"SingleRoundSampler do; {type(self.stream).__name__} does not"
+            )
         self._publishers: List[Publisher] = []
         self._feed = self._connect()
         self._ready: Deque[Optional[NodeBatch]] = deque()
+        self._failure_ahead: Optional[Exception] = None
         self._restored = False
+        self._passes = 0
         self._over = True
-
-    def _delivered_here(self) -> Tuple[int, ...]:
-        return self._plan.shards_of_node(self._plan.node_of(self._rank))
+        # A loader that nobody closes must take leave of the other ranks too: when it is gone, or its process ends.
+        self._hang_up = weakref.finalize(self, _hang_up, self._feed, self._publishers, self._ready)
 
     def _open(
         self,
@@ -144,7 +146,7 @@ class SharedLoader:
             return LinkFeed(connect_to_leader(name, rank, leader), leader)
         listener = open_node_link(name)
         if self._loader is not None:
-            feed: Feed = LocalFeed(self._loader)
+            feed: Feed = LocalFeed(self._loader, len(self._held), _SENT_AHEAD + 1 if crosses else 0)
             arena = self._loader.arena
         else:
             arena = Arena()
@@ -170,27 +172,33 @@ class SharedLoader:
         return self.stream.batches_per_round()
 
     def __iter__(self) -> Iterator[Instance]:
-        self._ready.clear()
+        if not self._hang_up.alive:
+            raise PeerError("this loader was closed, which let go of the other ranks; make a new one on all ranks")
+        self._forget_what_is_ready()
         if not self.stream.endless and not self._restored:
             self.stream.position = 0
         self._restored = False
-        self._over = False
         for publisher in self._publishers:
             publisher.begin()
         self._feed.begin(self.stream.position)
-        return _Pass(self)
+        self._passes += 1
+        self._over = False
+        return _Pass(self, self._passes)
 
-    def take(self) -> Optional[Instance]:
+    def take(self, number: int) -> Optional[Instance]:
         """This rank's part of the next batch; None at the end of the pass.
+
+        Args:
+            number: of the pass that asks; only the newest is given anything.
 
         Raises:
             DataPipelineError: Reading failed, here or on the rank that reads for this one.
         """
-        if self._over:
+        if self._over or number != self._passes:
             return None
         try:
             if not self._ready:
-                self._publish(self._feed.next())
+                self._publish(self._next())
             self._publish_what_is_ready()
         except BaseException as error:
             self._fail(error)
@@ -203,6 +211,11 @@ class SharedLoader:
         self.stream.position = batch.info.position + batch.info.size
         return self._own_part(batch)
 
+    def _next(self) -> Optional[NodeBatch]:
+        if self._failure_ahead is not None:
+            raise self._failure_ahead
+        return self._feed.next()
+
     def _publish(self, batch: Optional[NodeBatch]) -> None:
         for publisher in self._publishers:
             if batch is None:
@@ -213,22 +226,32 @@ class SharedLoader:
 
     def _publish_what_is_ready(self) -> None:
         """Hand out what has been read ahead, so that no other rank waits for this one to come back."""
-        while self._publishers and len(self._ready) <= _HANDED_OUT_AHEAD:
-            batch = self._feed.next_if_ready()
+        while self._publishers and self._failure_ahead is None and len(self._ready) <= _HANDED_OUT_AHEAD:
+            try:
+                batch = self._feed.next_if_ready()
+            except Exception as error:
+                # It is raised where that batch would have been given, as on a rank that reads for itself.
+                self._failure_ahead = error
+                return
             if batch is None:
                 return
             self._publish(batch)
 
-    def _fail(self, error: BaseException) -> None:
+    def _forget_what_is_ready(self) -> None:
         self._over = True
         self._ready.clear()
+        self._failure_ahead = None
+
+    def _fail(self, error: BaseException) -> None:
+        self._forget_what_is_ready()
         for publisher in self._publishers:
             with suppress(DataPipelineError):
                 publisher.fail(error)
 
     def _own_part(self, batch: NodeBatch) -> Instance:
         rows = batch.info.size // self._plan.mesh.data_parallel_size
-        own = self._plan.rows_of(self._rank, self._held, rows)
+        # A batch for one shard alone is its own, whatever a collator made of its rows.
+        own = slice(None) if len(self._held) == 1 else self._plan.rows_of(self._rank, self._held, rows)
         arrays = {name: array[own] for name, array in batch.arrays.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
         return assemble(arrays, batch.layouts, batch.info, read, self._agreement)
@@ -243,6 +266,7 @@ class SharedLoader:
         Raises:
             CheckpointError: The state belongs to another stream.
         """
+        self._forget_what_is_ready()
         self.stream.load_state_dict(dict(state))
         self._restored = True
 
@@ -251,24 +275,33 @@ class SharedLoader:
         return self._loader.stats() if self._loader is not None else {}
 
     def close(self) -> None:
-        """End the workers and let go of the other ranks; batches that are in use stay valid."""
+        """End the workers and take leave of the other ranks; batches that are in use stay valid.
+
+        It cannot be iterated again. Every rank closes its loader when it has taken its last batch; no other waits.
+        """
         self._over = True
-        self._ready.clear()
-        self._feed.close()
-        for publisher in self._publishers:
-            publisher.close()
-        self._publishers.clear()
+        self._hang_up()
 
 
 class _Pass:
-    def __init__(self, loader: SharedLoader) -> None:
+    def __init__(self, loader: SharedLoader, number: int) -> None:
         self._loader = loader
+        self._number = number
 
     def __iter__(self) -> _Pass:
         return self
 
     def __next__(self) -> Instance:
-        batch = self._loader.take()
+        batch = self._loader.take(self._number)
         if batch is None:
             raise StopIteration
         return batch
+
+
+def _hang_up(feed: Feed, publishers: List[Publisher], ready: Deque[Optional[NodeBatch]]) -> None:
+    untaken = len(ready)
+    ready.clear()
+    for publisher in publishers:
+        publisher.close(untaken)
+    publishers.clear()
+    feed.close()
