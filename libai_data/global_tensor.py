@@ -61,8 +61,10 @@ def as_flow_tensor(tensor: Any) -> Any:
 
     if not isinstance(tensor, np.ndarray):
         return tensor
+    # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
+    as_it_lies = tensor.flags.c_contiguous and min(tensor.strides, default=0) >= 0
     try:
-        return flow.from_numpy(tensor if tensor.flags.c_contiguous else np.ascontiguousarray(tensor))
+        return flow.from_numpy(tensor if as_it_lies else tensor.copy())
     except RuntimeError as error:
         raise SchemaError(
             f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
