@@ -1,0 +1,103 @@
+"""Two ranks whose batches differ: `disagree_on_fields.py FOLDER`. Each rank writes what it was told of each case."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.errors import SchemaError
+from libai_data.global_batch import to_global
+from libai_data.loader import DataLoader
+from libai_data.mesh import ParallelMesh, set_mesh
+from libai_data.samplers import CyclicSampler
+from libai_data.structures import DistTensorData
+
+RANK = flow.env.get_rank()
+X, Y = np.zeros((2, 4), np.float32), np.zeros((2, 4), np.int64)
+
+
+class Samples:
+    """Eight samples of the given fields."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        return dict(self.fields)
+
+
+class LongerLater(Samples):
+    """Sequences that get longer on rank 1 alone, in the second epoch."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        self.reads += 1
+        return {"tokens": np.zeros(5 if RANK == 1 and self.reads > 4 else 3)}
+
+
+def stacked(samples: Any) -> Dict[str, Any]:
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+def batches_of(dataset: Any, collate_fn: Any = None) -> Iterator[Any]:
+    sampler = CyclicSampler(dataset, 2, data_parallel_rank=RANK, data_parallel_size=2)
+    return iter(DataLoader(dataset, sampler, collate_fn=collate_fn))
+
+
+def grow_later() -> None:
+    batches = batches_of(LongerLater(), collate_fn=stacked)
+    for _ in range(2):
+        to_global(next(batches))
+    to_global(next(batches))
+
+
+def on_one_rank(rank: int, odd: Any, usual: Any) -> Any:
+    return odd if rank == RANK else usual
+
+
+BOTH = {"x": X, "y": Y}
+CASES: Dict[str, Callable[[], Any]] = {
+    "agree": lambda: to_global(BOTH),
+    "missing on rank 0": lambda: to_global(on_one_rank(0, {"x": X}, BOTH)),
+    "missing on rank 1": lambda: to_global(on_one_rank(1, {"x": X}, BOTH)),
+    "other name on rank 1": lambda: to_global(on_one_rank(1, {"x": X, "z": Y}, BOTH)),
+    "no fields on rank 1": lambda: to_global(on_one_rank(1, {}, BOTH)),
+    "other order on rank 1": lambda: to_global(on_one_rank(1, {"y": Y, "x": X}, BOTH)),
+    "other dtype on rank 1": lambda: to_global({"x": X, "y": on_one_rank(1, Y.astype(np.int32), Y)}),
+    "other shape on rank 0": lambda: to_global({"x": X, "y": on_one_rank(0, Y[:, :3], Y)}),
+    "more rows on rank 1": lambda: to_global({"x": X, "y": on_one_rank(1, np.repeat(Y, 2, axis=0), Y)}),
+    "other signature on rank 1": lambda: to_global(
+        {"x": DistTensorData(X, on_one_rank(1, ["split_0", "split_1"], ["split_0", "broadcast"]))}
+    ),
+    "other layer on rank 1": lambda: to_global({"x": DistTensorData(X, placement_idx=on_one_rank(1, -1, 0))}),
+    "first batch of a loader": lambda: to_global(
+        next(batches_of(Samples(x=X[0], y=on_one_rank(1, Y[0].astype(bool), Y[0]))))
+    ),
+    "third batch of a collator": grow_later,
+    "agree again": lambda: to_global(BOTH),
+}
+
+
+def main() -> None:
+    set_mesh(ParallelMesh(2, 1, 1, rank=RANK))
+    told = {}
+    for name, case in CASES.items():
+        try:
+            case()
+            told[name] = "agreed"
+        except SchemaError as error:
+            told[name] = str(error)
+    Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
