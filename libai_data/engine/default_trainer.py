@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import weakref
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
@@ -156,7 +157,10 @@ class DefaultTrainer(TrainerBase):
             metric = try_get_key(self.cfg, "train.evaluation.eval_metric", default="Acc@1")
             mode = try_get_key(self.cfg, "train.evaluation.eval_mode", default="max")
             period = train.evaluation.eval_period
-            built.append(hooks.EvalHook(period, self._evaluate))
+            # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at
+            # another moment on each rank, in which they would wait for each other.
+            trainer = weakref.proxy(self)
+            built.append(hooks.EvalHook(period, lambda: trainer._evaluate()))
             built.append(hooks.BestCheckpointer(period, self.checkpointer, val_metric=metric, mode=mode))
         if is_main_process():
             built.append(hooks.PeriodicWriter(self.build_writers(), train.log_period))
@@ -350,8 +354,10 @@ class DefaultTrainer(TrainerBase):
         return self._last_eval_results
 
     def _build_step_trainer(self) -> Any:
+        model = self.model
+
         def check_inputs(inputs: Dict[str, Any]) -> None:
-            check_forward_fields(self.model.forward, inputs)
+            check_forward_fields(model.forward, inputs)
 
         steps = self.cfg.train.num_accumulation_steps
         trainer: Any

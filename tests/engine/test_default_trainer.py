@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
@@ -64,6 +66,19 @@ def test_a_training_leaves_checkpoints_config_metrics_and_events(tmp_path: Path)
     saved = LazyConfig.load(tmp_path / "config.yaml")
     assert saved.train.train_micro_batch_size == 8
     assert saved.train.dist.data_parallel_size == 1
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_trainer_is_gone_when_it_is_let_go(tmp_path: Path, graph: bool) -> None:
+    # Else the garbage collector ends its graphs, at another moment on each rank, and the ranks wait for each other.
+    trainer = trained(tiny_config(str(tmp_path), graph=graph, train_iter=2))
+    references = [weakref.ref(trainer), weakref.ref(trainer.graph_train if graph else trainer.model)]
+    gc.disable()
+    try:
+        del trainer
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
