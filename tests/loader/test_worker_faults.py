@@ -1,0 +1,310 @@
+"""Workers that die, hang or stop: the stream goes on unchanged, or ends with an error that says what happened."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import signal
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+import pytest
+
+from libai_data.errors import SampleError
+from libai_data.loader import DataLoader, processes
+from libai_data.samplers import CyclicSampler
+from tests.loader.sample_datasets import (
+    Crashing,
+    Exiting,
+    Hanging,
+    HangingOnce,
+    LeavingChildren,
+    Numbers,
+    NumbersFilled,
+    Slow,
+    growing_collator,
+    stack_dicts,
+)
+from tests.loader.streams import content, descriptors, is_running, loading, stream, worker_pids
+
+PROCESSES = pytest.mark.parametrize("start_method", ["fork", "spawn"])
+DEADLY = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
+
+
+class Killer:
+    """Sends signals to random workers of a loader at random moments, while someone else takes batches.
+
+    Between two signals at least one batch is taken, so that the stream's progress is tested as well.
+    """
+
+    def __init__(self, loader: DataLoader, signals: Any, count: int, seed: int, seconds: float = 0.02) -> None:
+        self.sent = 0
+        self._loader = loader
+        self._signals = signals
+        self._count = count
+        self._random = random.Random(seed)
+        self._seconds = seconds
+        self._batch_taken = threading.Event()
+        self._thread = threading.Thread(target=self._kill, daemon=True)
+
+    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches, until all signals are sent, and some more."""
+        self._thread.start()
+        for batch in batches:
+            yield batch
+            self._batch_taken.set()
+            if not self._thread.is_alive():
+                break
+        yield from islice(batches, 20)
+
+    def _kill(self) -> None:
+        while self.sent < self._count:
+            self._batch_taken.clear()
+            self._batch_taken.wait()
+            time.sleep(self._random.random() * self._seconds)
+            pid = self._random.choice(worker_pids(self._loader))
+            if is_own_child(pid):
+                os.kill(pid, self._random.choice(self._signals))
+                self.sent += 1
+
+
+def is_own_child(pid: int) -> bool:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid()
+    except OSError:
+        return False
+
+
+class SlowFilled(NumbersFilled):
+    def read_batch(self, indices: Any, out: Any) -> None:
+        super().read_batch(indices, out)
+        time.sleep(0.002)
+
+
+class SlowDicts(Slow):
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.seconds)
+        return {"index": index}
+
+
+CASES: Dict[str, Any] = {
+    "samples": (Slow(401, 0.0005), {}, 50),
+    "whole batches": (SlowFilled(401), {}, 20),
+    "collated": (Slow(401, 0.0005), {"collate_fn": stack_dicts}, 20),
+    "collated and growing": (SlowDicts(40, 0.0005), {"collate_fn": growing_collator}, 20),
+    "one worker": (Slow(401, 0.0005), {"num_workers": 1}, 20),
+    "many workers, short": (Slow(401, 0.0005), {"num_workers": 5, "prefetch": 1}, 20),
+    "spawned": (Slow(401, 0.0005), {"start_method": "spawn"}, 15),
+    "spawned and collated": (Slow(401, 0.0005), {"start_method": "spawn", "collate_fn": stack_dicts}, 10),
+}
+
+
+@pytest.mark.watchdog(120)
+@pytest.mark.parametrize(("dataset", "arguments", "kills"), CASES.values(), ids=CASES.keys())
+def test_the_stream_goes_on_unchanged_while_workers_are_killed(
+    dataset: Any, arguments: Any, kills: int, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(processes, "DEATHS_ALLOWED", 1000)
+    caplog.set_level(logging.ERROR)
+    seed = random.SystemRandom().randrange(2**32)
+    print("seed", seed)
+    collate_fn = arguments.get("collate_fn")
+    sampler = CyclicSampler(dataset, 4, True, seed=seed)
+    cheap = type(dataset)(dataset.size, 0.0) if isinstance(dataset, Slow) else dataset
+    before = descriptors()
+    with loading(dataset, sampler, **{"num_workers": 2, "start_method": "fork", **arguments}) as loader:
+        killer = Killer(loader, DEADLY, kills, seed)
+        iterator = iter(loader)
+        first = content(next(iterator))
+        found = [first] + [content(batch) for batch in killer.watch(iterator)]
+        state = loader.state_dict()
+        pids = worker_pids(loader)
+    assert killer.sent == kills
+    del loader, iterator, killer
+    assert found == stream(cheap, CyclicSampler(dataset, 4, True, seed=seed), len(found), collate_fn=collate_fn)
+    assert state["position"] == 4 * len(found)
+    assert not any(is_running(pid) for pid in pids)
+    assert descriptors() == before
+
+
+@PROCESSES
+def test_an_idle_worker_that_is_killed_is_replaced(start_method: str, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Numbers(200)
+    with loading(dataset, num_workers=2, start_method=start_method, prefetch=1) as loader:
+        iterator = iter(loader)
+        found = [content(next(iterator))]
+        old = worker_pids(loader)
+        for pid in old:
+            os.kill(pid, signal.SIGKILL)
+        found += [content(next(iterator)) for _ in range(8)]
+        assert not set(old) & set(worker_pids(loader))
+    assert found == stream(dataset, batches=9)
+    told = [record.getMessage() for record in caplog.records if "is replaced" in record.getMessage()]
+    assert len(told) == 2
+    assert all(re.match(r"Worker \d \(process \d+\) was ended by SIGKILL \(out of memory\?\)", text) for text in told)
+
+
+@pytest.mark.parametrize(("dataset", "how"), [(Exiting, "exit code 7"), (Crashing, "SIGSEGV")])
+@pytest.mark.parametrize("bad", [0, 9])
+def test_a_sample_that_ends_its_worker_again_and_again_ends_the_run(dataset: Any, how: str, bad: int) -> None:
+    with loading(dataset(bad=[bad]), num_workers=2, start_method="fork") as loader:
+        iterator = iter(loader)
+        with pytest.raises(SampleError) as raised:
+            for _ in range(4):
+                next(iterator)
+        assert re.search(rf"\b{bad}\b", str(raised.value))
+        assert how in str(raised.value) or bad == 0
+        pids = worker_pids(loader)
+    assert not any(is_running(pid) for pid in pids)
+
+
+@PROCESSES
+def test_a_worker_that_ends_is_told_in_the_log(start_method: str, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SampleError, match=r"3 workers ended over samples \[[\d, ]*9[\d, ]*\] of Exiting"):
+        stream(Exiting(bad=[9]), batches=4, num_workers=2, start_method=start_method)
+    told = [record.getMessage() for record in caplog.records if "ended with exit code 7" in record.getMessage()]
+    assert len(told) == 3
+    assert all("are read again" in text for text in told)
+
+
+def test_a_hanging_sample_is_found_by_the_timeout_and_its_stacks_are_shown(
+    capfd: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    with loading(Hanging(bad=[9]), num_workers=2, start_method="fork", timeout=1.5) as loader:
+        iterator = iter(loader)
+        found = [content(next(iterator)) for _ in range(2)]
+        with pytest.raises(SampleError, match=r"3 workers ended over samples \[[\d, ]*9.*timeout 1.5 s"):
+            next(iterator)
+    assert found == stream(Numbers(), batches=2)
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 3
+    assert all("of Hanging for" in text and "timeout 1.5 s" in text for text in errors)
+    printed = capfd.readouterr().err
+    assert printed.count("in fail") == 3
+    assert "out of memory" not in "".join(record.getMessage() for record in caplog.records)
+
+
+def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    with pytest.raises(SampleError, match="sample 0, the first of the stream"):
+        stream(Hanging(bad=[0]), batches=1, num_workers=1, start_method="fork", timeout=0.5, prefetch=1)
+
+
+def test_a_worker_that_hangs_once_is_replaced_and_the_stream_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    dataset = HangingOnce(str(tmp_path), 64, [9, 30, 50])
+    found = stream(dataset, batches=20, num_workers=2, start_method="fork", timeout=1.5)
+    assert found == stream(Numbers(), batches=20)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["30", "50", "9"]
+
+
+def test_a_hanging_thread_is_found_by_the_timeout() -> None:
+    go_on = threading.Event()
+
+    class HeldUp(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 9:
+                go_on.wait(50)
+            return super().__getitem__(index)
+
+    with loading(HeldUp(), num_workers=2, worker_type="thread", timeout=0.5, prefetch=2) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        next(iterator)
+        with pytest.raises(SampleError, match=r"thread \d has been reading samples \[[\d, ]*9[\d, ]*\]"):
+            next(iterator)
+        go_on.set()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("moment", ["idle", "reading"])
+def test_stopped_workers_are_found_by_the_timeout(workers: int, moment: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    dataset: Any = Numbers(200) if moment == "idle" else Slow(200, 0.05)
+    with loading(dataset, num_workers=workers, start_method="fork", timeout=1.5, prefetch=2) as loader:
+        iterator = iter(loader)
+        found = [content(next(iterator))]
+        pending = loader._iteration._pending[-1]  # type: ignore[union-attr]
+        while moment == "idle" and not loader._reader.is_done(pending):  # type: ignore[union-attr]
+            pass
+        stopped = worker_pids(loader)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        found += [content(next(iterator)) for _ in range(8)]
+        assert not set(stopped) & set(worker_pids(loader))
+    assert found == stream(Numbers(200), batches=9)
+    assert not any(is_running(pid) for pid in stopped)
+
+
+def test_workers_stopped_at_random_moments_do_not_stop_the_stream(monkeypatch: Any) -> None:
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    monkeypatch.setattr(processes, "DEATHS_ALLOWED", 1000)
+    dataset = Slow(401, 0.0005)
+    seed = random.SystemRandom().randrange(2**32)
+    with loading(dataset, num_workers=3, start_method="fork", timeout=1.0) as loader:
+        killer = Killer(loader, [signal.SIGSTOP], 6, seed)
+        iterator = iter(loader)
+        found = [content(next(iterator))] + [content(batch) for batch in killer.watch(iterator)]
+    assert found == stream(Numbers(401), batches=len(found))
+
+
+def test_a_trainer_that_is_away_for_long_finds_its_workers_alive(monkeypatch: Any) -> None:
+    """What they have sent meanwhile is heard before they count as hung."""
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.05)
+    dataset = Numbers(400)
+    with loading(dataset, num_workers=2, start_method="fork", timeout=1.5, prefetch=8) as loader:
+        iterator = iter(loader)
+        found = [content(next(iterator))]
+        before = worker_pids(loader)
+        for _ in range(2):
+            time.sleep(2)  # The passing of time is what is tested.
+            found += [content(next(iterator)) for _ in range(9)]
+        assert worker_pids(loader) == before
+    assert found == stream(dataset, batches=19)
+
+
+def test_a_worker_is_missed_even_if_a_child_of_its_own_lives_on(tmp_path: Path) -> None:
+    dataset = LeavingChildren(str(tmp_path), 64, [9, 21])
+    try:
+        found = stream(dataset, batches=16, num_workers=2, start_method="fork")
+    finally:
+        children = [int(path.read_text()) for path in tmp_path.iterdir()]
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+    assert found == stream(Numbers(), batches=16)
+    assert len(children) == 2
+
+
+def test_a_worker_that_another_part_of_the_program_has_waited_for_is_replaced() -> None:
+    dataset = Numbers(200)
+    with loading(dataset, num_workers=1, start_method="fork", prefetch=1) as loader:
+        iterator = iter(loader)
+        found = [content(next(iterator))]
+        [pid] = worker_pids(loader)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        found += [content(next(iterator)) for _ in range(8)]
+    assert found == stream(dataset, batches=9)
+
+
+def test_killed_workers_leave_no_descriptors_or_zombies() -> None:
+    dataset = Numbers(400)
+    with loading(dataset, num_workers=2, start_method="fork", prefetch=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        before = descriptors()
+        gone: List[int] = []
+        for _ in range(10):
+            gone += worker_pids(loader)
+            os.kill(gone[-1], signal.SIGKILL)
+            while gone[-1] in worker_pids(loader):
+                next(iterator)
+        assert descriptors() == before
+        alive = worker_pids(loader)
+        assert not [pid for pid in gone if pid not in alive and Path(f"/proc/{pid}").exists()]
