@@ -17,7 +17,7 @@ from libai_data.errors import SampleError
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.channel import Channel
-from libai_data.loader.executor import Task, TaskResult
+from libai_data.loader.executor import Task, TaskResult, unpack_plain
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
 from libai_data.loader.worker import Equipment, RemoteFailure, indices_of
@@ -97,11 +97,12 @@ class ProcessExecutor:
         self._events.register(ours.fileno(), select.POLLIN)
         memory, pipe = self._board.descriptors
         equipment = Equipment(number, self._board.workers, theirs.fileno(), memory, pipe, self._arena.descriptor)
+        if self._schema is not None:
+            # It must lie ready: tasks wait for the worker from its first moment on.
+            _send(ours, ("schema", self._schema))
         # A forked worker closes this process's ends; the newest is not listed yet.
         process = self._starter.start(equipment, close_in_child=ours)
         theirs.close()
-        if self._schema is not None:
-            _send(ours, ("schema", self._schema))
         return process, ours
 
     def first_sample(self, epoch: int, index: int) -> Fields:
@@ -183,8 +184,11 @@ class ProcessExecutor:
         if message is None:
             self._replace(number, hung)
             return
-        kind, content = message
         self._heard[number] = time.monotonic()
+        if type(message) is bytes:
+            self._finish(number, unpack_plain(message))
+            return
+        kind, content = message
         if kind == "ready":
             return
         if kind == "done":

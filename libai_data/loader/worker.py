@@ -21,7 +21,7 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.channel import Channel
 from libai_data.loader.collate import Collator
-from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
+from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, pack_plain, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of, layout_of
@@ -119,17 +119,18 @@ class _Worker:
         self._tell(("ready", None))
         idle_since = time.perf_counter()
         while True:
-            ready = {descriptor for descriptor, _ in self._events.poll()}
-            if self._channel.fileno() in ready:
+            if not self._has_token():
+                if self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
+                    self._listen()
+                continue
+            # The schema was sent before the first task, and must be heard before it.
+            while self._runner.schema is None and self._channel.speaks():
                 self._listen()
-            elif self._has_token():
-                # A message that was sent before the task must be heard before it, also if it came after the poll.
-                self._listen_if_spoken_to()
-                entry = self._board.take(self._number)
-                if entry is not None:
-                    self._reader.count_idle(time.perf_counter() - idle_since)
-                    self._do(entry)
-                    idle_since = time.perf_counter()
+            entry = self._board.take(self._number)
+            if entry is not None:
+                self._reader.count_idle(time.perf_counter() - idle_since)
+                self._do(entry)
+                idle_since = time.perf_counter()
 
     def _has_token(self) -> bool:
         try:
@@ -139,12 +140,6 @@ class _Worker:
         if not token:
             os._exit(0)
         return True
-
-    def _listen_if_spoken_to(self) -> None:
-        spoken = select.poll()
-        spoken.register(self._channel.fileno(), select.POLLIN)
-        if spoken.poll(0):
-            self._listen()
 
     def _listen(self) -> None:
         kind, content = self._receive()
@@ -187,7 +182,8 @@ class _Worker:
         collated: Optional[Collated] = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
-        self._tell(("done", TaskResult(entry.number, error, collated, result.times, result.skipped)))
+        result = TaskResult(entry.number, error, collated, result.times, result.skipped)
+        self._tell(pack_plain(result) or ("done", result))
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
         """Copy a collated batch into its slot, or into more room that the trainer allocates."""
