@@ -6,6 +6,7 @@ import inspect
 from copy import deepcopy
 from functools import lru_cache
 from itertools import accumulate
+from math import inf
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from omegaconf import ListConfig
@@ -22,6 +23,7 @@ from libai_data.mesh import get_data_parallel_size, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.samplers.sampler import StreamSampler, check_at_least
 
+_PARTS = ("training", "validation", "testing")
 Mixer = Callable[[List[Any]], Any]
 _ENDLESS = LazyCall(CyclicSampler)(shuffle=True)
 _ONE_ROUND = LazyCall(SingleRoundSampler)(shuffle=False, drop_last=False)
@@ -177,12 +179,14 @@ def build_nlp_train_val_test_loader(
             `build_nlp_train_loader`.
 
     Returns:
-        Training, validation and test loader; None for a part that is empty.
+        Training, validation and test loader; None for validation or test where all of its proportions are 0.
 
     Raises:
-        ConfigError: Numbers of datasets, splits and weights differ, a split is malformed, or weights are unequal.
+        ConfigError: Numbers of datasets, splits and weights differ, a split is malformed or leaves a part without a
+            sample, or weights are unequal.
     """
     check_at_least(1, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
+    splits = splits or []
     proportions = [_proportions(split) for split in splits]
     if weights is not None and len(set(weights)) > 1:
         raise ConfigError(
@@ -199,8 +203,15 @@ def build_nlp_train_val_test_loader(
     def loader_of(stage: int, sampler: Any, **arguments: Any) -> Optional[Loader]:
         if not any(split[stage] for split in proportions):
             return None
+
+        def open_part() -> Any:
+            datasets = [part[stage] for part in parts() if len(part[stage])]
+            if not datasets:
+                raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[stage]}")
+            return _mixed(datasets, dataset_mixer)
+
         return _build_loader(
-            lambda: _mixed([part[stage] for part in parts() if len(part[stage])], dataset_mixer),
+            open_part,
             sampler,
             readers,
             {"seed": seed, **arguments},
@@ -212,7 +223,7 @@ def build_nlp_train_val_test_loader(
 
     train = loader_of(0, train_sampler, micro_batch_size=train_batch_size, consumed_samples=consumed_samples)
     if train is None:
-        raise ConfigError(f"splits are {[list(split) for split in splits]}, which leave no sample for training")
+        raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[0]}")
     return (
         train,
         loader_of(1, test_sampler, micro_batch_size=test_batch_size),
@@ -239,10 +250,17 @@ def cut(dataset: Any, split: Sequence[float]) -> List[Subset]:
 
 
 def _proportions(split: Sequence[float]) -> List[float]:
-    proportions = [float(part) for part in split] + [0.0] * (3 - len(split))
-    if len(proportions) != 3 or min(proportions) < 0 or sum(proportions) <= 0:
-        raise ConfigError(f"a split is {list(split)}; it takes up to three proportions, such as [7, 2, 1]")
+    try:
+        proportions = [float(part) for part in split] + [0.0] * (3 - len(split))
+    except (TypeError, ValueError):
+        proportions = []
+    if len(proportions) != 3 or not min(proportions) >= 0 or not 0 < sum(proportions) < inf:
+        raise ConfigError(f"a split is {split!r}; it takes up to three proportions, such as [7, 2, 1]")
     return proportions
+
+
+def _shown(splits: Sequence[Sequence[float]]) -> List[List[float]]:
+    return [list(split) for split in splits]
 
 
 def _build_loader(
@@ -315,11 +333,11 @@ def _one_dataset(dataset: Any, mixer: Mixer) -> Any:
 
 def _mixed(datasets: List[Any], mixer: Mixer) -> Any:
     if not datasets:
-        raise ConfigError("dataloader.*.dataset names no dataset with a sample in it; name at least one")
+        raise ConfigError("dataset is an empty list; name at least one dataset")
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 
 
-def _check_lengths(datasets: int, **settings: Optional[Sequence[Any]]) -> None:
-    for name, values in settings.items():
+def _check_lengths(datasets: int, splits: Sequence[Any], weights: Optional[Sequence[Any]]) -> None:
+    for name, values in (("splits", splits), ("weights", weights)):
         if values is not None and len(values) != datasets:
             raise ConfigError(f"{name} has {len(values)} entries for {datasets} datasets; give one for each")
