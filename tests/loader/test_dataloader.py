@@ -1,0 +1,244 @@
+"""What a DataLoader promises to whoever iterates over it, whoever reads; here the trainer's own thread does."""
+
+from __future__ import annotations
+
+import gc
+import json
+from itertools import islice
+from typing import Any, Dict, List, Sequence
+
+import numpy as np
+import oneflow as flow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
+from libai_data.loader import DataLoader, trivial_batch_collator
+from libai_data.sample_random import sample_generator
+from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.structures import DistTensorData, Instance, batch_info
+
+
+class Drawn:
+    """Samples that tell their index and draw a number."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return Instance(
+            index=DistTensorData(index, placement_idx=-1),
+            drawn=DistTensorData(sample_generator().random(2), ["split_0", "split_1"]),
+        )
+
+
+class Odd(Drawn):
+    """One sample has other fields than the rest."""
+
+    def __init__(self, size: int, at: int, odd: Any) -> None:
+        super().__init__(size)
+        self.at = at
+        self.odd = odd
+
+    def __getitem__(self, index: int) -> Any:
+        if index != self.at:
+            return {"x": np.zeros(2, np.float32)}
+        if isinstance(self.odd, Exception):
+            raise self.odd
+        return self.odd
+
+
+def endless(size: int, micro_batch_size: int, ranks: int = 1, rank: int = 0, **arguments: Any) -> DataLoader:
+    sampler = CyclicSampler(
+        Drawn(size), micro_batch_size, shuffle=True, data_parallel_rank=rank, data_parallel_size=ranks
+    )
+    return DataLoader(sampler.dataset, sampler, **arguments)
+
+
+def rows_of(batches: Sequence[Any]) -> List[Any]:
+    """Index and drawn numbers of each row."""
+    return [
+        (int(index), *drawn)
+        for batch in batches
+        for index, drawn in zip(batch.index.tensor.numpy(), batch.drawn.tensor.numpy().tolist())
+    ]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(12, 40), st.integers(0, 9), st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3)]))
+def test_a_state_saved_after_any_batch_goes_on_bit_for_bit_on_other_ranks(size: int, cut: int, layout: Any) -> None:
+    whole = rows_of(list(islice(endless(size, 6), cut + 4)))
+    loader = endless(size, 6)
+    rows_of(list(islice(loader, cut)))
+    state = json.dumps(loader.state_dict())
+    assert len(state) < 1024
+    parts = []
+    ranks, micro_batch_size = layout
+    for rank in range(ranks):
+        resumed = endless(size, micro_batch_size, ranks, rank)
+        resumed.load_state_dict(json.loads(state))
+        parts.append([rows_of([batch]) for batch in islice(resumed, 2)])
+    found = [row for batch in zip(*parts) for part in batch for row in part]
+    assert found == whole[cut * 6 :]
+
+
+def test_an_endless_stream_goes_on_with_each_iterator() -> None:
+    loader = endless(20, 4)
+    rows = rows_of(list(islice(loader, 2))) + rows_of(list(islice(loader, 3)))
+    assert rows == rows_of(list(islice(endless(20, 4), 5)))
+
+
+def test_random_transforms_draw_otherwise_in_each_epoch_and_under_each_seed() -> None:
+    rows = rows_of(list(islice(endless(10, 5), 4)))
+    assert len({row[1] for row in rows}) == 20
+    assert {row[1] for row in rows}.isdisjoint(row[1] for row in rows_of(list(islice(endless(10, 5, seed=1), 4))))
+
+
+def test_a_round_begins_anew_each_time_also_after_breaking_off() -> None:
+    dataset = Drawn(10)
+    loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    first = rows_of(list(loader))
+    next(iter(loader))
+    assert rows_of(list(loader)) == first
+    assert len(loader) == 3
+
+
+def test_a_round_that_was_restored_is_finished_and_then_begins_anew() -> None:
+    dataset = Drawn(10)
+    loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    rest = rows_of(list(batches))
+    restored = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    restored.load_state_dict(state)
+    assert rows_of(list(restored)) == rest
+    assert len(rows_of(list(restored))) == 12
+
+
+def test_batches_are_tensors_with_the_samples_layouts() -> None:
+    batch = next(iter(endless(8, 4)))
+    assert isinstance(batch, Instance)
+    assert isinstance(batch.index.tensor, flow.Tensor)
+    assert not batch.index.tensor.is_global
+    assert (batch.index.tensor.dtype, batch.drawn.tensor.dtype) == (flow.int64, flow.float64)
+    assert (batch.drawn.sbp_list, batch.drawn.placement_idx) == (["split_0", "split_1"], 0)
+    assert (batch.index.sbp_list, batch.index.placement_idx) == (["split_0", "broadcast"], -1)
+
+
+def test_each_batch_tells_where_it_stands() -> None:
+    infos = [batch_info(batch) for batch in islice(endless(8, 4), 3)]
+    assert [(info.step, info.epoch, info.position, info.size, info.valid) for info in infos if info] == [
+        (0, 0, 0, 4, 4),
+        (1, 0, 4, 4, 4),
+        (2, 1, 8, 4, 4),
+    ]
+    dataset = Drawn(5)
+    assert [batch_info(batch).valid for batch in DataLoader(dataset, SingleRoundSampler(dataset, 3))] == [3, 2]  # type: ignore[union-attr]
+
+
+def test_batches_that_are_kept_stay_as_they_were() -> None:
+    loader = endless(40, 4)
+    kept = list(islice(loader, 8))
+    expected = rows_of(kept)
+    rows_of(list(islice(loader, 8)))
+    assert rows_of(kept) == expected
+    loader.close()
+    del loader
+    gc.collect()
+    assert rows_of(kept) == expected
+
+
+def test_memory_is_used_again_when_a_batch_is_gone() -> None:
+    loader = endless(40, 4)
+    places = {next(iter(loader)).drawn.tensor.numpy().__array_interface__["data"][0] for _ in range(50)}
+    assert len(places) <= 4
+
+
+def test_lengths_are_batches_of_an_epoch_rounded_up() -> None:
+    assert len(endless(10, 4)) == 3
+    assert len(endless(10, 4, ranks=2)) == 2
+    assert endless(10, 4, ranks=2).global_batch_size == 8
+
+
+def test_a_batch_sampler_of_the_users_own_is_followed() -> None:
+    loader = DataLoader(Drawn(6), [[3, 1], [5], [0, 0, 2]])
+    for _ in range(2):
+        assert [row[0] for row in rows_of(list(loader))] == [3, 1, 5, 0, 0, 2]
+    assert [batch_info(batch).valid for batch in loader] == [2, 1, 3]  # type: ignore[union-attr]
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    restored = DataLoader(Drawn(6), [[3, 1], [5], [0, 0, 2]])
+    restored.load_state_dict(state)
+    assert [row[0] for row in rows_of(list(restored))] == [5, 0, 0, 2]
+    assert loader.global_batch_size is None
+
+
+def test_the_trivial_collator_changes_nothing() -> None:
+    collated = rows_of(list(islice(endless(10, 4, collate_fn=trivial_batch_collator), 4)))
+    assert collated == rows_of(list(islice(endless(10, 4), 4)))
+    by_hand = rows_of(list(islice(endless(10, 4, collate_fn=lambda samples: trivial_batch_collator(samples)), 4)))
+    assert by_hand == collated
+    with pytest.raises(SchemaError, match="sample 0 of the batch is a dict"):
+        trivial_batch_collator([{"x": 1}])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"x": np.zeros(3, np.float32)}, r"field 'x' is float32 \[3\], .*float32 \[2\]"),
+        ({"x": np.zeros(2)}, r"field 'x' is float64 \[2\], .*float32 \[2\]"),
+        ({"y": np.zeros(2, np.float32)}, r"missing \['x'\], unexpected \['y'\]"),
+        ({"x": np.zeros(2, np.float32), "y": 1}, r"unexpected \['y'\]"),
+        ({"x": "text"}, "field 'x'.*str"),
+        ({"x": DistTensorData(np.zeros(2, np.float32), placement_idx=-1)}, "field 'x' is laid out as .* layer -1"),
+        ([1, 2], "dict of named fields, got list"),
+        (KeyError("no picture"), "KeyError.*no picture"),
+    ],
+)
+def test_a_sample_that_differs_or_fails_is_named_by_index(odd: Any, message: str) -> None:
+    dataset = Odd(8, 5, odd)
+    loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(SampleError, match=f"sample 5 of Odd.*{message}") as error:
+        next(batches)
+    assert error.value.__cause__ is not None
+    assert loader.state_dict()["position"] == 4
+
+
+def test_a_dtype_that_oneflow_lacks_is_refused_by_field() -> None:
+    dataset: List[Dict[str, Any]] = [{"x": np.zeros(2, np.uint16)}] * 4
+    with pytest.raises(SchemaError, match=r"field 'x'.*uint16"):
+        next(iter(DataLoader(dataset, SingleRoundSampler(dataset, 2))))
+
+
+def test_a_sample_without_fields_is_refused() -> None:
+    dataset: List[Dict[str, Any]] = [{}] * 4
+    with pytest.raises((SampleError, SchemaError), match="no fields"):
+        next(iter(DataLoader(dataset, SingleRoundSampler(dataset, 2))))
+
+
+def test_the_state_of_another_stream_is_refused() -> None:
+    loader = endless(10, 4)
+    with pytest.raises(CheckpointError, match="samples was 11 and is now 10"):
+        loader.load_state_dict(endless(11, 4).state_dict())
+
+
+def test_a_layout_of_an_unknown_field_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"layouts\.indx.*Did you mean 'index'"):
+        next(iter(endless(10, 4, layouts={"indx": {"placement_idx": 0}})))
+
+
+def test_a_closed_loader_can_be_used_again() -> None:
+    loader = endless(20, 4)
+    rows = rows_of(list(islice(loader, 2)))
+    loader.close()
+    loader.close()
+    rows += rows_of(list(islice(loader, 3)))
+    assert rows == rows_of(list(islice(endless(20, 4), 5)))
