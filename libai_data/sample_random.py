@@ -15,24 +15,29 @@ import numpy as np
 from libai_data.mixing import combine64
 
 
-class _Current(threading.local):
+class CurrentSamples(threading.local):
+    """(seed, epoch, index) of each sample that a thread is reading."""
+
     keys: Sequence[Tuple[int, int, int]] = ()
 
 
-_current = _Current()
+_current = CurrentSamples()
 _global_generators = threading.RLock()
 
 
 @contextmanager
-def reading_samples(keys: Sequence[Tuple[int, int, int]]) -> Iterator[None]:
+def reading_samples(keys: Sequence[Tuple[int, int, int]] = ()) -> Iterator[CurrentSamples]:
     """Say which samples this thread reads within the block; the loader does so around each call of a dataset.
 
     Args:
         keys: (seed, epoch, index) of each sample.
+
+    Yields:
+        Where who reads sample after sample sets the keys of the next one.
     """
     _current.keys = keys
     try:
-        yield
+        yield _current
     finally:
         _current.keys = ()
 

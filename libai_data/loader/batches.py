@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import as_flow_tensor
 from libai_data.loader.executor import Collated, Executor, Task, TaskResult
 from libai_data.loader.failures import FailureLog
-from libai_data.loader.reading import row_slices, write_row
+from libai_data.loader.reading import RowWriter, row_slices
 from libai_data.loader.schema import Layout, SampleSchema, TensorPart, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
@@ -20,6 +21,8 @@ from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""
+
+_SECONDS_WORTH_A_TASK = 0.002
 
 
 @dataclass
@@ -67,7 +70,7 @@ class BatchReader:
         ring: the slots to read into.
         layouts: field name -> changed entries of its layout.
         collates: whether the executor collates whole batches, instead of writing samples into slots.
-        parts: tasks that a batch is cut into, so that one slow sample does not hold up the others.
+        parts: tasks that a batch is cut into at most, so that one slow sample does not hold up the others.
         failures: takes note of skipped samples.
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
     """
@@ -125,7 +128,8 @@ class BatchReader:
         self._schema = schema
         self._executor.use_schema(schema)
         slot = self._prepare_slot(pending, schema)
-        write_row(schema, self._ring.arrays(slot, schema.batch_specs(pending.rows)), 0, fields)
+        arrays = self._ring.arrays(slot, schema.batch_specs(pending.rows))
+        RowWriter(schema, arrays).write(0, fields)
         self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
@@ -134,8 +138,17 @@ class BatchReader:
         return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
-        for rows in row_slices(pending.rows - first_row, self._parts):
+        rows_to_send = pending.rows - first_row
+        for rows in row_slices(rows_to_send, self._parts_worth_it(rows_to_send)):
             self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
+
+    def _parts_worth_it(self, rows: int) -> int:
+        """Fewer parts where samples cost so little that a part would cost more to hand out than to read."""
+        times = self.times
+        if self._parts == 1 or not times.samples:
+            return self._parts
+        seconds = (times.source + times.transform + times.copy) / times.samples * rows
+        return max(1, min(self._parts, ceil(seconds / _SECONDS_WORTH_A_TASK)))
 
     def _send(self, pending: PendingBatch, rows: slice) -> None:
         batch = pending.index_batch
@@ -181,9 +194,9 @@ class BatchReader:
             layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs
             if slot is not None:
                 arrays = self._ring.hand_out(slot, specs)
-                self._collated_bytes = max(self._collated_bytes, slot.size)
+                self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
         elif self._schema is not None and slot is not None:
-            layouts = {spec.name: spec.layout for spec in self._schema.fields}
+            layouts = self._schema.layouts
             specs = self._schema.batch_specs(pending.rows)
             arrays = self._ring.hand_out(slot, specs)
         else:
@@ -206,6 +219,8 @@ class BatchReader:
                     f"layouts.{name}: the samples have no such field; they have {list(layouts)}."
                     f"{nearest(name, layouts)}"
                 )
+        if not self._layouts:
+            return layouts
         return {name: replace(layout, **self._layouts.get(name, {})) for name, layout in layouts.items()}
 
 

@@ -12,10 +12,7 @@ import mmap
 import os
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Iterator, Optional, Tuple
-
-import numpy as np
+from typing import Iterator, NamedTuple, Optional, Tuple
 
 _HEAD, _TAIL = 0, 1
 _HEADER = 8
@@ -25,8 +22,7 @@ CAPACITY = 4096
 """Tasks that may wait at once."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A task as it stands on the board; sizes in bytes.
 
     Args:
@@ -65,10 +61,11 @@ class Board:
             self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         else:
             self._memory, self._read_end = descriptors
-        words = np.frombuffer(mmap.mmap(self._memory, size), dtype=np.int64)
+        # Not numpy's: of single words, a memoryview reads and writes three times as many.
+        words = memoryview(mmap.mmap(self._memory, size)).cast("q")
         self._ends = words[:_HEADER]
-        self._claims = words[_HEADER : _HEADER + _CLAIM * workers].reshape(workers, _CLAIM)
-        self._entries = words[_HEADER + _CLAIM * workers :].reshape(CAPACITY, _ENTRY)
+        self._claims = words[_HEADER : _HEADER + _CLAIM * workers]
+        self._entries = words[_HEADER + _CLAIM * workers :]
 
     @property
     def descriptors(self) -> Tuple[int, int]:
@@ -82,17 +79,12 @@ class Board:
             RuntimeError: The board is full.
         """
         with self._locked():
-            place = int(self._ends[_TAIL])
-            if place - int(self._ends[_HEAD]) >= CAPACITY:
+            place = self._ends[_TAIL]
+            if place - self._ends[_HEAD] >= CAPACITY:
                 raise RuntimeError(f"more than {CAPACITY} tasks wait; lower prefetch")
-            self._entries[place % CAPACITY] = (
-                entry.number,
-                entry.offset,
-                entry.size,
-                entry.first_row,
-                entry.rows,
-                entry.batch_rows,
-            )
+            first = place % CAPACITY * _ENTRY
+            for word, value in enumerate(entry, start=first):
+                self._entries[word] = value
             self._ends[_TAIL] = place + 1
         self.wake()
         return place
@@ -106,23 +98,27 @@ class Board:
     def take(self, worker: int) -> Optional[Entry]:
         """Take the oldest task for a worker, if there is one."""
         with self._locked():
-            place = int(self._ends[_HEAD])
-            if place == int(self._ends[_TAIL]):
+            place = self._ends[_HEAD]
+            if place == self._ends[_TAIL]:
                 return None
-            entry = Entry(*self._entries[place % CAPACITY].tolist())
+            first = place % CAPACITY * _ENTRY
+            entry = Entry(*self._entries[first : first + _ENTRY].tolist())
             # First the claim, then the step: whoever dies between the two has not begun, and another takes the task.
-            self._claims[worker] = (place + 1, time.monotonic_ns())
+            self._set_claim(worker, place + 1, time.monotonic_ns())
             self._ends[_HEAD] = place + 1
         return entry
 
     def clear_claim(self, worker: int) -> None:
         """Forget what a worker was doing."""
-        self._claims[worker] = (0, 0)
+        self._set_claim(worker, 0, 0)
+
+    def _set_claim(self, worker: int, place: int, since: int) -> None:
+        self._claims[_CLAIM * worker], self._claims[_CLAIM * worker + 1] = place, since
 
     def claim(self, worker: int) -> Tuple[Optional[int], float]:
         """The place of the task that a worker took last and has not cleared, and the seconds since then."""
         with self._locked():
-            place, since = self._claims[worker].tolist()
+            place, since = self._claims[_CLAIM * worker : _CLAIM * (worker + 1)].tolist()
         if place == 0:
             return None, 0.0
         return place - 1, (time.monotonic_ns() - since) / 1e9
@@ -130,13 +126,13 @@ class Board:
     def is_waiting(self, place: int) -> bool:
         """Whether the task at this place has been taken by nobody yet."""
         with self._locked():
-            return place >= int(self._ends[_HEAD])
+            return place >= self._ends[_HEAD]
 
     def oldest_waiting(self) -> Optional[int]:
         """The place of the task that will be taken next, if one waits."""
         with self._locked():
-            head = int(self._ends[_HEAD])
-            return head if head < int(self._ends[_TAIL]) else None
+            head = self._ends[_HEAD]
+            return head if head < self._ends[_TAIL] else None
 
     def close_writing_end(self) -> None:
         """Close what no worker may hold: without a writing end, whoever waits at the pipe ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Deque, Dict, List, Optional, Protocol, Tuple
@@ -65,6 +66,23 @@ class TaskResult:
     collated: Optional[Collated] = None
     times: StageTimes = field(default_factory=StageTimes)
     skipped: List[SkippedSample] = field(default_factory=list)
+
+
+_PLAIN = struct.Struct("<qddddq")
+
+
+def pack_plain(result: TaskResult) -> Optional[bytes]:
+    """A result that says no more than that a task is done, in a few bytes; None if it says more."""
+    if result.error is not None or result.collated is not None or result.skipped:
+        return None
+    times = result.times
+    return _PLAIN.pack(result.number, times.source, times.transform, times.copy, times.idle, times.samples)
+
+
+def unpack_plain(packed: bytes) -> TaskResult:
+    """The result that `pack_plain` packed."""
+    number, *times = _PLAIN.unpack(packed)
+    return TaskResult(number, times=StageTimes(*times))
 
 
 class Executor(Protocol):

@@ -10,7 +10,7 @@ import numpy as np
 
 from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
-from libai_data.loader.schema import SampleSchema, array_of
+from libai_data.loader.schema import FieldSpec, SampleSchema, array_of
 from libai_data.loader.timing import StageTimes, take_transform_time
 from libai_data.sample_random import reading_samples
 from libai_data.structures import DistTensorData, Fields, check_field_names, fields_of
@@ -90,18 +90,46 @@ class SampleReader:
             except SampleError:
                 if not self._policy.substitutes:
                     raise
+        writer = RowWriter(schema, rows)
         if self._read_batch is None and self._get_items is not None:
             for row, sample in enumerate(self.samples(epochs, indices)):
-                self._write(schema, rows, row, sample, int(indices[row]))
+                self._write(writer, row, sample, int(indices[row]))
+            return
+        if self._read_batch is None and not self._policy.substitutes:
+            self._fill_one_by_one(writer, epochs, indices)
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-            self._or_substitute(epoch, index, self._row_filler(schema, rows, row, epoch))
+            self._or_substitute(epoch, index, self._row_filler(schema, writer, rows, row, epoch))
 
-    def _row_filler(self, schema: SampleSchema, rows: Rows, row: int, epoch: int) -> Callable[[int], None]:
+    def _fill_one_by_one(self, writer: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
+        """Read sample after sample, with as little in between as can be."""
+        dataset, seed = self.dataset, self.seed
+        source = copy = 0.0
+        start = perf_counter()
+        with reading_samples() as current:
+            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+                try:
+                    current.keys = ((seed, epoch, index),)
+                    sample = dataset[index]
+                except Exception as error:
+                    raise self._failure(f"sample {index}", error) from error
+                read = perf_counter()
+                try:
+                    writer.write(row, fields_of(sample))
+                except SchemaError as error:
+                    raise self._failure(f"sample {index}", error) from error
+                source += read - start
+                start = perf_counter()
+                copy += start - read
+        self._count(source, copy, len(indices))
+
+    def _row_filler(
+        self, schema: SampleSchema, writer: RowWriter, rows: Rows, row: int, epoch: int
+    ) -> Callable[[int], None]:
         if self._read_batch is not None:
             own = {name: array[row : row + 1] for name, array in rows.items()}
             return lambda index: self._fill_together(schema, own, np.array([epoch]), np.array([index]))
-        return lambda index: self._write(schema, rows, row, self._get(epoch, index), index)
+        return lambda index: self._write(writer, row, self._get(epoch, index), index)
 
     def _may_read_together(self, indices: np.ndarray) -> bool:
         return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
@@ -165,20 +193,24 @@ class SampleReader:
         finally:
             self._count_source(start, len(asked))
 
-    def _write(self, schema: SampleSchema, rows: Rows, row: int, sample: Fields, index: int) -> None:
+    def _write(self, writer: RowWriter, row: int, sample: Fields, index: int) -> None:
         start = perf_counter()
         try:
-            write_row(schema, rows, row, fields_of(sample))
+            writer.write(row, fields_of(sample))
         except SchemaError as error:
             raise self._failure(f"sample {index}", error) from error
         finally:
             self._times.copy += perf_counter() - start
 
     def _count_source(self, start: float, samples: int) -> None:
-        seconds, transform = perf_counter() - start, take_transform_time()
-        self._times.source += seconds - transform
-        self._times.transform += transform
-        self._times.samples += samples
+        self._count(perf_counter() - start, 0.0, samples)
+
+    def _count(self, source: float, copy: float, samples: int) -> None:
+        times, transform = self._times, take_transform_time()
+        times.source += source - transform
+        times.transform += transform
+        times.copy += copy
+        times.samples += samples
 
     def _failure(self, which: str, error: Exception) -> SampleError:
         return SampleError(f"{which} of {type(self.dataset).__name__}: {type(error).__name__}: {error}")
@@ -190,41 +222,62 @@ def reads_parts(dataset: Any) -> bool:
     return read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 
-def write_row(schema: SampleSchema, rows: Rows, row: int, fields: Dict[str, Any]) -> None:
-    """Copy one sample into its row.
+class RowWriter:
+    """Copies samples into rows of a batch.
 
     Args:
-        schema: what the sample must look like.
+        schema: what each sample must look like.
         rows: {field: [n, ...]}.
-        row: where to write.
-        fields: the sample's fields.
-
-    Raises:
-        SchemaError: The sample does not fit the schema; the field is named.
     """
-    if len(fields) != len(schema.fields):
-        check_field_names(list(fields), schema.names, "the sample")
-    for spec in schema.fields:
-        if spec.name not in fields:
-            check_field_names(list(fields), schema.names, "the sample")
-        value = fields[spec.name]
-        if isinstance(value, DistTensorData):
-            if tuple(value.sbp_list) != spec.layout.sbp_list or value.placement_idx != spec.layout.placement_idx:
+
+    def __init__(self, schema: SampleSchema, rows: Rows) -> None:
+        self._schema = schema
+        # Laid out flat, and the layout as a sample has it: this is passed through for each field of each sample.
+        self._targets = [
+            (spec, spec.name, list(spec.layout.sbp_list), spec.shape, spec.dtype, rows[spec.name])
+            for spec in schema.fields
+        ]
+
+    def write(self, row: int, fields: Dict[str, Any]) -> None:
+        """Copy one sample.
+
+        Args:
+            row: where to write.
+            fields: the sample's fields.
+
+        Raises:
+            SchemaError: The sample does not fit the schema; the field is named.
+        """
+        if len(fields) != len(self._targets):
+            check_field_names(list(fields), self._schema.names, "the sample")
+        for spec, name, sbp_list, shape, dtype, target in self._targets:
+            if name not in fields:
+                check_field_names(list(fields), self._schema.names, "the sample")
+            value = fields[name]
+            if isinstance(value, DistTensorData):
+                if value.sbp_list != sbp_list or value.placement_idx != spec.layout.placement_idx:
+                    _check_layout(spec, value)
+                value = value.tensor
+            array = value if isinstance(value, np.ndarray) else array_of(value, name)
+            if array.shape != shape or array.dtype != dtype:
                 raise SchemaError(
-                    f"field '{spec.name}' is laid out as {value.sbp_list} on layer {value.placement_idx}, in the "
-                    f"samples before it as {list(spec.layout.sbp_list)} on layer {spec.layout.placement_idx}"
+                    f"field '{name}' is {array.dtype} {list(array.shape)}, in the samples before it "
+                    f"{spec.describe()}; make all samples alike, or use a padding collator"
                 )
-            value = value.tensor
-        array = value if isinstance(value, np.ndarray) else array_of(value, spec.name)
-        if array.shape != spec.shape or array.dtype != spec.dtype:
-            raise SchemaError(
-                f"field '{spec.name}' is {array.dtype} {list(array.shape)}, in the samples before it "
-                f"{spec.describe()}; make all samples alike, or use a padding collator"
-            )
-        rows[spec.name][row] = array
+            target[row] = array
+
+
+def _check_layout(spec: FieldSpec, value: DistTensorData) -> None:
+    layout = spec.layout
+    if tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx:
+        raise SchemaError(
+            f"field '{spec.name}' is laid out as {value.sbp_list} on layer {value.placement_idx}, in the samples "
+            f"before it as {list(layout.sbp_list)} on layer {layout.placement_idx}"
+        )
 
 
 def row_slices(count: int, parts: int) -> Sequence[slice]:
     """Cut `count` rows into up to `parts` slices of nearly equal length."""
-    edges = np.linspace(0, count, min(parts, count) + 1).astype(int)
-    return [slice(int(a), int(b)) for a, b in zip(edges[:-1], edges[1:])]
+    parts = min(parts, count)
+    edges = [count * part // parts for part in range(parts + 1)] if parts else [0]
+    return [slice(start, stop) for start, stop in zip(edges, edges[1:])]

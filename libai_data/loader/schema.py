@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
@@ -67,7 +68,12 @@ class SampleSchema:
 
     fields: Tuple[FieldSpec, ...]
 
-    @property
+    @cached_property
+    def layouts(self) -> Dict[str, Layout]:
+        """Layout of each field."""
+        return {spec.name: spec.layout for spec in self.fields}
+
+    @cached_property
     def parts(self) -> Dict[str, Tuple[slice, ...]]:
         """What is read of each field of which not all is read."""
         return {field.name: field.part for field in self.fields if field.part is not None}
@@ -84,11 +90,19 @@ class SampleSchema:
     @property
     def names(self) -> List[str]:
         """Names of the fields."""
-        return [field.name for field in self.fields]
+        return [spec.name for spec in self.fields]
+
+    @cached_property
+    def _batch_specs(self) -> Dict[int, Tuple[ArraySpec, ...]]:
+        return {}
 
     def batch_specs(self, rows: int) -> Tuple[ArraySpec, ...]:
         """Where the fields of a batch of `rows` samples lie within a slot."""
-        return lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
+        specs = self._batch_specs.get(rows)
+        if specs is None:
+            specs = lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
+            self._batch_specs[rows] = specs
+        return specs
 
     @staticmethod
     def of(sample: Fields) -> SampleSchema:

@@ -38,11 +38,14 @@ def _reduce_map(array: np.ndarray) -> Optional[Tuple[Callable[..., Any], Tuple[A
     if not array.flags.c_contiguous or not array.size:
         return None
     start = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    return _open_map, (str(base.filename), base.offset + start, array.dtype.str, array.shape)
+    bare = not isinstance(array, np.memmap)
+    return _open_map, (str(base.filename), base.offset + start, array.dtype.str, array.shape, bare)
 
 
-def _open_map(filename: str, offset: int, dtype: str, shape: Tuple[int, ...]) -> np.ndarray:
-    return np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=shape)
+def _open_map(filename: str, offset: int, dtype: str, shape: Tuple[int, ...], bare: bool) -> np.ndarray:
+    mapped = np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=shape)
+    # Who has made a plain array of a memory map did so because each view of a memmap costs ten times as much.
+    return np.asarray(mapped) if bare else mapped
 
 
 def ship(cargo: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ class ArraySpec:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 def lay_out(arrays: Iterable[Tuple[str, np.dtype, Sequence[int]]]) -> Tuple[ArraySpec, ...]:
@@ -54,9 +55,7 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
 
 def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
     """The arrays that lie in a slot's bytes."""
-    return {
-        spec.name: lease[spec.offset : spec.offset + spec.nbytes].view(spec.dtype).reshape(spec.shape) for spec in specs
-    }
+    return {spec.name: np.ndarray(spec.shape, spec.dtype, lease, spec.offset) for spec in specs}
 
 
 @dataclass
@@ -87,7 +86,7 @@ class SlotRing:
         self.arena = arena
         self.planned = planned
         self.slots: List[Slot] = []
-        # Appended to by finalizers, which may run in any thread: append and popleft of a deque are atomic.
+        # Appended to by finalizers, which may run in any thread: append and pop of a deque are atomic.
         self._free: Deque[int] = deque()
         self._reported = False
 
@@ -98,7 +97,8 @@ class SlotRing:
             OSError: There is no memory left.
         """
         try:
-            slot = self.slots[self._free.popleft()]
+            # The slot that came back last: its memory is most likely still in the processor's caches.
+            slot = self.slots[self._free.pop()]
         except IndexError:
             return self._grow(size)
         if slot.size < size:

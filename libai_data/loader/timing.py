@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Dict, Iterator
 
 
@@ -29,8 +29,11 @@ class StageTimes:
 
     def add(self, other: StageTimes) -> None:
         """Add another's seconds to these."""
-        for stage in fields(self):
-            setattr(self, stage.name, getattr(self, stage.name) + getattr(other, stage.name))
+        self.source += other.source
+        self.transform += other.transform
+        self.copy += other.copy
+        self.idle += other.idle
+        self.samples += other.samples
 
 
 class _Running(threading.local):
