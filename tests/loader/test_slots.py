@@ -321,7 +321,6 @@ def test_batches_that_grow_get_more_room(workers: Dict[str, Any]) -> None:
     assert found == stream(dataset, batches=90, collate_fn=growing_collator)
 
 
-@pytest.mark.xfail(reason="each slot that is made larger makes the largest size seen grow by a quarter", strict=True)
 def test_batches_of_changing_size_do_not_let_the_slots_grow_without_end() -> None:
     with loading(NumbersAsDicts(40), collate_fn=growing_collator, num_workers=2, start_method="fork") as loader:
         for _ in islice(loader, 300):

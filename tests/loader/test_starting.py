@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
-import oneflow  # noqa: F401  (before a test pretends to be a rank of a job)
 import pytest
 
 from libai_data.errors import ConfigError, DataPipelineError, SampleError
