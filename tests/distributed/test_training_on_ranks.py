@@ -1,0 +1,145 @@
+"""A training on 4 ranks is that of 1 rank, stops and resumes on any mesh, and lets rank 0 read for all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple
+
+import numpy as np
+import oneflow as flow
+import pytest
+from safetensors.numpy import load_file
+
+from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.mesh import set_mesh
+from tests.distributed.launcher import LaunchResult, launch_ranks
+from tests.engine.tiny_images import image_config
+
+SCRIPTS = Path(__file__).parent / "scripts"
+STEPS = list(range(12))
+
+
+class Stopped(Exception):
+    """What ends a training in the middle."""
+
+
+class StopAfter7(HookBase):
+    """Ends a training in the middle."""
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 7:
+            raise Stopped
+
+
+def train_on_one_rank(folder: Path, stop: bool = False, resume: bool = False) -> None:
+    set_mesh(None)
+    cfg = image_config(str(folder))
+    cfg.train.resume = resume
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    if stop:
+        trainer.register_hooks([StopAfter7()])
+        with pytest.raises(Stopped):
+            trainer.train()
+    else:
+        trainer.train()
+    set_mesh(None)
+
+
+def metric(folder: Path, name: str = "total_loss") -> List[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    found = {line["iteration"]: line[name] for line in lines if name in line}
+    return [found[step] for step in sorted(found)]
+
+
+class Launched(NamedTuple):
+    """What a launch left."""
+
+    folder: Path
+    one_rank: Path
+    result: LaunchResult
+
+
+@pytest.fixture(scope="module", params=["2 x 2 tensor", "2 x 2 pipeline"])
+def launched(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    folder, one_rank = tmp_path_factory.mktemp("ranks"), tmp_path_factory.mktemp("one_rank")
+    flow.manual_seed(0)
+    train_on_one_rank(one_rank)
+    train_on_one_rank(folder / "from_one_rank", stop=True)
+    sizes = ("2", "1") if "tensor" in request.param else ("1", "2")
+    result = launch_ranks(SCRIPTS / "train_and_resume.py", 4, str(folder), *sizes, timeout=240)
+    assert result.returncode == 0, result.output
+    return Launched(folder, one_rank, result)
+
+
+def test_losses_and_accuracies_are_those_of_one_rank(launched: Launched) -> None:
+    for name in ("whole", "accumulated"):
+        np.testing.assert_allclose(metric(launched.folder / name), metric(launched.one_rank), rtol=1e-4)
+        assert metric(launched.folder / name, "Acc@1") == metric(launched.one_rank, "Acc@1")
+    assert len(metric(launched.one_rank)) == len(STEPS)
+
+
+def test_a_stopped_training_resumes_bit_for_bit(launched: Launched) -> None:
+    assert launched.result.output.count("RESUMED AT 5") == 4
+    assert metric(launched.folder / "cut") == metric(launched.folder / "whole")
+    assert metric(launched.folder / "cut", "lr") == metric(launched.folder / "whole", "lr")
+    cut, whole = (load_file(launched.folder / name / "model_final" / "model.safetensors") for name in ("cut", "whole"))
+    assert_weights(cut, whole, rtol=0)
+
+
+def test_a_stopped_graph_resumes_bit_for_bit(launched: Launched) -> None:
+    if not (launched.folder / "graph_whole").exists():
+        pytest.skip("graphs are stopped on the other mesh")
+    assert metric(launched.folder / "graph_cut") == metric(launched.folder / "graph_whole")
+
+
+def test_four_ranks_continue_the_training_of_one(launched: Launched) -> None:
+    np.testing.assert_allclose(metric(launched.folder / "from_one_rank"), metric(launched.one_rank), rtol=1e-4)
+
+
+def test_one_rank_continues_the_training_of_four(launched: Launched, tmp_path: Path) -> None:
+    shutil.copytree(launched.folder / "whole" / "model_0000004", tmp_path / "model_0000004")
+    (tmp_path / "last_checkpoint").write_text("model_0000004")
+    train_on_one_rank(tmp_path, resume=True)
+    np.testing.assert_allclose(metric(tmp_path), metric(launched.one_rank)[5:], rtol=1e-4)
+
+
+def test_a_checkpoint_holds_whole_tensors_whatever_the_mesh(launched: Launched) -> None:
+    for name in ("model", "optimizer"):
+        file = f"model_0000004/{name}.safetensors"
+        ours, theirs = load_file(launched.folder / "whole" / file), load_file(launched.one_rank / file)
+        assert ours.keys() == theirs.keys()
+        # Attention does not depend on its key's bias: that is rounding noise, which AdamW makes large.
+        for each in (ours, theirs):
+            for key in [key for key in each if key.endswith("query_key_value.bias")]:
+                each[key] = np.zeros_like(each[key])
+        assert_weights(ours, theirs, rtol=1e-3)
+
+
+def assert_weights(left: Dict[str, np.ndarray], right: Dict[str, np.ndarray], rtol: float) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_allclose(left[name], right[name], rtol=rtol, atol=rtol * 1e-2, err_msg=name)
+
+
+def test_rank_0_may_read_for_all_as_libais_guide_shows(launched: Launched) -> None:
+    losses = metric(launched.folder / "rank0_reads")
+    assert len(losses) == len(STEPS)
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+
+
+def test_every_rank_hears_of_rank_0s_full_disk(launched: Launched) -> None:
+    assert launched.result.output.count("could not be written: [Errno 28] No space left on device") == 4
+    assert list((launched.folder / "full_disk").iterdir()) == []
+
+
+def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) -> None:
+    start = time.monotonic()
+    result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), timeout=60, end_on_error=False)
+    assert result.returncode != 0
+    assert result.output.count("RuntimeError: rank 1 fails in step 3") == 1
+    assert "Traceback" in result.output
+    assert time.monotonic() - start < 40
