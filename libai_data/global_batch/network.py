@@ -59,7 +59,7 @@ class NetworkPublisher:
         self._sending = False
         self._closing = False
         self._has_left = False
-        self._failure: Optional[OSError] = None
+        self._failure: Optional[Exception] = None
         self._thread = threading.Thread(target=self._send_all, name=f"send to node {node}", daemon=True)
         self._thread.start()
 
@@ -81,7 +81,7 @@ class NetworkPublisher:
             layout = batch.layouts[name]
             shape = [rows * len(pieces), *array.shape[1:]]
             fields.append([name, array.dtype.str, shape, list(layout.sbp_list), layout.placement_idx])
-            buffers += [piece.reshape(-1).view(np.uint8).data for piece in pieces if piece.size]
+            buffers += [np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data for piece in pieces if piece.size]
         self._put({"kind": "batch", "info": asdict(batch.info), "fields": fields}, buffers)
 
     def end(self) -> None:
@@ -129,7 +129,7 @@ class NetworkPublisher:
                 self._changed.notify_all()
             try:
                 self._send(*message)
-            except OSError as error:
+            except Exception as error:  # Whatever it is, who publishes next must hear of it.
                 with self._changed:
                     self._has_left, self._failure = self._has_taken_leave(), error
                     self._waiting.clear()

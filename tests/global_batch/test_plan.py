@@ -36,7 +36,7 @@ def test_the_shard_of_a_rank_is_its_coordinate_on_the_data_axis(plan: ReadPlan) 
 @given(plans())
 def test_every_rank_is_on_one_node_and_led_from_there(plan: ReadPlan) -> None:
     nodes = [list(plan.ranks_of(node)) for node in range(plan.mesh.num_nodes)]
-    assert sum(nodes, []) == list(ranks_of(plan))
+    assert [rank for ranks in nodes for rank in ranks] == list(ranks_of(plan))
     for node, ranks in enumerate(nodes):
         assert {plan.node_of(rank) for rank in ranks} == {node}
         assert {plan.leader_of(rank) for rank in ranks} == {ranks[0]}

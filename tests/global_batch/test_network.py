@@ -1,0 +1,308 @@
+"""Batches between nodes: each node gets its own rows, ahead of need; nobody waits for who has left, failed or died."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import Any, Dict, Iterator, List, Tuple
+
+import numpy as np
+import pytest
+
+from libai_data.errors import PeerError, SampleError
+from libai_data.global_batch.feeds import NodeBatch
+from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
+from libai_data.global_batch.network_link import (
+    accept_leaders,
+    connect_to_rank0,
+    open_network_link,
+    receive_head,
+    send_head,
+)
+from libai_data.global_batch.node_link import SECONDS_TO_MEET_VARIABLE
+from libai_data.loader.arena import Arena
+from libai_data.loader.schema import Layout
+from libai_data.structures import BatchInfo
+
+SHARDS = 4
+ROWS = 3
+SECRET = "of this job"
+
+
+def batch(number: int, length: int = 5, **fields: np.ndarray) -> NodeBatch:
+    """A batch of 12 rows whose values name shard, row and batch."""
+    rows = np.arange(SHARDS * ROWS)
+    arrays: Dict[str, Any] = {
+        "x": (rows[:, None] * 1000 + number + np.zeros(length)).astype(np.float32),
+        "label": rows + number,
+        **fields,
+    }
+    layouts = {name: Layout() for name in arrays}
+    layouts["label"] = Layout(("split_0", "broadcast"), -1)
+    return NodeBatch(BatchInfo(number, 0, 12 * number, 12, 12), None, arrays, layouts, (0, 0), ())
+
+
+class Link:
+    """Rank 0's end and that of node 1, which has shards 1 and 3, over TCP."""
+
+    def __init__(self, ahead: int = 2) -> None:
+        listener, port = open_network_link()
+        ends: List[socket.socket] = []
+        meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
+        meeting.start()
+        self.rank0_end = accept_leaders(listener, [1], SECRET)[1]
+        meeting.join()
+        self.node_end = ends[0]
+        self.publisher = NetworkPublisher(self.rank0_end, 1, (1, 3), SHARDS, ahead)
+        self.arena = Arena()
+        self.feed = NetworkFeed(self.node_end, self.arena, ahead)
+        self.begin()
+
+    def begin(self) -> None:
+        self.publisher.begin()
+        self.feed.begin(0)
+
+    def close(self) -> None:
+        self.feed.close()
+        self.publisher.close()
+        self.arena.close()
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    made = Link()
+    yield made
+    made.close()
+
+
+def ends_within(seconds: float, thread: threading.Thread) -> bool:
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def own_rows(array: np.ndarray) -> List[Any]:
+    return np.concatenate([array[ROWS : 2 * ROWS], array[3 * ROWS :]]).tolist()
+
+
+def test_a_node_gets_its_own_rows_in_order(link: Link) -> None:
+    for number in range(20):
+        sent = batch(number, length=number % 4)
+        link.publisher.publish(sent)
+        got = link.feed.next()
+        assert got is not None
+        assert got.info == sent.info
+        assert got.layouts == sent.layouts
+        assert list(got.arrays) == list(sent.arrays)
+        for name, array in sent.arrays.items():
+            assert got.arrays[name].dtype == array.dtype
+            assert got.arrays[name].tolist() == own_rows(array)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"])
+def test_every_dtype_crosses_as_it_is(link: Link, dtype: str) -> None:
+    values = np.arange(48).reshape(12, 2, 2).astype(dtype)
+    link.publisher.publish(batch(0, values=values, none=np.zeros((12, 0, 4), dtype), numbers=values[:, 0, 0]))
+    got = link.feed.next()
+    assert got is not None
+    assert got.arrays["values"].dtype == np.dtype(dtype)
+    assert got.arrays["values"].tolist() == own_rows(values)
+    assert got.arrays["none"].shape == (6, 0, 4)
+    assert got.arrays["numbers"].tolist() == own_rows(values[:, 0, 0])
+
+
+def test_the_end_of_a_pass_and_a_broken_off_one_are_told_apart(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    link.publisher.publish(batch(1))
+    link.begin()
+    link.publisher.publish(batch(7))
+    got = link.feed.next()
+    assert got is not None
+    assert got.info.step == 7
+    link.publisher.end()
+    assert link.feed.next() is None
+
+
+def test_batches_arrive_ahead_of_need(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    deadline = time.monotonic() + 10
+    got = link.feed.next_if_ready()
+    while got is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+        got = link.feed.next_if_ready()
+    assert got is not None
+    assert link.feed.next_if_ready() is None
+
+
+def test_rank_0_waits_for_a_node_that_is_far_behind(link: Link) -> None:
+    big = np.zeros((12, 1 << 20), np.uint8)
+    published: List[int] = []
+
+    def lead() -> None:
+        for number in range(20):
+            link.publisher.publish(batch(number, big=big))
+            published.append(number)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    assert not ends_within(1.0, leader)
+    assert len(published) < 12
+    for number in range(20):
+        got = link.feed.next()
+        assert got is not None
+        assert got.info.step == number
+    assert ends_within(10, leader)
+
+
+def test_memory_and_kept_batches_are_bounded(link: Link) -> None:
+    for number in range(200):
+        link.publisher.publish(batch(number))
+        assert link.feed.next() is not None
+    assert os.fstat(link.arena.descriptor).st_size <= 9 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_kept_batch_stays_as_it_is(link: Link) -> None:
+    kept = []
+    for number in range(12):
+        sent = batch(number)
+        link.publisher.publish(sent)
+        kept.append((link.feed.next(), own_rows(sent.arrays["x"])))
+    for got, expected in kept:
+        assert got is not None
+        assert got.arrays["x"].tolist() == expected
+
+
+def test_a_node_is_told_why_reading_failed(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    link.publisher.fail(SampleError("sample 7 is broken"))
+    assert link.feed.next() is not None
+    with pytest.raises(PeerError, match="rank 0, which reads for all, failed: SampleError: sample 7 is broken"):
+        link.feed.next()
+
+
+def test_saying_why_reading_failed_waits_for_nobody_for_long() -> None:
+    link = Link()
+    big = np.zeros((12, 4 << 20), np.uint8)
+    # Fill what is under way, until rank 0 would have to wait.
+    leader = threading.Thread(target=lambda: [link.publisher.publish(batch(n, big=big)) for n in range(9)], daemon=True)
+    leader.start()
+    assert not ends_within(1.0, leader)
+    start = time.monotonic()
+    link.publisher.fail(SampleError("sample 7 is broken"))
+    assert time.monotonic() - start < 5
+    link.close()
+
+
+def test_a_node_that_takes_its_leave_is_not_missed(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    assert link.feed.next() is not None
+    link.publisher.publish(batch(1))
+    link.feed.close()
+    for number in range(2, 40):
+        link.publisher.publish(batch(number))
+
+
+def test_a_node_that_dies_is_named(link: Link) -> None:
+    link.node_end.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(PeerError, match="node 1 is gone"):
+        for number in range(1000):
+            link.publisher.publish(batch(number))
+
+
+def test_a_rank_0_that_dies_is_named_each_time_one_asks(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    assert link.feed.next() is not None
+    link.rank0_end.shutdown(socket.SHUT_RDWR)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="rank 0, which reads for all, sends no more"):
+            link.feed.next()
+
+
+def test_rubbish_from_rank_0_ends_the_pass_instead_of_waiting(link: Link) -> None:
+    send_head(link.rank0_end, {"no": "kind"})
+    with pytest.raises(PeerError, match="rank 0"):
+        link.feed.next()
+
+
+def test_closing_sends_what_is_still_needed(link: Link) -> None:
+    for number in range(3):
+        link.publisher.publish(batch(number))
+    closing = threading.Thread(target=link.publisher.close)
+    closing.start()
+    for number in range(3):
+        got = link.feed.next()
+        assert got is not None
+        assert got.info.step == number
+    assert ends_within(10, closing)
+
+
+def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
+    link = Link()
+    big = np.zeros((12, 4 << 20), np.uint8)
+    link.publisher.publish(batch(0, big=big))
+    assert link.feed.next() is not None
+    leader = threading.Thread(target=lambda: [link.publisher.publish(batch(n, big=big)) for n in range(9)], daemon=True)
+    leader.start()
+    assert not ends_within(1.0, leader)
+    # Both sides close, in either order, while the queues on the way are full.
+    closing = threading.Thread(target=link.publisher.close, args=(9,))
+    closing.start()
+    link.feed.close()
+    assert ends_within(10, closing)
+    link.arena.close()
+
+
+def test_no_thread_outlives_its_link() -> None:
+    before = threading.active_count()
+    for closes_first in ("feed", "publisher"):
+        link = Link()
+        link.publisher.publish(batch(0))
+        (link.feed if closes_first == "feed" else link.publisher).close()
+        link.close()
+    assert threading.active_count() == before
+
+
+def meet(nodes: List[int], strangers: Any) -> Tuple[Dict[int, socket.socket], socket.socket]:
+    listener, port = open_network_link()
+    strangers(port)
+    ends: List[socket.socket] = []
+    meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
+    meeting.start()
+    links = accept_leaders(listener, nodes, SECRET)
+    meeting.join()
+    return links, ends[0]
+
+
+def test_strangers_at_the_door_are_turned_away() -> None:
+    held: List[socket.socket] = []
+
+    def strangers(port: int) -> None:
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x05\0\0\0\0\0\0\0[1,2]", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 40):
+            end = socket.create_connection(("127.0.0.1", port))
+            end.sendall(said)
+            end.close()
+        for head in ({"secret": "guéssed", "node": 1}, {"secret": SECRET, "node": 9}, {"secret": SECRET}):
+            held.append(socket.create_connection(("127.0.0.1", port)))
+            send_head(held[-1], head)
+
+    links, end = meet([1], strangers)
+    send_head(links[1], {"hello": 1})
+    assert receive_head(end) == {"hello": 1}
+    for each in [*held, *links.values(), end]:
+        each.close()
+
+
+def test_a_node_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
+    listener, _ = open_network_link()
+    with pytest.raises(PeerError, match=r"nodes \[1, 2\] did not connect to rank 0 within 0.3 s"):
+        accept_leaders(listener, [1, 2], SECRET)
+
+
+def test_an_unreachable_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
+    listener, port = open_network_link()
+    listener.close()
+    with pytest.raises(PeerError, match=rf"node 1 cannot reach rank 0 at 127.0.0.1, port {port}"):
+        connect_to_rank0("127.0.0.1", port, 1, SECRET)
