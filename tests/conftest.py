@@ -9,6 +9,11 @@ from pathlib import Path
 from typing import AbstractSet, Dict, Iterator, List, Set
 
 import pytest
+from hypothesis import settings
+
+# A deadline for one example would only measure how busy the machine is.
+settings.register_profile("busy machine", deadline=None)
+settings.load_profile("busy machine")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MEMORY = Path("/dev/shm")

@@ -22,6 +22,7 @@ from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
 from libai_data.samplers.listed import as_stream
+from libai_data.samplers.sampler import order_in_words
 from libai_data.structures import Agreement, Instance, RowIndices
 
 WORKER_TYPES = ("process", "thread")
@@ -123,7 +124,7 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Instance]:
         iteration = self.begin(self._place_of_next_pass())
-        agreement = Agreement(self.collates, self.check_every)
+        agreement = Agreement(self.collates, self.check_every, order_in_words(self.stream))
         # Not a generator: it would hold on to the last batch while the trainer has let go of it.
         return map(partial(_instance_of, agreement), iteration)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -180,8 +180,10 @@ def parse_layouts(layouts: Optional[Overrides]) -> Dict[str, Dict[str, Any]]:
                     f"layouts.{name} has the unknown key '{key}'; known are {known}.{nearest(key, known)}"
                 )
         changes = dict(layout)
-        if "sbp_list" in changes:
+        if isinstance(changes.get("sbp_list"), Sequence) and not isinstance(changes["sbp_list"], str):
             changes["sbp_list"] = tuple(changes["sbp_list"])
+        if not isinstance(changes.get("placement_idx", 0), int):
+            raise ConfigError(f"layouts.{name}.placement_idx is {changes['placement_idx']!r}; it must be an int")
         try:
             Layout(**changes)
         except SchemaError as error:

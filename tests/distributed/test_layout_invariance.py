@@ -125,12 +125,7 @@ def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
 
 
 # The loader takes the epoch of a rank's own first row for that of the global batch; IndexBatch.epoch is the right one.
-own_epoch = pytest.mark.xfail(
-    reason="BatchInfo.epoch differs between ranks where an epoch ends in a batch", strict=True
-)
-
-
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=own_epoch), pytest.param(4, marks=own_epoch)])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_all_ranks_name_the_epoch_of_the_global_batchs_first_sample(
     world_size: int, delivered_to: Callable[[int], List[Delivered]]
 ) -> None:

@@ -48,7 +48,7 @@ def deliver(case: Case, mesh: ParallelMesh) -> List[Dict[str, Any]]:
         num_workers=0,
         seed=SEED,
         readers=case.readers,
-        check_every=0,
+        check_every=1,
     )
     if case.position:
         # As saved by one of four data-parallel ranks with batches of 3.
