@@ -26,6 +26,7 @@ class ListedBatches:
     def __init__(self, batches: Iterable[Sequence[int]]) -> None:
         self._batches = batches
         self.position = 0
+        self.epoch = -1
 
     @property
     def global_batch_size(self) -> None:
@@ -33,20 +34,25 @@ class ListedBatches:
         return None
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This round's batches from `position`, counted in samples of all ranks together, on."""
-        start = 0
+        """This round's batches from `position`, counted in samples of all ranks together, on.
+
+        A round that begins at 0 is a new epoch, so that random transforms draw anew.
+        """
+        if position == 0:
+            self.epoch += 1
+        epoch, start = self.epoch, 0
         for number, indices in enumerate(self._batches):
             listed = np.asarray(indices, dtype=np.int64)
             if listed.ndim != 1 or not len(listed):
                 raise ConfigError(f"batch {number} of the batch_sampler is {indices!r}; it must be a list of indices")
             rows = len(listed) * get_data_parallel_size()
             if start >= position:
-                yield IndexBatch(number, 0, start, rows, rows, np.zeros_like(listed), listed)
+                yield IndexBatch(number, epoch, start, rows, rows, np.full_like(listed, epoch), listed)
             start += rows
 
     def state_dict(self) -> Dict[str, Any]:
-        """The number of samples that all ranks together have taken in this round."""
-        return {"position": self.position}
+        """The round that was begun last (-1: none), and the number of samples that all ranks have taken in it."""
+        return {"position": self.position, "epoch": self.epoch}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Go on after as many samples.
@@ -54,10 +60,10 @@ class ListedBatches:
         Raises:
             CheckpointError: The state is that of another kind of sampler.
         """
-        if set(state) != {"position"}:
+        if set(state) != {"position", "epoch"}:
             raise CheckpointError(f"the data state {state} was saved by another kind of sampler")
         check_position(state["position"])
-        self.position = int(state["position"])
+        self.position, self.epoch = int(state["position"]), int(state["epoch"])
 
     def batches_per_round(self) -> int:
         """The length of the iterable, if it has one."""

@@ -167,6 +167,15 @@ class StreamSampler:
         self.position = int(state["position"])
 
 
+def order_in_words(stream: Any) -> str:
+    """What decides the order of a stream's samples, equal for equal orders: its state but for the place in it.
+
+    Args:
+        stream: anything with the `state_dict` of a sampler.
+    """
+    return ", ".join(f"{key} {value}" for key, value in sorted(stream.state_dict().items()) if key != "position")
+
+
 def check_position(position: Any) -> None:
     """Refuse a saved position that cannot be one.
 

@@ -25,6 +25,14 @@ def test_a_users_lists_are_taken_as_they_are_round_after_round() -> None:
     assert len(stream) == 3
 
 
+def test_each_round_from_the_beginning_is_a_new_epoch_and_a_resumed_one_is_not() -> None:
+    stream = as_stream([[3, 1], [2]])
+    assert [[batch.epoch for batch in stream.batches(0)] for _ in range(2)] == [[0, 0], [1, 1]]
+    resumed = as_stream([[3, 1], [2]])
+    resumed.load_state_dict({**stream.state_dict(), "position": 2})
+    assert [batch.epochs.tolist() for batch in resumed.batches(2)] == [[1]]
+
+
 def test_all_rows_count_and_positions_follow_each_other() -> None:
     batches = list(as_stream([[3, 1], [2], [0, 5, 4]]).batches(0))
     assert [(batch.step, batch.position, batch.size, batch.valid) for batch in batches] == [
@@ -42,8 +50,8 @@ def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: 
 @pytest.mark.parametrize(("position", "left"), [(0, 3), (2, 2), (3, 1), (6, 0)])
 def test_a_saved_place_is_found_again(position: int, left: int) -> None:
     stream = as_stream([[3, 1], [2], [0, 5, 4]])
-    stream.load_state_dict({"position": position})
-    assert stream.state_dict() == {"position": position}
+    stream.load_state_dict({"position": position, "epoch": 2})
+    assert stream.state_dict() == {"position": position, "epoch": 2}
     assert len(list(stream.batches(stream.position))) == left
 
 
