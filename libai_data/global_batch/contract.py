@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from libai_data.errors import ContractError
 from libai_data.global_batch.gather import digest_of, gather_words
-from libai_data.mesh import get_mesh
+from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import BatchInfo, DistTensorData, RowIndices
 
-_HEAD = 6
-_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS = range(_HEAD)
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER = range(7)
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
 
 
-def check_contract(fields: Mapping[str, DistTensorData], info: Optional[BatchInfo], rows: Optional[RowIndices]) -> None:
+def check_contract(
+    fields: Mapping[str, DistTensorData], info: Optional[BatchInfo], rows: Optional[RowIndices], order: str = ""
+) -> None:
     """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
 
-    All ranks must stand at the same step, epoch and position. Ranks that differ only in tensor or pipeline coordinate
-    must hold equal bytes of each field, and have read equal samples. Those that differ in data coordinate must have
-    read different samples.
+    All ranks must follow the same order and stand at the same step, epoch and position. Ranks that differ only in
+    tensor or pipeline coordinate must hold equal bytes of each field, and have read equal samples. Those that differ in
+    data coordinate must have read different samples.
 
     Args:
         fields: this rank's local tensors, the same names in the same order on all ranks.
         info: where the batch stands; None if it comes from no loader.
         rows: which samples this rank read; None where another read for it.
+        order: what decides the order of the samples, in words.
 
     Raises:
         ContractError: On every rank alike, naming step, field or rows, and the ranks that differ.
@@ -35,20 +37,21 @@ def check_contract(fields: Mapping[str, DistTensorData], info: Optional[BatchInf
     mesh = get_mesh()
     if mesh.world_size == 1:
         return
-    count = next(iter(fields.values())).shape[0] if fields else 0
-    table = gather_words(np.concatenate([_head(info, rows), _digests(fields), _samples(rows, count)]))
-    problems = _different_places(table) or (
-        _different_bytes(table, list(fields), mesh)
-        + _samples_read_wrongly(table[:, _HEAD + len(fields) :], table, mesh)
-    )
+    heads = gather_words(_head(info, rows, order))
+    # Ranks at different places may hold different numbers of rows, which could not be gathered.
+    problems = [*_different_orders(heads, order), *_different_places(heads)]
+    if not problems:
+        count = int(heads[0, _SIZE]) // mesh.data_parallel_size
+        table = gather_words(np.concatenate([_digests(fields), _samples(rows, count)]))
+        problems = _different_bytes(table, list(fields), mesh)
+        problems += _samples_read_wrongly(heads, table[:, len(fields) :], mesh)
     if problems:
-        step = "this batch" if info is None else f"step {info.step}"
-        raise ContractError(f"the ranks are not fed alike at {step}: " + "; ".join(problems))
+        raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
 
 
-def _head(info: Optional[BatchInfo], rows: Optional[RowIndices]) -> np.ndarray:
+def _head(info: Optional[BatchInfo], rows: Optional[RowIndices], order: str) -> np.ndarray:
     place = (0, 0, 0, 0, 0) if info is None else (info.step, info.epoch, info.position, info.size, info.valid)
-    return np.array([*place, rows is not None], dtype=np.int64)
+    return np.array([*place, rows is not None, digest_of(order.encode())], dtype=np.int64)
 
 
 def _digests(fields: Mapping[str, DistTensorData]) -> np.ndarray:
@@ -64,18 +67,32 @@ def _samples(rows: Optional[RowIndices], count: int) -> np.ndarray:
     return words.reshape(-1)
 
 
-def _different_places(table: np.ndarray) -> List[str]:
-    found = []
-    for column, name in enumerate(_NAMES):
-        if len(set(table[:, column].tolist())) > 1:
-            shown = ", ".join(f"rank {rank} has {value}" for rank, value in enumerate(table[:, column].tolist()))
-            found.append(f"the {name} differs: {shown}")
-    return found
+def _different_orders(heads: np.ndarray, order: str) -> List[str]:
+    if len(set(heads[:, _ORDER].tolist())) == 1:
+        return []
+    orders = [broadcast_py_object(order, src=rank) for rank in range(len(heads))]
+    return [f"the order of the samples differs: {_by_value(orders)}"]
+
+
+def _different_places(heads: np.ndarray) -> List[str]:
+    return [
+        f"the {name} differs: {_by_value(heads[:, column].tolist())}"
+        for column, name in enumerate(_NAMES)
+        if len(set(heads[:, column].tolist())) > 1
+    ]
+
+
+def _by_value(values: Sequence[object]) -> str:
+    """Each value of the ranks, once, and who has it."""
+    ranks_with: Dict[object, List[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_with.setdefault(value, []).append(rank)
+    return ", but ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_with.items())
 
 
 def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) -> List[str]:
     found = []
-    for column, name in enumerate(names, start=_HEAD):
+    for column, name in enumerate(names):
         for shard, ranks in _ranks_by_shard(mesh).items():
             odd = _odd_ones_out({rank: table[rank, column].tobytes() for rank in ranks})
             if odd:
@@ -85,12 +102,12 @@ def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) ->
     return found
 
 
-def _samples_read_wrongly(samples: np.ndarray, table: np.ndarray, mesh: ParallelMesh) -> List[str]:
+def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: ParallelMesh) -> List[str]:
     found = []
     reader_of: Dict[Tuple[int, int], int] = {}
-    valid_rows = int(table[0, _VALID])
+    valid_rows = int(heads[0, _VALID])
     for shard, ranks in _ranks_by_shard(mesh).items():
-        readers = [rank for rank in ranks if table[rank, _HAS_ROWS]]
+        readers = [rank for rank in ranks if heads[rank, _HAS_ROWS]]
         odd = _odd_ones_out({rank: samples[rank].tobytes() for rank in readers})
         if odd:
             found.append(f"rank {odd[0]} has read other samples than rank {odd[1]} (both of shard {shard})")
@@ -102,7 +119,8 @@ def _samples_read_wrongly(samples: np.ndarray, table: np.ndarray, mesh: Parallel
             other = reader_of.setdefault(sample, readers[0])
             if other != readers[0]:
                 found.append(
-                    f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]}"
+                    f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]} (a "
+                    "sampler of your own that repeats samples on purpose needs check_every=0)"
                 )
                 break
     return found

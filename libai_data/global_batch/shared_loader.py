@@ -20,7 +20,7 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.batches import assemble
 from libai_data.loader.dataloader import DataLoader
 from libai_data.mesh import broadcast_py_object
-from libai_data.samplers.sampler import StreamSampler
+from libai_data.samplers.sampler import StreamSampler, order_in_words
 from libai_data.structures import Agreement, Instance, RowIndices
 
 _SENT_AHEAD = 4
@@ -86,7 +86,8 @@ class SharedLoader:
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
         self._loader: Optional[DataLoader] = None
-        facts = self._open(open_dataset, make_stream, make_loader)
+        told = self._open(open_dataset, make_stream, make_loader)
+        facts = DatasetFacts(told.dataset_name, told.samples)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
         if not isinstance(self.stream, StreamSampler):
@@ -94,6 +95,7 @@ class SharedLoader:
                 f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
                 f"SingleRoundSampler do; {type(self.stream).__name__} does not"
             )
+        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream))
         self._publishers: List[Publisher] = []
         self._feed = self._connect()
         self._ready: Deque[Optional[NodeBatch]] = deque()
@@ -109,7 +111,7 @@ class SharedLoader:
         open_dataset: Callable[[], Any],
         make_stream: Callable[[Any, Tuple[int, ...]], StreamSampler],
         make_loader: Callable[[Any, StreamSampler], DataLoader],
-    ) -> DatasetFacts:
+    ) -> _Told:
         """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
         plan, failure = self._plan, None
         told: Optional[_Told] = None
@@ -131,8 +133,7 @@ class SharedLoader:
                 raise PeerError(f"rank {rank}, which reads for others, could not open the dataset: {answer.problem}")
         if len(set(answers.values())) > 1:
             raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
-        self._agreement = Agreement(answers[0].collates, answers[0].check_every)
-        return DatasetFacts(answers[0].dataset_name, answers[0].samples)
+        return answers[0]
 
     def _connect(self) -> Feed:
         """Find the other ranks: rank 0 the leaders, each leader the ranks of its node."""

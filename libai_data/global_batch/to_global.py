@@ -14,8 +14,8 @@ from libai_data.structures import DistTensorData, Fields, Instance, fields_of
 def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any]:
     """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
 
-    The ranks' fields are compared at the first batch of a loader, and at each batch that a collator made or that comes
-    from no loader.
+    The ranks' fields are compared at the first batch of a loader, whenever contents are compared too, and at each batch
+    that a collator made or that comes from no loader.
 
     Args:
         batch: fields [rows of this rank, ...]; bare tensors get the default layout.
@@ -36,15 +36,16 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
 
 def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:
     agreement = batch._agreement if isinstance(batch, Instance) else None
-    if agreement is None or not agreement.fields_agree:
+    is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
+    if agreement is None or not agreement.fields_agree or is_due:
         check_same_on_all_ranks(signature_of(fields))
     if agreement is None or not isinstance(batch, Instance):
         return
     agreement.fields_agree = not agreement.per_batch
-    if agreement.check_every and agreement.batches % agreement.check_every == 0:
+    if is_due:
         # Tensor-parallel peers that read parts hold different bytes by design.
         whole = {name: value for name, value in fields.items() if name not in batch._parts}
-        check_contract(whole, batch._info, batch._rows)
+        check_contract(whole, batch._info, batch._rows, agreement.order)
     agreement.batches += 1
 
 

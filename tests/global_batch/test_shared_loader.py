@@ -102,7 +102,7 @@ def test_a_state_of_another_stream_is_refused(train: Callable[..., Any]) -> None
 def test_a_sampler_that_does_not_know_every_ranks_part_is_refused(train: Callable[..., Any]) -> None:
     from libai_data.config import LazyCall
 
-    with pytest.raises(ConfigError, match="readers=node needs a sampler that knows every rank's part.*OwnSampler"):
+    with pytest.raises(ConfigError, match=r"readers=node needs a sampler that knows every rank's part.*OwnSampler"):
         train("node", sampler=LazyCall(OwnSampler)())
 
 

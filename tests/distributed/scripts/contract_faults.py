@@ -1,0 +1,253 @@
+"""Plants faults on 2x2 ranks and notes how each is named: `contract_faults.py FOLDER`.
+
+Each rank writes `FOLDER/<rank>.json`: for each fault the error, for each clean run the number of steps, and what the
+check costs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.errors import DataPipelineError
+from libai_data.global_batch import to_global
+from libai_data.global_batch.contract import check_contract
+from libai_data.loader import DataLoader
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.samplers import CyclicSampler
+from libai_data.structures import DistTensorData, Instance
+
+RANK = flow.env.get_rank()
+CHECK_EVERY = 4
+FAULT_AT = 2
+STEPS = 7
+SEED = 5
+
+
+class Samples:
+    """Two fields of the same shape and one number; `alter` may change a sample's arrays."""
+
+    def __init__(self, samples: int = 50, alter: Optional[Callable[[int, Dict[str, np.ndarray]], None]] = None) -> None:
+        self.samples = samples
+        self.alter = alter
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> Instance:
+        rng = np.random.default_rng(index)
+        arrays = {name: rng.integers(0, 1000, (6,)) for name in ("tokens", "labels")}
+        arrays["number"] = np.asarray(index)
+        if self.alter is not None:
+            self.alter(index, arrays)
+        return Instance(**{name: DistTensorData(array) for name, array in arrays.items()})
+
+
+Batches = Iterator[Instance]
+Plant = Callable[[], Batches]
+Tensors = Dict[str, Any]
+
+
+def batches_of(
+    dataset: Any = None,
+    micro_batch: int = 4,
+    seed: int = SEED,
+    shuffle: bool = True,
+    shard: int = -1,
+    consumed: int = 0,
+) -> Batches:
+    """This rank's stream, with one or the other mistake in it."""
+    dataset = dataset or Samples()
+    mesh = get_mesh()
+    data_rank = mesh.data_parallel_rank if shard < 0 else shard
+    sampler = CyclicSampler(dataset, micro_batch, shuffle, consumed, data_rank, mesh.data_parallel_size, seed)
+    return iter(DataLoader(dataset, sampler, check_every=CHECK_EVERY))
+
+
+def on(*ranks: int) -> bool:
+    return RANK in ranks
+
+
+def skipping() -> Batches:
+    batches = batches_of()
+    for step in range(STEPS):
+        if on(3) and step == FAULT_AT:
+            next(batches)
+        yield next(batches)
+
+
+def repeating() -> Batches:
+    batches, last = batches_of(), None
+    for step in range(STEPS):
+        # What came is given again, and so it is behind from then on.
+        batch = last if on(1) and step == FAULT_AT else next(batches)
+        assert batch is not None
+        last = batch
+        yield batch
+
+
+def changing(change: Callable[[Instance, Tensors], None], *ranks: int) -> Plant:
+    """From `FAULT_AT` on, change each batch on these ranks, given the tensors of the one before."""
+
+    def plant() -> Batches:
+        last: Tensors = {}
+        for step, batch in enumerate(batches_of()):
+            original = {name: data.tensor.clone() for name, data in batch.get_fields().items()}
+            if RANK in ranks and step >= FAULT_AT:
+                change(batch, last)
+            last = original
+            yield batch
+
+    return plant
+
+
+def set_tensor(batch: Instance, name: str, tensor: Any) -> None:
+    batch.set(name, DistTensorData(tensor))
+
+
+def swap_fields(batch: Instance, last: Tensors) -> None:
+    tokens, labels = batch.get("tokens").tensor, batch.get("labels").tensor
+    set_tensor(batch, "tokens", labels)
+    set_tensor(batch, "labels", tokens)
+
+
+def stale_memory(batch: Instance, last: Tensors) -> None:
+    set_tensor(batch, "tokens", last["tokens"])
+
+
+def lost_row(batch: Instance, last: Tensors) -> None:
+    tokens = batch.get("tokens").tensor.numpy().copy()
+    tokens[-1] = 0
+    set_tensor(batch, "tokens", flow.from_numpy(tokens))
+
+
+def flip_a_bit(batch: Instance, last: Tensors) -> None:
+    tokens = batch.get("tokens").tensor.numpy().copy()
+    tokens[2, 3] ^= 1
+    set_tensor(batch, "tokens", flow.from_numpy(tokens))
+
+
+def swap_rows(batch: Instance, last: Tensors) -> None:
+    set_tensor(batch, "labels", flow.from_numpy(batch.get("labels").tensor.numpy()[::-1].copy()))
+
+
+def in_place(batch: Instance, last: Tensors) -> None:
+    set_tensor(batch, "tokens", batch.get("tokens").tensor + 1)
+
+
+def another_dtype(batch: Instance, last: Tensors) -> None:
+    set_tensor(batch, "tokens", batch.get("tokens").tensor.to(flow.int32))
+
+
+def rank_state() -> Batches:
+    rng = np.random.default_rng(RANK)
+
+    def alter(index: int, arrays: Dict[str, np.ndarray]) -> None:
+        arrays["tokens"] += rng.integers(0, 2, 6)
+
+    return batches_of(Samples(alter=alter))
+
+
+def neighbour_sample() -> Batches:
+    def alter(index: int, arrays: Dict[str, np.ndarray]) -> None:
+        arrays["number"] += 1
+
+    return batches_of(Samples(alter=alter if on(3) else None))
+
+
+FAULTS: Dict[str, Plant] = {
+    "another seed on a data-parallel rank": lambda: batches_of(seed=SEED + 2 * on(2, 3)),
+    "another seed on a tensor peer": lambda: batches_of(seed=SEED + on(3)),
+    "no shuffling on one rank": lambda: batches_of(shuffle=not on(2)),
+    "a sample less on one node's disk": lambda: batches_of(Samples(50 - on(2, 3))),
+    "a skipped batch": skipping,
+    "a repeated batch": repeating,
+    "swapped fields": changing(swap_fields, 3),
+    "stale memory": changing(stale_memory, 1),
+    "a lost row": changing(lost_row, 2),
+    "rows in another order": changing(swap_rows, 3),
+    "a batch changed in place": changing(in_place, 1),
+    "another dtype, later": changing(another_dtype, 2, 3),
+    "a transform that draws from the rank's state": rank_state,
+    "one altered sample on a tensor peer": changing(flip_a_bit, 1),
+    "a neighbour's sample": neighbour_sample,
+    "another epoch": lambda: batches_of(consumed=56 * on(2, 3)),
+    "overlapping shards": lambda: batches_of(shard=0),
+    "another shard than the tensor peer": lambda: batches_of(shard=0 if on(3) else -1),
+    "another global batch size": lambda: batches_of(micro_batch=3 + on(0, 1)),
+}
+
+
+def named(plant: Plant) -> Tuple[int, str]:
+    """At which step which error came; -1 if none did."""
+    batches = plant()
+    for step in range(STEPS):
+        try:
+            to_global(next(batches))
+        except DataPipelineError as error:
+            return step, f"{type(error).__name__}: {error}"
+    return -1, ""
+
+
+def clean_steps(readers: str) -> int:
+    """Steps without an alarm: epochs end within batches, and the last batch of a round is padded."""
+    steps = 0
+    train, _, _ = build_nlp_train_loader(Samples(37), 4, num_workers=0, seed=SEED, readers=readers, check_every=1)
+    test = build_nlp_test_loader(Samples(21), 4, num_workers=0, readers=readers, check_every=1)
+    batches = iter(train)
+    for _ in range(3):
+        for _ in range(10):
+            to_global(next(batches))
+            steps += 1
+        for batch in test:
+            to_global(batch)
+            steps += 1
+    train.close()
+    test.close()
+    return steps
+
+
+def cost() -> Dict[str, float]:
+    """Seconds of one check, the median of some, by the size of a rank's batch."""
+    seconds = {}
+    tokens = {f"tokens{n}": np.ones((32, 1024), np.int64) for n in range(4)}
+    images = {"images": np.ones((32, 3, 224, 224), np.uint8)}
+    for name, arrays in {"tokens 4 x int64 [32, 1024]": tokens, "images uint8 [32, 3, 224, 224]": images}.items():
+        fields = {field: DistTensorData(flow.from_numpy(array)) for field, array in arrays.items()}
+        taken = []
+        for _ in range(7):
+            start = time.perf_counter()
+            check_contract(fields, None, None)
+            taken.append(time.perf_counter() - start)
+        seconds[name] = sorted(taken)[3]
+    return seconds
+
+
+def main() -> None:
+    found: Dict[str, Any] = {"faults": {}, "clean": {}}
+    set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
+    for name, plant in FAULTS.items():
+        found["faults"][name] = named(plant)
+        flow.comm.barrier()
+    meshes: List[Tuple[int, int, int]] = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)]
+    for sizes in meshes:
+        set_mesh(ParallelMesh(*sizes, rank=RANK))
+        for readers in ("data_parallel", "node", "rank0"):
+            found["clean"][f"{sizes} {readers}"] = clean_steps(readers)
+    found["cost"] = cost()
+    Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(found))
+    flow.comm.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

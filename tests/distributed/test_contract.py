@@ -1,0 +1,78 @@
+"""Ranks that are fed otherwise than their layout promises are named within the interval; sound ones never are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.distributed.launcher import launch_ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "contract_faults.py"
+
+# Fault -> step at which it is named (checks come at steps 0, 4, ...; changed batches begin at 2), and how.
+EXPECTED = {
+    "another seed on a data-parallel rank": (
+        0,
+        r"ContractError.*order of the samples.*seed 5.* on rank 0, 1, but .*"
+        r"seed 7.* on rank 2, 3",
+    ),
+    "another seed on a tensor peer": (0, r"ContractError.*order of the samples.*seed 5.*rank 0, 1, 2.*seed 6.*rank 3"),
+    "no shuffling on one rank": (0, r"ContractError.*order of the samples.*True on rank 0, 1, 3.*False on rank 2"),
+    "a sample less on one node's disk": (0, r"ContractError.*order of the samples.*samples 50.*samples 49.*rank 2, 3"),
+    "a skipped batch": (4, r"ContractError.*step 4: the step differs: 4 on rank 0, 1, 2, but 5 on rank 3"),
+    "a repeated batch": (4, r"ContractError.*step 4: the step differs: 4 on rank 0, 2, 3, but 3 on rank 1"),
+    "swapped fields": (4, r"ContractError.*step 4: field 'tokens': rank 3.*than rank 2.*field 'labels': rank 3"),
+    "stale memory": (4, r"ContractError.*step 4: field 'tokens': rank 1 holds other bytes than rank 0"),
+    "a lost row": (4, r"ContractError.*step 4: field 'tokens': rank 3 holds other bytes than rank 2"),
+    "rows in another order": (4, r"ContractError.*step 4: field 'labels': rank 3 holds other bytes than rank 2"),
+    "a batch changed in place": (4, r"ContractError.*step 4: field 'tokens': rank 1 holds other bytes than rank 0"),
+    "another dtype, later": (4, r"SchemaError.*field 'tokens' is int64.*on rank 0, 1, but int32.*on rank 2, 3"),
+    "a transform that draws from the rank's state": (0, r"ContractError.*step 0: field 'tokens': rank 1.*than rank 0"),
+    "one altered sample on a tensor peer": (4, r"ContractError.*step 4: field 'tokens': rank 1.*other bytes.*rank 0"),
+    "a neighbour's sample": (0, r"ContractError.*step 0: field 'number': rank 3 holds other bytes than rank 2"),
+    "another epoch": (0, r"ContractError.*the epoch differs: 0 on rank 0, 1, but 1 on rank 2, 3"),
+    "overlapping shards": (0, r"ContractError.*step 0: sample \d+ of epoch 0 was read by rank 0 and by rank 2"),
+    "another shard than the tensor peer": (0, r"ContractError.*rank 3 has read other samples than rank 2"),
+    "another global batch size": (0, r"SchemaError.*field 'tokens' is int64 \[4, 6\].*int64 \[3, 6\].*rank 2, 3"),
+}
+
+Results = List[Dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What each rank found; one launch."""
+    folder = tmp_path_factory.mktemp("contract")
+    launch = launch_ranks(SCRIPT, 4, str(folder), timeout=150)
+    assert launch.returncode == 0, launch.output
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_a_planted_fault_is_named_within_the_interval(fault: str, results: Results) -> None:
+    step, message = results[0]["faults"][fault]
+    expected_step, pattern = EXPECTED[fault]
+    assert step == expected_step, message
+    assert re.search(pattern, message), message
+
+
+@pytest.mark.parametrize("fault", EXPECTED)
+def test_every_rank_raises_the_same_error(fault: str, results: Results) -> None:
+    assert [found["faults"][fault] for found in results] == [results[0]["faults"][fault]] * 4
+
+
+def test_no_planted_fault_is_untested(results: Results) -> None:
+    assert set(results[0]["faults"]) == set(EXPECTED)
+
+
+def test_sound_ranks_raise_no_alarm(results: Results) -> None:
+    """Checked at each step: epochs that end within a batch, rounds that are padded, two loaders at once, all modes."""
+    clean = results[0]["clean"]
+    assert len(clean) == 12
+    assert sum(clean.values()) > 400
+    for found in results:
+        assert found["clean"] == clean
