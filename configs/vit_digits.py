@@ -34,15 +34,15 @@ dataloader = DictConfig(
 )
 
 model = LazyCall(VisionTransformer)(
-    image_size=8, patch_size=2, in_channels=1, num_classes=10, dim=64, depth=4, num_heads=4
+    image_size=8, patch_size=2, in_channels=1, num_classes=10, dim=64, depth=2, num_heads=4
 )
 
-optim.lr = 2e-3
+optim.lr = 3e-3
 optim.weight_decay = 0.05
 
 train.output_dir = "output/vit_digits"
 train.train_micro_batch_size = None
-train.global_batch_size = 64
+train.global_batch_size = 96
 train.test_micro_batch_size = 64
 train.train_iter = 0
 train.train_epoch = 20
