@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, Optional
+from typing import Any, ContextManager, Dict, List, Optional, Sequence
 
 import oneflow as flow
 from oneflow import nn
@@ -13,6 +13,17 @@ from libai_data.engine.losses import total_loss
 from libai_data.mesh import get_data_parallel_size, get_mesh
 
 logger = logging.getLogger(__name__)
+
+
+def name_inputs(micro_batches: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    """One dict of the inputs of several micro-batches, as a graph's `build` takes them."""
+    return {f"{name}_{number}": value for number, each in enumerate(micro_batches) for name, value in each.items()}
+
+
+def part_inputs(inputs: Dict[str, Any], count: int) -> List[Dict[str, Any]]:
+    """The inputs of each micro-batch again; the inverse of `name_inputs`."""
+    names = [name[: -len("_0")] for name in inputs][: len(inputs) // count]
+    return [{name: inputs[f"{name}_{number}"] for name in names} for number in range(count)]
 
 
 class GraphBase(nn.Graph):
@@ -27,7 +38,8 @@ class GraphBase(nn.Graph):
         fp16: mixed precision with dynamic loss scaling; on GPUs only.
         activation_checkpoint: recompute activations in the backward pass; the model's class must have LiBai's
             `set_activation_checkpoint(model)`.
-        grad_acc_steps: micro-batches that the graph cuts its inputs into, along dim 0.
+        grad_acc_steps: micro-batches of a step. On GPUs the graph cuts its inputs into as many along dim 0; on the
+            CPU it takes the inputs of each by themselves (`takes_micro_batches`).
         zero_optim: shard the optimizer's state over the data axis; on GPUs only.
         zero_stage: 1, 2 or 3.
         is_train: training or evaluation.
@@ -56,6 +68,10 @@ class GraphBase(nn.Graph):
         self.is_train = is_train
         self.global_mode = global_mode
         self.device = device or get_mesh().device_type
+        # On the CPU, OneFlow 0.9 accumulates wrong gradients, others from run to run. One backward pass of the mean
+        # loss is right, but keeps the activations of all micro-batches.
+        self.takes_micro_batches = is_train and grad_acc_steps > 1 and self.device != "cuda"
+        self._grad_acc_steps = grad_acc_steps
         if is_train:
             self.add_optimizer(optimizer, lr_sch=lr_scheduler)
             if fp16 and self._needs_gpu("train.amp"):
@@ -63,7 +79,7 @@ class GraphBase(nn.Graph):
                 self.set_grad_scaler(
                     flow.amp.GradScaler(init_scale=65536.0 * get_data_parallel_size(), growth_interval=2000)
                 )
-            if grad_acc_steps > 1:
+            if grad_acc_steps > 1 and not self.takes_micro_batches:
                 self.config.set_gradient_accumulation_steps(grad_acc_steps)
             if activation_checkpoint:
                 self._let_model("set_activation_checkpoint")
@@ -86,9 +102,18 @@ class GraphBase(nn.Graph):
         if not self.is_train:
             return self.model(**inputs)
         with self._global_mode():
+            if self.takes_micro_batches:
+                return self._train_on_all(inputs)
             outputs = self.model(**inputs)
             total_loss(outputs).backward()
         return outputs
+
+    def _train_on_all(self, inputs: Dict[str, Any]) -> Dict[str, Any]:
+        """One backward pass of the mean loss of all micro-batches."""
+        count = self._grad_acc_steps
+        outputs = [self.model(**each) for each in part_inputs(inputs, count)]
+        sum(total_loss(each) / count for each in outputs).backward()
+        return {name: sum(each[name].mean() for each in outputs) / count for name in outputs[0]}
 
     def _global_mode(self) -> ContextManager[Any]:
         if self.global_mode is None or not self.global_mode.enabled:

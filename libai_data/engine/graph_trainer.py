@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Iterable, Optional
 
 from libai_data.engine.batches import StepInputs
+from libai_data.engine.graph import name_inputs
 from libai_data.engine.train_loop import TrainerBase
 
 
 class GraphTrainer(TrainerBase):
     """One graph that holds model, optimizer and schedule, and one loader.
 
-    The graph itself cuts a step's inputs into micro-batches, so a step hands it `grad_acc_steps` consecutive batches
-    joined along dim 0.
+    A step hands the graph `grad_acc_steps` consecutive batches: joined along dim 0 if the graph cuts them into
+    micro-batches itself, else side by side (`GraphBase.takes_micro_batches`).
 
     Args:
         graph: a `oneflow.nn.Graph` with an attribute `model`.
@@ -46,10 +47,13 @@ class GraphTrainer(TrainerBase):
             input_placement_device: "cuda" or "cpu", handed to `get_batch`.
         """
         self.inputs.seconds = 0.0
-        batch = self.inputs.joined(self.grad_acc_steps, get_batch, input_placement_device)
+        if getattr(self.graph, "takes_micro_batches", False):
+            batches = [self.inputs.micro_batch(get_batch, input_placement_device) for _ in range(self.grad_acc_steps)]
+        else:
+            batches = [self.inputs.joined(self.grad_acc_steps, get_batch, input_placement_device)]
         if self._check_inputs is not None:
-            self._check_inputs(batch)
+            self._check_inputs(batches[0])
             self._check_inputs = None
-        outputs = self.graph(**batch)
+        outputs = self.graph(**(batches[0] if len(batches) == 1 else name_inputs(batches)))
         # With gradient accumulation, each output has one value per micro-batch.
         self.write_metrics({name: value.mean() for name, value in outputs.items()}, self.inputs.seconds)

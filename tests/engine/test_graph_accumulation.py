@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import numpy as np
+import oneflow as flow
+
+from configs.models.vit import VisionTransformer
+from libai_data.engine.eager_trainer import EagerTrainer
+from libai_data.engine.events import EventStorage
+from libai_data.engine.graph import GraphBase, name_inputs, part_inputs
+from libai_data.engine.graph_trainer import GraphTrainer
+from libai_data.global_batch import to_global
+from libai_data.structures import DistTensorData, Instance
+
+MICRO_BATCHES = 3
+
+
+def micro_batches() -> Any:
+    draw = np.random.default_rng(0)
+    while True:
+        images = draw.standard_normal((8, 1, 8, 8)).astype(np.float32)
+        yield Instance(images=DistTensorData(images), labels=DistTensorData(draw.integers(0, 10, 8)))
+
+
+def parameters_after_two_steps(graph_mode: bool) -> Dict[str, np.ndarray]:
+    model = VisionTransformer(image_size=8, patch_size=2, in_channels=1, num_classes=10, dim=16, depth=2, num_heads=2)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    trainer: Any
+    if graph_mode:
+        graph = GraphBase(model, optimizer, grad_acc_steps=MICRO_BATCHES)
+        trainer = GraphTrainer(graph, micro_batches(), MICRO_BATCHES)
+    else:
+        trainer = EagerTrainer(model, micro_batches(), optimizer, MICRO_BATCHES)
+    with EventStorage(0):
+        for trainer.iter in range(2):
+            trainer.max_iter = 2
+            trainer.run_step(to_global, "cpu")
+    return {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
+
+
+def test_a_graph_accumulates_the_gradients_that_eager_mode_accumulates() -> None:
+    eager, graph = parameters_after_two_steps(False), parameters_after_two_steps(True)
+    for name, value in eager.items():
+        np.testing.assert_allclose(graph[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+
+
+def test_inputs_of_many_micro_batches_are_found_again() -> None:
+    batches = [{"images": number, "labels_1": -number} for number in range(12)]
+    assert part_inputs(name_inputs(batches), 12) == batches
