@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import weakref
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, List, Optional
@@ -23,7 +22,7 @@ from libai_data.engine.loaders import (
     build_configured_train_loader,
     scale_to_epochs,
 )
-from libai_data.engine.logging_setup import setup_logger
+from libai_data.engine.logging_setup import has_progress_bar, setup_logger
 from libai_data.engine.optim import build_optimizer
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config, set_key
@@ -136,6 +135,9 @@ class DefaultTrainer(TrainerBase):
             logger.info("All %d steps are done already; set train.train_iter higher to go on.", end)
             return {}
         super().train(start, end)
+        for loader in (self.train_loader, *self.test_loader):
+            if callable(getattr(loader, "close", None)):
+                loader.close()
         return self._last_eval_results
 
     def run_step(self) -> None:
@@ -164,7 +166,7 @@ class DefaultTrainer(TrainerBase):
             built.append(hooks.BestCheckpointer(period, self.checkpointer, val_metric=metric, mode=mode))
         if is_main_process():
             built.append(hooks.PeriodicWriter(self.build_writers(), train.log_period))
-            if sys.stderr.isatty():
+            if has_progress_bar():
                 built.append(hooks.ProgressBar())
         return built
 

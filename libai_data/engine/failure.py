@@ -10,7 +10,7 @@ import traceback
 from contextlib import contextmanager
 from typing import Iterator
 
-from libai_data.errors import CheckpointError, ConfigError, MeshError, SchemaError
+from libai_data.errors import CheckpointError, ConfigError, MeshError, PeerError, SchemaError
 
 _SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
 _RANK0_SPEAKS_FIRST_SECONDS = 2.0
@@ -38,6 +38,11 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
         if world_size == 1 or exit_request.code in (0, None):
             raise
         end_process(exit_request.code if isinstance(exit_request.code, int) else 1, str(exit_request))
+    except PeerError as error:
+        if world_size == 1:
+            raise
+        # The rank that it names prints the traceback.
+        end_process(1, f"rank {rank} ends: {error}")
     except Exception as error:
         if world_size == 1:
             raise

@@ -16,9 +16,9 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, Iterator, Optional, Union
 
 from libai_data.engine.failure import end_process
 from libai_data.errors import PeerError
@@ -29,7 +29,7 @@ from libai_data.global_batch.network_link import (
     receive_head,
     send_head,
 )
-from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
+from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link, seconds_to_meet
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.loader.channel import Channel
 from libai_data.mesh import broadcast_py_object, get_mesh
@@ -55,7 +55,8 @@ class Liveness:
         self._names: Dict[int, str] = {}
         mesh = get_mesh()
         if mesh.world_size > 1:
-            self._connect()
+            with _ending_unless_all_come(mesh.rank):
+                self._connect()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
 
     def _connect(self) -> None:
@@ -110,6 +111,21 @@ class Liveness:
         """Say to the others that this rank ends as planned."""
         for connection in self._connections.values():
             _send(connection, _FAREWELL)
+
+
+@contextmanager
+def _ending_unless_all_come(rank: int) -> Iterator[None]:
+    """End this process if the block, in which all ranks must meet, takes too long; it may wait in a collective."""
+    seconds = seconds_to_meet()
+    message = f"rank {rank} ends: the other ranks have not all come within {seconds:g} s; do they run the same program?"
+    # A rank that waits for connections says who is missing, and is to say it first.
+    timer = threading.Timer(seconds + _SECONDS_FOR_THE_CAUSE, end_process, (1, message))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _send(connection: Connection, word: str) -> None:

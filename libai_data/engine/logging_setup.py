@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Optional
 
 _NAME = "libai_data"
@@ -12,10 +13,26 @@ _FORMAT = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
 _DATES = "%m/%d %H:%M:%S"
 
 
+ON_BAR = {"is_on_bar": True}
+"""`extra` of log lines that say what the live progress bar shows already."""
+
+
+def has_progress_bar() -> bool:
+    """Whether somebody watches: the bar is for a terminal that has a size."""
+    if not sys.stderr.isatty():
+        return False
+    # Terminals of build servers may be 0 columns wide and 0 lines high, and a bar would be too.
+    with suppress(OSError, ValueError):
+        return min(os.get_terminal_size(sys.stderr.fileno())) > 0
+    return True
+
+
 class _ConsoleHandler(logging.StreamHandler):
-    """Writes above a live progress bar, if there is one, instead of through it."""
+    """Writes above a live progress bar, if there is one, instead of through it, and leaves out what it shows."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "is_on_bar", False) and self.stream.isatty() and has_progress_bar():
+            return
         from tqdm import tqdm
 
         with tqdm.external_write_mode(file=self.stream):

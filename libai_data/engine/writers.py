@@ -10,6 +10,7 @@ import statistics
 from typing import IO, Any, Dict, List, Optional, Tuple
 
 from libai_data.engine.events import EventStorage, get_event_storage
+from libai_data.engine.logging_setup import ON_BAR
 
 logger = logging.getLogger(__name__)
 
@@ -164,4 +165,4 @@ class CommonMetricPrinter(EventWriter):
                 parts.append(form.format(new[name][0]))
         if "eta_seconds" in new:
             parts.append(f"ETA {datetime.timedelta(seconds=round(new['eta_seconds'][0]))}")
-        logger.info("  ".join(parts))
+        logger.info("  ".join(parts), extra=ON_BAR)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from pathlib import Path
 from typing import Any, List
 
 import pytest
 
 from libai_data.engine.events import EventStorage
-from libai_data.engine.hooks import PeriodicWriter
+from libai_data.engine.hooks import PeriodicWriter, ProgressBar
+from libai_data.engine.logging_setup import ON_BAR, setup_logger
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 
@@ -113,3 +116,46 @@ def test_writers_write_each_period_and_at_the_end_and_are_closed() -> None:
     trainer.register_hooks([hook])
     trainer.train(0, 3)
     assert calls == ["step 0", "step 1", "write", "step 2", "write", "write", "close"]
+
+
+def test_the_live_bar_shows_steps_loss_rate_and_waiting(capsys: pytest.CaptureFixture) -> None:
+    class Trainer(TrainerBase):
+        def run_step(self) -> None:
+            self.storage.put_scalar("total_loss", 1.25)
+            self.storage.put_scalars(smoothing_hint=False, samples_per_second=1280.0, data_wait_share=0.25)
+
+    trainer = Trainer()
+    trainer.register_hooks([ProgressBar()])
+    trainer.train(2, 4)
+    shown = capsys.readouterr().err.split("\r")[-1]
+    for text in ("4/4", "loss=1.25", "samples/s=1280", "data=25%"):
+        assert text in shown
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_lines_that_the_bar_shows_are_left_out_of_the_terminal_alone(tmp_path: Path, watched: bool) -> None:
+    terminal = Terminal()
+    logger = setup_logger(str(tmp_path))
+    console = logger.handlers[0]
+    assert isinstance(console, logging.StreamHandler)
+    console.setStream(terminal)
+    terminal.watched = watched
+    before, sys.stderr = sys.stderr, terminal
+    try:
+        logger.info("a metric", extra=ON_BAR)
+        logger.info("an event")
+    finally:
+        sys.stderr = before
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.endswith(end) for line, end in zip(lines, ("a metric", "an event"))] == [True, True]
+    assert ("a metric" in terminal.getvalue()) is not watched
+    assert "an event" in terminal.getvalue()
+
+
+class Terminal(io.StringIO):
+    """Says of itself whether somebody watches."""
+
+    watched = True
+
+    def isatty(self) -> bool:
+        return self.watched
