@@ -9,6 +9,7 @@ rank waits for the dead one in a collective.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import secrets
 import select
@@ -35,7 +36,7 @@ from libai_data.loader.channel import Channel
 from libai_data.mesh import broadcast_py_object, get_mesh
 
 _SECONDS_FOR_THE_CAUSE = 2.0
-"""How long a rank whose peer is gone waits before it ends: its own failure, if it has one, is the better message."""
+"""How long a rank whose peer is gone waits before it ends: its own failure, if it has one, tells more."""
 
 _SECONDS_LATER_THAN_FOLLOWERS = 0.3
 """A rank that others are connected to ends last, so that they end by their own word and not by OneFlow's abort."""
@@ -99,13 +100,18 @@ class Liveness:
         for descriptor, connection in self._connections.items():
             if descriptor != told_by:
                 _send(connection, name)
+        # Said before the wait, and past all locks: OneFlow aborts the process when its own connection breaks.
+        with suppress(OSError):
+            os.write(2, f"rank {get_mesh().rank} ends: {name} is gone; its output tells why\n".encode())
         leads = len(self._connections) > 1
         time.sleep(_SECONDS_FOR_THE_CAUSE + (_SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0))
         # If the output is stuck, and with it the main thread, that must not keep this process.
         timer = threading.Timer(_SECONDS_TO_FLUSH, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        end_process(1, f"rank {get_mesh().rank} ends: {name} is gone; its output tells why")
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
 
     def farewell(self) -> None:
         """Say to the others that this rank ends as planned."""

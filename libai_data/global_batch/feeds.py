@@ -48,6 +48,11 @@ class NodeBatch:
     specs: Tuple[ArraySpec, ...]
 
 
+def in_one_line(error: BaseException) -> str:
+    """An error as the ranks that did not cause it are told of it; the rank that did prints its traceback."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 class Feed(Protocol):
     """Gives the batches of one pass after the other."""
 
@@ -243,7 +248,7 @@ class NodePublisher:
         """Say that reading failed, to whoever is still there."""
         for channel in self._followers.values():
             with suppress(OSError):
-                channel.send(("error", self._generation, f"{type(error).__name__}: {error}"))
+                channel.send(("error", self._generation, in_one_line(error)))
 
     def _tell(self, kind: str, content: object) -> None:
         for rank, channel in list(self._followers.items()):

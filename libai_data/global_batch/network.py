@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from libai_data.errors import PeerError
-from libai_data.global_batch.feeds import NodeBatch
+from libai_data.global_batch.feeds import NodeBatch, in_one_line
 from libai_data.global_batch.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
@@ -90,7 +90,7 @@ class NetworkPublisher:
 
     def fail(self, error: BaseException) -> None:
         """Say that reading failed, if the node is still there; waits a moment, since this process may end next."""
-        head = {"kind": "error", "message": f"{type(error).__name__}: {error}", "generation": self._generation}
+        head = {"kind": "error", "message": in_one_line(error), "generation": self._generation}
         with self._changed:
             if self._failure is None and not self._has_left:
                 self._waiting.append((head, []))

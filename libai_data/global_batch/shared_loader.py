@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
-from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher
+from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, in_one_line
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
 from libai_data.global_batch.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
@@ -123,7 +123,7 @@ class SharedLoader:
                 told = _Told(type(dataset).__name__, len(dataset), self._loader.collates, self._loader.check_every)
             except Exception as error:
                 failure = error
-                told = _Told(problem=f"{type(error).__name__}: {error}")
+                told = _Told(problem=in_one_line(error))
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
         answers: Dict[int, _Told] = {rank: broadcast_py_object(told, src=rank) for rank in readers}
         if failure is not None:

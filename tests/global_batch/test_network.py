@@ -82,6 +82,18 @@ def ends_within(seconds: float, thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
+def publishing(link: Link, batches: int, big: np.ndarray) -> threading.Thread:
+    """A thread that publishes batches for as long as it may."""
+
+    def publish() -> None:
+        for number in range(batches):
+            link.publisher.publish(batch(number, big=big))
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    return thread
+
+
 def own_rows(array: np.ndarray) -> List[Any]:
     return np.concatenate([array[ROWS : 2 * ROWS], array[3 * ROWS :]]).tolist()
 
@@ -185,9 +197,7 @@ def test_saying_why_reading_failed_waits_for_nobody_for_long() -> None:
     link = Link()
     big = np.zeros((12, 4 << 20), np.uint8)
     # Fill what is under way, until rank 0 would have to wait.
-    leader = threading.Thread(target=lambda: [link.publisher.publish(batch(n, big=big)) for n in range(9)], daemon=True)
-    leader.start()
-    assert not ends_within(1.0, leader)
+    assert not ends_within(1.0, publishing(link, 9, big))
     start = time.monotonic()
     link.publisher.fail(SampleError("sample 7 is broken"))
     assert time.monotonic() - start < 5
@@ -242,9 +252,7 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
     big = np.zeros((12, 4 << 20), np.uint8)
     link.publisher.publish(batch(0, big=big))
     assert link.feed.next() is not None
-    leader = threading.Thread(target=lambda: [link.publisher.publish(batch(n, big=big)) for n in range(9)], daemon=True)
-    leader.start()
-    assert not ends_within(1.0, leader)
+    assert not ends_within(1.0, publishing(link, 9, big))
     # Both sides close, in either order, while the queues on the way are full.
     closing = threading.Thread(target=link.publisher.close, args=(9,))
     closing.start()

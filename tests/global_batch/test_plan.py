@@ -16,10 +16,10 @@ from libai_data.parallel_mesh import ParallelMesh
 
 @st.composite
 def plans(draw: st.DrawFn) -> ReadPlan:
-    sizes = draw(st.tuples(*[st.integers(1, 4)] * 3))
-    world_size = int(np.prod(sizes))
+    data, tensor, pipeline = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    world_size = data * tensor * pipeline
     nodes = draw(st.sampled_from([count for count in range(1, world_size + 1) if world_size % count == 0]))
-    return ReadPlan(ParallelMesh(*sizes, num_nodes=nodes), draw(st.sampled_from(READERS)))
+    return ReadPlan(ParallelMesh(data, tensor, pipeline, num_nodes=nodes), draw(st.sampled_from(READERS)))
 
 
 def ranks_of(plan: ReadPlan) -> range:

@@ -220,7 +220,11 @@ def cost() -> Dict[str, float]:
     seconds = {}
     tokens = {f"tokens{n}": np.ones((32, 1024), np.int64) for n in range(4)}
     images = {"images": np.ones((32, 3, 224, 224), np.uint8)}
-    for name, arrays in {"tokens 4 x int64 [32, 1024]": tokens, "images uint8 [32, 3, 224, 224]": images}.items():
+    batches: List[Tuple[str, Dict[str, Any]]] = [
+        ("tokens 4 x int64 [32, 1024]", tokens),
+        ("images uint8 [32, 3, 224, 224]", images),
+    ]
+    for name, arrays in batches:
         fields = {field: DistTensorData(flow.from_numpy(array)) for field, array in arrays.items()}
         taken = []
         for _ in range(7):

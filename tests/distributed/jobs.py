@@ -1,0 +1,152 @@
+"""Starts ranks in several ways and watches how they end, and what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Dict, List, Mapping, Optional, Sequence
+
+from libai_data.launch import free_port
+from tests.distributed.launcher import BOOTSTRAP, _environment, _session_members
+
+SECONDS_TO_LISTEN = 60.0
+SECONDS_TO_NOTICE = 2.0
+
+
+@dataclass
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        codes: exit code of each process that was started: of the ranks, or of the launchers.
+        outputs: what each wrote.
+        at: when the last process of the job was gone, as `time.time()`.
+        left: processes that were still there when all that were started had ended.
+    """
+
+    codes: List[int]
+    outputs: List[str]
+    at: float
+    left: List[int]
+
+    @property
+    def output(self) -> str:
+        """What all wrote."""
+        return "\n".join(self.outputs)
+
+
+@dataclass
+class Job:
+    """Processes that were started together; kills what is left of them at the end."""
+
+    processes: List[subprocess.Popen[bytes]] = field(default_factory=list)
+    files: List[IO[bytes]] = field(default_factory=list)
+
+    def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start a process in a session of its own."""
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.files.append(file)
+        self.processes.append(
+            subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=dict(env),
+                start_new_session=True,
+            )
+        )
+        return self.processes[-1]
+
+    def wait(self, timeout: float, but: Sequence[int] = ()) -> Ended:
+        """Wait until all have ended; after `timeout` seconds the job counts as hung.
+
+        Args:
+            timeout: in seconds.
+            but: places of processes that need not end.
+
+        Raises:
+            AssertionError: It hung; with its output.
+        """
+        deadline = time.monotonic() + timeout
+        awaited = [process for place, process in enumerate(self.processes) if place not in but]
+        while any(process.poll() is None for process in awaited):
+            if time.monotonic() > deadline:
+                hung = [place for place, process in enumerate(awaited) if process.poll() is None]
+                raise AssertionError(
+                    f"processes {hung} did not end within {timeout:g} s:\n" + "\n".join(self._outputs())
+                )
+            time.sleep(0.01)
+        # What the ranks started notices that they are gone, but not in the same instant.
+        patience = time.monotonic() + SECONDS_TO_NOTICE
+        while self._members(awaited) and time.monotonic() < patience:
+            time.sleep(0.01)
+        return Ended([process.poll() or 0 for process in awaited], self._outputs(), time.time(), self._members(awaited))
+
+    @staticmethod
+    def _members(processes: Sequence[subprocess.Popen[bytes]]) -> List[int]:
+        return [pid for process in processes for pid in _session_members(process.pid)]
+
+    def _outputs(self) -> List[str]:
+        return [
+            os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace") for file in self.files
+        ]
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self.processes:
+            deadline = time.monotonic() + 10
+            while (members := _session_members(process.pid)) and time.monotonic() < deadline:
+                for pid in members:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                time.sleep(0.02)
+            process.wait(10)
+        for file in self.files:
+            file.close()
+
+
+def start_by_launcher(job: Job, script: Path, nproc: int, *args: str, env: Optional[Mapping[str, str]] = None) -> None:
+    """Start ranks through `libai_data.launch`: one process of the job."""
+    command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), str(BOOTSTRAP), str(script)]
+    job.start([*command, *args], _environment(env or {}, end_on_error=False))
+
+
+def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Optional[Mapping[str, str]] = None) -> None:
+    """Start each rank as a user would who has no launcher: one process of the job each."""
+    port = free_port()
+    for rank in range(nproc):
+        variables: Dict[str, str] = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(nproc),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            **(env or {}),
+        }
+        job.start(
+            [sys.executable, "-u", str(BOOTSTRAP), str(script), *args], _environment(variables, end_on_error=False)
+        )
+        if rank == 0:
+            _wait_until_listening(port, job.processes[0])
+
+
+def _wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
+    """A rank of OneFlow 0.9 that comes before rank 0 listens sleeps for 10 seconds."""
+    deadline = time.monotonic() + SECONDS_TO_LISTEN
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.02)

@@ -1,0 +1,131 @@
+"""A failure anywhere ends all ranks within seconds, says what happened and where, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import List, Tuple
+
+import pytest
+
+from libai_data.global_batch.node_link import SECONDS_TO_MEET_VARIABLE
+from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
+
+SCRIPT = Path(__file__).parent / "scripts" / "faults_job.py"
+SECONDS_TO_END = 10.0
+WATCHDOG = 90.0
+
+STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
+
+
+def run(start: str, nproc: int, case: str, readers: str, workers: int, folder: Path) -> Ended:
+    with Job() as job:
+        STARTS[start](job, SCRIPT, nproc, case, readers, str(workers), str(folder))
+        return job.wait(WATCHDOG)
+
+
+def check_end(ended: Ended, folder: Path) -> None:
+    """All ended in time, none with success, and nothing of the job is left."""
+    seconds = ended.at - float((folder / "fault").read_text())
+    print(f"the job ended {seconds:.2f} s after the fault")
+    assert all(ended.codes), ended.output
+    assert not ended.left, ended.output
+    assert seconds < SECONDS_TO_END, ended.output
+
+
+def says_who_is_gone(output: str) -> bool:
+    """Whether a rank says why it ends; OneFlow aborts when its own connection breaks, and may do so first."""
+    told = re.search(r"^rank \d ends: rank \d\b.*(is gone|failed)", output, re.MULTILINE)
+    return bool(told) or "Check failure stack trace" in output
+
+
+def tracebacks(output: str, of: str) -> int:
+    """How many tracebacks end with a line that begins so."""
+    return len(re.findall(rf"^(?:[\w.]+\.)?{of}", output, re.MULTILINE))
+
+
+RAISING: List[Tuple[str, int, str, str, int, str, int]] = [
+    # start, ranks, case, readers, workers, the error, the rank that it comes from
+    ("launcher", 2, "dataset", "data_parallel", 0, "OSError: sample 45 cannot be read", 1),
+    ("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
+    ("launcher", 3, "dataset", "rank0", 2, "OSError: sample 45 cannot be read", 0),
+    ("by hand", 2, "dataset", "data_parallel", 2, "OSError: sample 45 cannot be read", 1),
+    ("launcher", 3, "raise:2", "node", 0, "RuntimeError: the model of rank 2 is broken", 2),
+    ("by hand", 3, "raise:1", "rank0", 2, "RuntimeError: the model of rank 1 is broken", 1),
+]
+
+
+@pytest.mark.parametrize(("start", "nproc", "case", "readers", "workers", "error", "rank"), RAISING)
+def test_an_exception_on_one_rank_ends_all_and_is_told_once(
+    start: str, nproc: int, case: str, readers: str, workers: int, error: str, rank: int, tmp_path: Path
+) -> None:
+    ended = run(start, nproc, case, readers, workers, tmp_path)
+    check_end(ended, tmp_path)
+    assert ended.output.count(f"rank {rank} of {nproc} failed\nTraceback") == 1, ended.output
+    assert tracebacks(ended.output, error) == 1, ended.output
+    if start == "by hand":
+        for place, output in enumerate(ended.outputs):
+            if place != rank:
+                assert says_who_is_gone(output), ended.output
+
+
+DYING: List[Tuple[str, int, str, str, int]] = [
+    ("launcher", 2, "kill:1", "data_parallel", 0),
+    ("launcher", 3, "kill:0", "rank0", 2),
+    # Forked workers hold what was open when they were made.
+    ("by hand", 3, "kill:0", "node+fork", 2),
+    ("by hand", 3, "kill:1", "rank0", 2),
+    ("by hand", 3, "kill:2", "data_parallel", 0),
+    ("by hand", 2, "term:1", "node", 0),
+    ("by hand", 2, "exit:0", "node", 2),
+]
+
+
+@pytest.mark.parametrize(("start", "nproc", "case", "readers", "workers"), DYING)
+def test_a_rank_that_is_killed_ends_all(
+    start: str, nproc: int, case: str, readers: str, workers: int, tmp_path: Path
+) -> None:
+    ended = run(start, nproc, case, readers, workers, tmp_path)
+    check_end(ended, tmp_path)
+    dead = int(case.partition(":")[2])
+    if start == "by hand":
+        for place, output in enumerate(ended.outputs):
+            if place != dead:
+                assert says_who_is_gone(output), ended.output
+    else:
+        assert f"local rank {dead} ended with signal SIGKILL" in ended.output
+
+
+@pytest.mark.parametrize("readers", ["node", "rank0"])
+def test_a_killed_worker_is_replaced_and_the_job_goes_on(readers: str, tmp_path: Path) -> None:
+    ended = run("launcher", 2, "kill_worker:0", readers, 2, tmp_path)
+    assert ended.codes == [0], ended.output
+    assert (tmp_path / "fault").exists()
+    assert not ended.left
+    # 10 batches of 8 samples, in the dataset's order; a field holds each sample's index 8 times.
+    assert len(re.findall(rf"rank . ends as planned after 10 steps: {8 * sum(range(80))}$", ended.output, re.M)) == 2
+
+
+def test_a_launcher_that_is_told_to_stop_stops_all(tmp_path: Path) -> None:
+    with Job() as job:
+        start_by_launcher(job, SCRIPT, 2, "hang:1", "node", "2", str(tmp_path))
+        deadline = time.monotonic() + WATCHDOG
+        while not (tmp_path / "fault").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        (tmp_path / "fault").write_text(repr(time.time()))
+        os.kill(job.processes[0].pid, signal.SIGTERM)
+        check_end(job.wait(WATCHDOG), tmp_path)
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(absent: int, tmp_path: Path) -> None:
+    with Job() as job:
+        env = {SECONDS_TO_MEET_VARIABLE: "2"}
+        start_by_hand(job, SCRIPT, 3, f"absent:{absent}", "node", "0", str(tmp_path), env=env)
+        # The absent one sleeps; no other rank can end it.
+        ended = job.wait(WATCHDOG, but=[absent])
+        check_end(ended, tmp_path)
+    assert len(re.findall(r"rank . ends: the other ranks have not all come within 2 s", ended.output)) == 2
