@@ -18,6 +18,7 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.channel import Channel
 from libai_data.loader.executor import Task, TaskResult, unpack_plain
+from libai_data.loader.lifeline import Lifeline
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
 from libai_data.loader.worker import Equipment, RemoteFailure, indices_of
@@ -62,6 +63,7 @@ class ProcessExecutor:
         self._arena = arena
         self._timeout = timeout
         self._board = Board(workers)
+        self._lifeline = Lifeline()
         self._schema: Optional[SampleSchema] = None
         self._tasks: Dict[int, Task] = {}
         self._place_of: Dict[int, int] = {}
@@ -96,7 +98,15 @@ class ProcessExecutor:
         ours, theirs = Channel.pair()
         self._events.register(ours.fileno(), select.POLLIN)
         memory, pipe = self._board.descriptors
-        equipment = Equipment(number, self._board.workers, theirs.fileno(), memory, pipe, self._arena.descriptor)
+        equipment = Equipment(
+            number,
+            self._board.workers,
+            theirs.fileno(),
+            memory,
+            pipe,
+            self._arena.descriptor,
+            self._lifeline.descriptor,
+        )
         if self._schema is not None:
             # It must lie ready: tasks wait for the worker from its first moment on.
             _send(ours, ("schema", self._schema))
@@ -110,7 +120,9 @@ class ProcessExecutor:
 
         Raises:
             SampleError: It failed, or its worker died or hung over it.
+            RuntimeError: The executor has been closed.
         """
+        self._check_open()
         for _ in range(DEATHS_ALLOWED):
             asked, process = time.monotonic(), self._processes[0]
             _send(self._channels[0], ("first sample", (epoch, index)))
@@ -151,6 +163,7 @@ class ProcessExecutor:
 
         Raises:
             SampleError: Workers die before they can do anything.
+            RuntimeError: The executor has been closed, so that nothing is done any more.
         """
         while not self._ready:
             self._hear_or_look()
@@ -160,10 +173,15 @@ class ProcessExecutor:
         """Wait for messages for a moment; now and then, look for workers that cannot send any more."""
         if self._fatal is not None:
             raise self._fatal
+        self._check_open()
         self._listen(_SECONDS_BETWEEN_LOOKS)
         if time.monotonic() - self._last_look > _SECONDS_BETWEEN_LOOKS:
             self._look_after_workers()
             self._last_look = time.monotonic()
+
+    def _check_open(self) -> None:
+        if not self._processes:
+            raise RuntimeError("the loader has been closed while its batches were being taken")
 
     def has_result(self) -> bool:
         """Whether some task is done."""
@@ -314,6 +332,7 @@ class ProcessExecutor:
         for channel in self._channels:
             channel.close()
         self._board.close_writing_end()
+        self._lifeline.let_go()
 
     def close(self) -> None:
         """End all workers, at once."""
@@ -325,6 +344,7 @@ class ProcessExecutor:
             process.wait()
         self._processes.clear()
         self._board.close()
+        self._lifeline.close()
         self._starter.close()
 
 

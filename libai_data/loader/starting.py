@@ -70,19 +70,22 @@ class WorkerStarter:
             equipment: its descriptors.
             close_in_child: the trainer's end of its channel.
         """
-        if self._shipped >= 0:
-            return self._spawn(equipment)
-        return self._fork(equipment, close_in_child)
+        # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._spawn(equipment) if self._shipped >= 0 else self._fork(equipment, close_in_child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _spawn(self, equipment: Equipment) -> WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             environment.setdefault(name, "1")
-        inherited = (equipment.channel, equipment.board_memory, equipment.board_pipe, equipment.arena, self._shipped)
+        inherited = [descriptor for name, descriptor in asdict(equipment).items() if name not in ("number", "workers")]
         arguments = json.dumps([asdict(equipment), self._shipped])
         program = subprocess.Popen(
             [sys.executable, "-c", _BOOT, arguments, json.dumps(sys.path)],
-            pass_fds=inherited,
+            pass_fds=[*inherited, self._shipped],
             env=environment,
             stdin=subprocess.DEVNULL,
         )
@@ -102,7 +105,7 @@ class WorkerStarter:
             # lacks.
             gc.freeze()
             close_in_child.close()
-            prepare_process()
+            prepare_process(equipment.lifeline)
             work(equipment, self._cargo)
         except BaseException:
             traceback.print_exc()

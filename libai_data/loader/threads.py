@@ -12,6 +12,8 @@ from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_en
 from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields
 
+_SECONDS_BETWEEN_LOOKS = 1.0
+
 
 class ThreadExecutor:
     """Reads in threads of the trainer's own process; the dataset is shared, so it must bear that.
@@ -27,6 +29,7 @@ class ThreadExecutor:
     def __init__(self, make_runner: Callable[[], TaskRunner], workers: int, timeout: float) -> None:
         self._runners = [make_runner() for _ in range(workers)]
         self._timeout = timeout
+        self._closed = False
         self._tasks: queue.SimpleQueue[Optional[Task]] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
         self._working: List[Tuple[float, Optional[Task]]] = [(0.0, None)] * workers
@@ -52,6 +55,8 @@ class ThreadExecutor:
                 result = TaskResult(task.number, wants_to_end(task, error))
             self._results.put(result)
             self._working[number] = (0.0, None)
+            # While it waits, a thread keeps nobody's batch alive.
+            del task, result
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Read the sample from which the schema is learned, in the caller's thread."""
@@ -71,12 +76,16 @@ class ThreadExecutor:
 
         Raises:
             SampleError: A task took longer than the timeout; its samples are named.
+            RuntimeError: The executor has been closed, so that nothing is done any more.
         """
         while True:
             try:
-                return self._results.get(timeout=1.0 if self._timeout else None)
+                return self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
             except queue.Empty:
-                self._check_timeout()
+                if self._closed:
+                    raise RuntimeError("the loader has been closed while its batches were being taken") from None
+                if self._timeout:
+                    self._check_timeout()
 
     def has_result(self) -> bool:
         """Whether some task is done."""
@@ -97,5 +106,6 @@ class ThreadExecutor:
                 self._tasks.get_nowait()
             except queue.Empty:
                 break
+        self._closed = True
         for _ in self._threads:
             self._tasks.put(None)

@@ -9,7 +9,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 import time
 import traceback
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from libai_data.loader.channel import Channel
 from libai_data.loader.collate import Collator
 from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, pack_plain, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.lifeline import hold_on
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of, layout_of
 from libai_data.loader.shipping import unship
@@ -53,6 +53,7 @@ class Equipment:
     board_memory: int
     board_pipe: int
     arena: int
+    lifeline: int
 
 
 @dataclass(frozen=True)
@@ -79,17 +80,8 @@ def work(equipment: Equipment, cargo: Cargo) -> None:
     channel = Channel(socket.socket(fileno=equipment.channel))
     board = Board(equipment.workers, (equipment.board_memory, equipment.board_pipe))
     arena = Arena(equipment.arena)
-    threading.Thread(target=_end_with, args=(channel,), name="end with the trainer", daemon=True).start()
     reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
     _Worker(equipment.number, channel, board, arena, reader, cargo.collator).run()
-
-
-def _end_with(channel: Channel) -> None:
-    """End this process when the trainer's is gone, even in the middle of a sample."""
-    gone = select.poll()
-    gone.register(channel.fileno(), 0)
-    gone.poll()
-    os._exit(0)
 
 
 class _Worker:
@@ -213,9 +205,15 @@ def remote_failure(error: BaseException) -> RemoteFailure:
     return RemoteFailure(f"{error}", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
-def prepare_process() -> None:
-    """Make a fresh worker process deaf to Ctrl-C, which its trainer answers, ready to print its stacks, and no rank."""
+def prepare_process(lifeline: int) -> None:
+    """Make a fresh process a worker: it ends with its trainer, is deaf to Ctrl-C, prints stacks, and is no rank.
+
+    Args:
+        lifeline: descriptor of the `Lifeline`.
+    """
+    hold_on(lifeline)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     for name in JOB_VARIABLES:
@@ -224,8 +222,8 @@ def prepare_process() -> None:
 
 def main() -> None:
     """Entry of a worker that is a program of its own; its arguments name its equipment and cargo."""
-    prepare_process()
     equipment, cargo = json.loads(sys.argv[1])
+    prepare_process(equipment["lifeline"])
     channel = Channel(socket.socket(fileno=os.dup(equipment["channel"])))
     try:
         unpacked = unship(cargo)

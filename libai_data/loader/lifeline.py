@@ -1,0 +1,49 @@
+"""The lifeline: the system itself kills worker processes when their trainer is gone, whatever they are doing then."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+
+
+class Lifeline:
+    """A pipe to which nothing is written. Its writing end is the trainer's alone, and closes with it, however it ends.
+
+    A thread of the worker could wait for that as well, but not while code of the dataset holds the interpreter, nor
+    while the worker is stopped.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor, self._trainers_end = os.pipe2(os.O_CLOEXEC)
+
+    def let_go(self) -> None:
+        """Close the trainer's end, in the trainer or in a process that it has forked."""
+        if self._trainers_end >= 0:
+            os.close(self._trainers_end)
+            self._trainers_end = -1
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.let_go()
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def hold_on(descriptor: int) -> None:
+    """Let this process be killed when the trainer's end closes, or end it now if that has happened.
+
+    Args:
+        descriptor: of the `Lifeline`.
+    """
+    # Opened anew, because whom to signal is noted with the open file, which all workers would share.
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    gone = select.poll()
+    gone.register(own, 0)
+    if gone.poll(0):
+        os._exit(0)

@@ -1,0 +1,95 @@
+"""Trainers for the shutdown tests: `python trainers.py HOW ARGUMENTS`, each ends in another way.
+
+They print "begun" as soon as their first batch is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Iterator
+
+from libai_data.loader import DataLoader
+from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from tests.loader.sample_datasets import HoldingTheInterpreter, Slow
+
+
+def begin(loader: DataLoader) -> Iterator[Any]:
+    """Take the first batch, and tell."""
+    batches = iter(loader)
+    next(batches)
+    print("begun", flush=True)
+    return batches
+
+
+def go_on_for_ever(loader: DataLoader) -> None:
+    """Until something ends the process."""
+    for _ in begin(loader):
+        pass
+
+
+def wait_for_a_held_up_sample(loader: DataLoader) -> None:
+    """Its second batch never comes."""
+    next(begin(loader))
+
+
+def be_interrupted(loader: DataLoader) -> None:
+    """As a trainer that catches Ctrl-C to save a checkpoint."""
+    import oneflow  # noqa: F401
+
+    # OneFlow's own handler ends the process without a word to Python.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        go_on_for_ever(loader)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+
+
+def end_without_closing(loader: DataLoader) -> None:
+    """The interpreter ends while workers read ahead."""
+    begin(loader)
+
+
+def raise_in_the_loop(loader: DataLoader) -> None:
+    """A trainer's own error."""
+    for _ in begin(loader):
+        raise RuntimeError("the model is wrong")
+
+
+def end_after_the_round(loader: DataLoader) -> None:
+    """Exhausts it."""
+    print(sum(1 for _ in begin(loader)) + 1)
+
+
+def call_exit(loader: DataLoader) -> None:
+    """Leaves by sys.exit in the middle."""
+    begin(loader)
+    sys.exit(3)
+
+
+def die_at_once(loader: DataLoader) -> None:
+    """Leaves no chance for cleaning up."""
+    begin(loader)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Run the trainer named by the first argument; the second holds the loader's arguments as JSON."""
+    how, arguments = sys.argv[1], json.loads(sys.argv[2])
+    seconds = arguments.pop("seconds", 0.001)
+    dataset: Any = Slow(100, seconds)
+    if how == "wait_for_a_held_up_sample":
+        dataset = HoldingTheInterpreter(100, bad=[5])
+    sampler: Any = CyclicSampler(dataset, 4)
+    if how == "end_after_the_round":
+        sampler = SingleRoundSampler(dataset, 4)
+    start = time.monotonic()
+    globals()[how](DataLoader(dataset, sampler, **arguments))
+    print(f"{time.monotonic() - start:.2f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
