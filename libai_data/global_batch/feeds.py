@@ -20,11 +20,11 @@ from libai_data.loader.schema import Layout
 from libai_data.loader.slots import ArraySpec, views
 from libai_data.structures import BatchInfo, RowIndices
 
-_KEPT = 4
-"""Batches that are still on their way back from other ranks, or handed out before this rank takes them."""
-
-MOST_UNTAKEN = 8
+MOST_UNTAKEN = 4
 """Batches that may wait for one rank of the node; then its leader waits too, so that memory stays bounded."""
+
+_KEPT = MOST_UNTAKEN + 3
+"""Batches that wait for other ranks, are in their hands, or on their way back."""
 
 
 @dataclass(frozen=True)

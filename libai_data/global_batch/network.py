@@ -17,7 +17,7 @@ from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from libai_data.errors import PeerError
-from libai_data.global_batch.feeds import NodeBatch, in_one_line
+from libai_data.global_batch.feeds import MOST_UNTAKEN, NodeBatch, in_one_line
 from libai_data.global_batch.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
@@ -27,8 +27,8 @@ from libai_data.structures import BatchInfo
 _SECONDS_TO_SEND_A_FAILURE = 2.0
 _SECONDS_BETWEEN_LOOKS = 0.05
 
-_KEPT = 7
-"""Batches beyond those that wait: one that arrives, and those that the ranks of the node have in hand."""
+_KEPT = MOST_UNTAKEN + 5
+"""Batches beyond those that have arrived: one that arrives, and those that the ranks of the node wait for or hold."""
 
 Message = Tuple[Dict[str, Any], List[memoryview]]
 

@@ -1,0 +1,262 @@
+"""Lives through many scenarios in every read mode, on each mesh of this world: `delivery_scenarios.py FOLDER`.
+
+Each rank writes `FOLDER/<rank>.json`: mesh -> scenario -> read mode -> what it saw. A batch is told by the digests of
+its rows, so that the rows of the ranks, put together, can be compared between meshes.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import logging
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List, Tuple
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.config import LazyCall
+from libai_data.global_batch import to_global
+from libai_data.loader import PadCollator
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.structures import DistTensorData, Instance, batch_info
+
+FOLDER = Path(sys.argv[1])
+RANK = flow.env.get_rank()
+NODES = flow.env.get_node_size()
+GLOBAL_BATCH = 8
+SEED = 3
+MODES = ("data_parallel", "node", "rank0")
+DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
+MESHES: Dict[int, List[Tuple[int, int, int]]] = {
+    1: [(1, 1, 1)],
+    2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
+    4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)],
+}
+THOROUGH = [(1, 1, 1), (2, 1, 1), (2, 2, 1)]
+BRIEF = ("stream", "rounds", "broken_off", "counted")
+
+Options = Dict[str, Any]
+
+
+class Samples:
+    """Samples made of their index; counts who opened it and what was read, in files."""
+
+    def __init__(self, size: int, kind: str = "plain", log: str = "", needs: str = "") -> None:
+        if needs and not Path(needs).exists():
+            raise FileNotFoundError(f"{needs} is not on this node")
+        self.size, self.kind, self.log = size, kind, log
+        self._note("opened")
+
+    def _note(self, what: str) -> None:
+        if self.log:
+            # One write for each line, so that processes do not mingle theirs.
+            descriptor = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+            os.write(descriptor, f"{what}\n".encode())
+            os.close(descriptor)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Instance:
+        self._note(str(index))
+        rng = np.random.default_rng(index)
+        if self.kind == "ragged":
+            tokens = rng.integers(0, 99, (1 + index * 7 % 23,))
+            return Instance(tokens=DistTensorData(tokens), index=DistTensorData(index))
+        if self.kind == "dtypes":
+            fields: Dict[str, Any] = {name: (rng.random((3, 2)) * 9).astype(name).T for name in DTYPES}
+            fields.update({f"{name}_number": fields[name][0, 0] for name in DTYPES})
+            return Instance(**fields, none=np.zeros((0, 5), np.float32), wide=rng.random((2, 3, 70)).astype(np.float32))
+        image = rng.random((4, 6)).astype(np.float32)
+        return Instance(image=DistTensorData(image), label=DistTensorData(index, placement_idx=-1))
+
+
+def seen(batch: Any, convert: bool = True) -> Dict[str, Any]:
+    """A batch's place, and each row's digest by field."""
+    info = batch_info(batch)
+    assert info is not None
+    rows: Dict[str, List[str]] = {}
+    for name, data in batch.get_fields().items():
+        array = data.tensor.numpy()
+        rows[name] = [f"{array.dtype} {list(row.shape)} {hashlib.md5(row.tobytes()).hexdigest()[:8]}" for row in array]
+    if convert:
+        for name, tensor in to_global(batch).items():
+            assert tensor.shape[0] == GLOBAL_BATCH, name
+    place = [info.step, info.epoch, info.position, info.size, info.valid]
+    return {"shard": get_mesh().data_parallel_rank, "place": place, "rows": rows}
+
+
+def micro_batch() -> int:
+    return GLOBAL_BATCH // get_mesh().data_parallel_size
+
+
+def train_loader(readers: str, size: int = 37, kind: str = "plain", **options: Any) -> Any:
+    options = {"num_workers": 0, "check_every": 4, **options}
+    dataset = LazyCall(Samples)(size=size, kind=kind)
+    return build_nlp_train_loader(dataset, micro_batch(), seed=SEED, readers=readers, **options)[0]
+
+
+def test_loader(readers: str, dataset: Any = None, **options: Any) -> Any:
+    options = {"num_workers": 0, "check_every": 4, **options}
+    dataset = dataset or LazyCall(Samples)(size=21)
+    return build_nlp_test_loader(dataset, micro_batch(), seed=SEED, readers=readers, **options)
+
+
+def drain(loader: Any, batches: Iterable[Any]) -> List[Any]:
+    found = [seen(batch) for batch in batches]
+    loader.close()
+    return found
+
+
+def stream(readers: str, **options: Any) -> Any:
+    """Three epochs and more, whose borders lie within batches; with the state after each batch."""
+    loader = train_loader(readers, **options)
+    found = [{**seen(batch), "state": loader.state_dict()} for batch in islice(iter(loader), 15)]
+    loader.close()
+    return found
+
+
+def rounds(readers: str, **options: Any) -> Any:
+    """Two rounds of evaluation, each with padding at its end."""
+    loader = test_loader(readers, **options)
+    return drain(loader, (batch for _ in range(2) for batch in loader))
+
+
+def ragged(readers: str, **options: Any) -> Any:
+    """A collator that pads each batch to its own longest sample."""
+    if (readers == "data_parallel" and get_mesh().data_parallel_size > 1) or (readers == "node" and NODES > 1):
+        return None
+    collator = LazyCall(PadCollator)(fields={"tokens": {"value": -1}})
+    loader = train_loader(readers, 37, "ragged", collate_fn=collator, **options)
+    return drain(loader, islice(iter(loader), 12))
+
+
+def dtypes(readers: str, **options: Any) -> Any:
+    """Fields of all dtypes, numbers, and arrays without an element."""
+    loader = train_loader(readers, 37, "dtypes", **options)
+    return drain(loader, islice(iter(loader), 4))
+
+
+def broken_off(readers: str, **options: Any) -> Any:
+    """Passes that are broken off, restored states, and iterators that are not the newest any more."""
+    loader = train_loader(readers, **options)
+    found = [seen(batch) for batch in islice(iter(loader), 3)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    old = iter(loader)
+    found += [seen(next(old)), seen(next(old))]
+    found += [seen(next(iter(loader)))]
+    assert next(old, None) is None
+    loader.load_state_dict(state)
+    found += [seen(batch) for batch in islice(iter(loader), 4)]
+    loader.close()
+    return found
+
+
+def resumed(readers: str, **options: Any) -> Any:
+    """The second half of the stream, from a state saved in the middle in another mode."""
+    saving = train_loader(MODES[MODES.index(readers) - 1])
+    for _ in islice(iter(saving), 7):
+        pass
+    state = json.loads(json.dumps(saving.state_dict()))
+    saving.close()
+    loader = train_loader(readers, **options)
+    loader.load_state_dict(state)
+    return drain(loader, islice(iter(loader), 8))
+
+
+def two_loaders(readers: str, **options: Any) -> Any:
+    """Evaluation in the middle of training, again and again."""
+    train, test = train_loader(readers, **options), test_loader(readers, **options)
+    batches = iter(train)
+    found = []
+    for _ in range(3):
+        found += [seen(next(batches)), seen(next(batches))]
+        found += [seen(batch) for batch in test]
+    train.close()
+    test.close()
+    return found
+
+
+def kept(readers: str, **options: Any) -> Any:
+    """A user who keeps all batches, beyond the loader's end."""
+    loader = train_loader(readers, **options)
+    batches = list(islice(iter(loader), 12))
+    loader.close()
+    del loader
+    gc.collect()
+    return [seen(batch) for batch in batches]
+
+
+def counted(readers: str, **options: Any) -> Any:
+    """A round over data that are only where they are read, noting who opened them and read what."""
+    mesh = get_mesh()
+    run = f"{mesh.data_parallel_size}{mesh.tensor_parallel_size}{mesh.pipeline_parallel_size}-{readers}"
+    log, data = FOLDER / f"log-{run}-{RANK}", FOLDER / f"data-{run}-{RANK}"
+    reads = {"data_parallel": True, "node": RANK % mesh.ranks_per_node == 0, "rank0": RANK == 0}[readers]
+    if log.exists():
+        log.unlink()  # of the same with other workers
+    if reads:
+        data.touch()
+    loader = test_loader(readers, LazyCall(Samples)(size=24, log=str(log), needs=str(data)), **options)
+    for batch in loader:
+        seen(batch)
+    loader.close()
+    lines = log.read_text().split() if log.exists() else []
+    return {"opened": lines.count("opened"), "read": sorted(int(line) for line in lines if line != "opened")}
+
+
+SCENARIOS: Dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (stream, rounds, ragged, dtypes, broken_off, resumed, two_loaders, kept, counted)
+}
+THREADS: Options = {"num_workers": 2, "worker_type": "thread"}
+FORKS: Options = {"num_workers": 2, "start_method": "fork"}
+PROGRAMS: Options = {"num_workers": 2, "start_method": "auto"}
+
+
+class Warnings(logging.Handler):
+    """Takes note of what the loader warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: List[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def live_through(name: str, modes: Iterable[str], options: Options, warnings: Warnings) -> Dict[str, Any]:
+    found = {}
+    for readers in modes:
+        warnings.messages.clear()
+        found[readers] = {"saw": SCENARIOS[name](readers, **options), "warned": list(warnings.messages)}
+    return found
+
+
+def main() -> None:
+    warnings = Warnings()
+    logging.getLogger("libai_data").addHandler(warnings)
+    found: Dict[str, Any] = {}
+    world_size = flow.env.get_world_size()
+    for sizes in MESHES[world_size]:
+        set_mesh(ParallelMesh(*sizes, rank=RANK, num_nodes=NODES))
+        here = found["x".join(map(str, sizes))] = {}
+        thorough = sizes in THOROUGH
+        for name in SCENARIOS if thorough else BRIEF:
+            here[name] = live_through(name, MODES, {}, warnings)
+            if thorough:
+                here[f"{name}, threads"] = live_through(name, MODES, THREADS, warnings)
+        if thorough:
+            for name in ("stream", "ragged", "broken_off", "two_loaders", "counted"):
+                here[f"{name}, forks"] = live_through(name, MODES, FORKS, warnings)
+            here["stream, programs"] = live_through("stream", MODES, PROGRAMS, warnings)
+    (FOLDER / f"{RANK}.json").write_text(json.dumps({"nodes": NODES, "found": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Every read mode gives the same batches, on every mesh, through all that a training does; each sample is read once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import pytest
+
+from tests.distributed.delivered import MODES, SCRIPT, Found, read_found, scenarios, whole
+from tests.distributed.launcher import launch_ranks
+
+MESHES = {
+    "1x1x1": 1,
+    "2x1x1": 2,
+    "1x2x1": 2,
+    "1x1x2": 2,
+    "4x1x1": 4,
+    "2x2x1": 4,
+    "1x4x1": 4,
+    "2x1x2": 4,
+    "1x2x2": 4,
+    "1x1x4": 4,
+}
+
+each_mesh = pytest.mark.parametrize("mesh", MESHES)
+FoundOn = Callable[[int], Found]
+
+
+@pytest.fixture(scope="module")
+def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
+    """What the ranks of a world saw; each world is launched once, when it is first asked for."""
+    worlds: Dict[int, Found] = {}
+
+    def found(world_size: int) -> Found:
+        if world_size not in worlds:
+            folder: Path = tmp_path_factory.mktemp("delivery")
+            launch = launch_ranks(SCRIPT, world_size, str(folder), timeout=280)
+            assert launch.returncode == 0, launch.output
+            worlds[world_size] = read_found(folder, world_size, nodes=1)
+        return worlds[world_size]
+
+    return found
+
+
+@each_mesh
+def test_every_mode_and_kind_of_worker_gives_the_batches_of_one_rank(mesh: str, found_on: FoundOn) -> None:
+    found, alone = found_on(MESHES[mesh]), found_on(1)
+    compared = 0
+    for scenario in scenarios(found, mesh):
+        plain = scenario.partition(",")[0]
+        if plain == "counted":
+            continue
+        expected = whole(alone, "1x1x1", plain, "data_parallel")
+        assert expected
+        for mode in MODES:
+            got = whole(found, mesh, scenario, mode)
+            if got is None:  # Padding to the longest sample needs a reader that sees the whole batch.
+                assert plain == "ragged"
+                assert mode == "data_parallel"
+                continue
+            assert got == expected, (scenario, mode)
+            compared += 1
+    assert compared >= 9
+
+
+def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
+    alone = found_on(1)
+    stream = whole(alone, "1x1x1", "stream", "data_parallel")
+    assert [batch["place"][1] for batch in stream][-1] == 3  # 37 samples an epoch
+    rounds = whole(alone, "1x1x1", "rounds", "data_parallel")
+    assert [batch["place"][4] for batch in rounds] == [8, 8, 5] * 2
+    assert rounds[:3] == rounds[3:]
+    ragged = whole(alone, "1x1x1", "ragged", "data_parallel")
+    assert len({batch["rows"]["tokens"][0].split("]")[0] for batch in ragged}) > 3
+    assert whole(alone, "1x1x1", "resumed", "rank0") == [{**batch, "state": None} for batch in stream[7:15]]
+
+
+@each_mesh
+def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn) -> None:
+    found, world_size = found_on(MESHES[mesh]), MESHES[mesh]
+    _, tensor, pipeline = map(int, mesh.split("x"))
+    for scenario in scenarios(found, mesh):
+        if scenario.partition(",")[0] != "counted":
+            continue
+        saw: Dict[str, List[Any]] = {mode: [each[mesh][scenario][mode]["saw"] for each in found] for mode in MODES}
+        for mode in ("node", "rank0"):
+            reader, *others = saw[mode]
+            assert reader["read"] == list(range(24)), (scenario, mode)
+            assert others == [{"opened": 0, "read": []}] * (world_size - 1)
+        reads = sorted(index for each in saw["data_parallel"] for index in each["read"])
+        assert reads == sorted(list(range(24)) * tensor * pipeline)
+        # A worker process gets the dataset as it was opened.
+        assert [each["opened"] for each in saw["data_parallel"]] == [1] * world_size
+        assert saw["node"][0]["opened"] == saw["rank0"][0]["opened"] == 1
+
+
+@each_mesh
+def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> None:
+    """Only who keeps batches is told that memory grows."""
+    for rank, found in enumerate(found_on(MESHES[mesh])):
+        for scenario, modes in found[mesh].items():
+            for mode, result in modes.items():
+                if not scenario.startswith("kept"):
+                    assert not result["warned"], (rank, scenario, mode, result["warned"])
