@@ -1,0 +1,169 @@
+"""The board and the channels, alone: what must hold whoever dies when."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from contextlib import suppress
+from typing import Any, Dict, List, Tuple
+
+import numpy as np
+import pytest
+
+from libai_data.loader.board import CAPACITY, Board, Entry
+from libai_data.loader.channel import Channel
+from tests.loader.streams import descriptors, eventually
+
+
+def entry(number: int) -> Entry:
+    return Entry(number, 1, 2, 3, 4, 5)
+
+
+def test_tasks_are_taken_in_the_order_in_which_they_were_put() -> None:
+    board = Board(2)
+    places = [board.put(entry(number)) for number in range(10)]
+    assert places == list(range(10))
+    taken = [board.take(number % 2) for number in range(10)]
+    assert taken == [entry(number) for number in range(10)]
+    assert board.take(0) is None
+    assert board.claim(0)[0] == 8
+    assert board.claim(1)[0] == 9
+    board.close()
+
+
+def test_the_board_goes_round_and_tells_when_it_is_full() -> None:
+    board = Board(1)
+    for number in range(CAPACITY + 100):
+        board.put(entry(number))
+        assert board.take(0) == entry(number)
+    for number in range(CAPACITY):
+        board.put(entry(number))
+    with pytest.raises(RuntimeError, match="lower prefetch"):
+        board.put(entry(0))
+    assert board.take(0) == entry(0)
+    board.close()
+
+
+def test_what_waits_and_what_is_claimed_are_told_apart() -> None:
+    board = Board(1)
+    assert board.oldest_waiting() is None
+    assert board.claim(0) == (None, 0.0)
+    first, second = board.put(entry(0)), board.put(entry(1))
+    assert board.oldest_waiting() == first
+    board.take(0)
+    assert (board.is_waiting(first), board.is_waiting(second)) == (False, True)
+    assert board.oldest_waiting() == second
+    place, seconds = board.claim(0)
+    assert place == first
+    assert 0 <= seconds < 30
+    board.clear_claim(0)
+    assert board.claim(0) == (None, 0.0)
+    board.close()
+
+
+def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_claim() -> None:
+    """Takers report what they have taken; what a killed one had claimed and not reported is put again, as loaders do."""
+    board = Board(3)
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    chance = random.Random()
+    number_at: Dict[int, int] = {}
+    reported: List[int] = []
+
+    def take_for_ever(worker: int) -> int:
+        pid = os.fork()
+        while pid == 0:
+            found = board.take(worker)
+            if found is not None:
+                os.write(writing, found.number.to_bytes(8, "little"))
+        return pid
+
+    def all_are_reported() -> bool:
+        with suppress(BlockingIOError):
+            reported.extend(np.frombuffer(os.read(reading, 1 << 16), np.int64).tolist())
+        return set(reported) == set(number_at.values())
+
+    takers = [take_for_ever(worker) for worker in range(3)]
+    try:
+        number = 0
+        for _ in range(25):
+            for _ in range(chance.randrange(1, 80)):
+                number_at[board.put(entry(number))] = number
+                number += 1
+            victim = chance.randrange(3)
+            os.kill(takers[victim], signal.SIGKILL)
+            os.waitpid(takers[victim], 0)
+            all_are_reported()
+            place, _ = board.claim(victim)
+            board.clear_claim(victim)
+            if place is not None and not board.is_waiting(place) and number_at[place] not in reported:
+                number_at[board.put(entry(number_at[place]))] = number_at[place]
+            takers[victim] = take_for_ever(victim)
+        assert eventually(all_are_reported)
+        assert len(reported) == number
+    finally:
+        for pid in takers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(reading)
+        os.close(writing)
+        board.close()
+
+
+@pytest.fixture()
+def ends() -> Any:
+    left, right = Channel.pair()
+    yield left, right
+    left.close()
+    right.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 60_000, 64 * 1024 - 10, 64 * 1024, 70_000, 5_000_000])
+def test_messages_of_any_size_arrive_whole(ends: Tuple[Channel, Channel], size: int) -> None:
+    left, right = ends
+    before = descriptors()
+    for turn in range(3):
+        left.send(("kind", turn, b"x" * size))
+        left.send("next")
+        assert right.receive() == ("kind", turn, b"x" * size)
+        assert right.receive() == "next"
+    assert descriptors() == before
+
+
+def test_what_was_sent_before_the_end_closed_is_still_heard(ends: Tuple[Channel, Channel]) -> None:
+    left, right = ends
+    right.send("never read")
+    left.send("small")
+    left.send(b"x" * 100_000)
+    left.close()
+    assert right.speaks()
+    assert right.receive() == "small"
+    assert right.receive() == b"x" * 100_000
+    with pytest.raises(EOFError):
+        right.receive()
+    with pytest.raises(OSError):
+        right.send("anybody there?")
+
+
+def test_an_end_speaks_only_when_something_waits(ends: Tuple[Channel, Channel]) -> None:
+    left, right = ends
+    assert not right.speaks()
+    left.send(1)
+    assert right.speaks()
+    right.receive()
+    assert not right.speaks()
+
+
+def test_a_sender_waits_for_a_slow_receiver_and_loses_nothing(ends: Tuple[Channel, Channel]) -> None:
+    left, right = ends
+
+    def send_all() -> None:
+        for number in range(500):
+            left.send((number, b"x" * 10_000))
+
+    sender = threading.Thread(target=send_all)
+    sender.start()
+    assert [right.receive()[0] for _ in range(500)] == list(range(500))
+    sender.join()
