@@ -99,6 +99,7 @@ class DefaultTrainer(TrainerBase):
             self.graph_eval = self.build_graph(cfg, self.model, is_train=False)
         self._trainer = self._build_step_trainer()
         self.checkpointer = self._build_checkpointer()
+        self.checkpointer.sound.update(folder.sound)
         self.resume_or_load(resume)
         self.register_hooks(self.build_hooks())
 

@@ -95,6 +95,15 @@ def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool) -> 
         np.testing.assert_array_equal(weights(resumed)[name], value)
 
 
+def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    for name, stop_after in (("whole", None), ("cut", 7)):
+        cfg = tiny_config(str(tmp_path / name))
+        cfg.model.dropout = 0.5
+        trained(cfg, stop_after=stop_after)
+    trained(cfg, resume=True)
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
 @pytest.mark.parametrize("first", [False, True], ids=["eager to graph", "graph to eager"])
 def test_a_checkpoint_of_one_mode_continues_in_the_other(tmp_path: Path, first: bool) -> None:
     trained(tiny_config(str(tmp_path / "whole")))

@@ -51,10 +51,12 @@ class TinyModel(nn.Module):
         ballast: size of a matrix product that adds nothing but milliseconds. OneFlow 0.9 corrupts its memory when a
             graph has finished before its launch has (`LazyJobStreamPolicy::DequeueNNGraph`), which happens to graphs as
             small as this.
+        dropout: share of hidden units that is dropped in training.
     """
 
-    def __init__(self, hidden: int = 8, ballast: int = 0) -> None:
+    def __init__(self, hidden: int = 8, ballast: int = 0, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.register_buffer("ballast", flow.zeros(ballast, ballast) if ballast else None, persistent=False)
         self.first = nn.Linear(FEATURES, hidden)
         self.second = nn.Linear(hidden, CLASSES)
@@ -65,7 +67,7 @@ class TinyModel(nn.Module):
 
     def forward(self, points: Any, labels: Optional[Any] = None) -> Dict[str, Any]:
         """Mean loss of a batch in training, scores in evaluation."""
-        scores = self.second(flow.relu(self.first(points)))
+        scores = self.second(self.dropout(flow.relu(self.first(points))))
         if self.ballast is not None:
             scores = scores + flow.matmul(self.ballast, self.ballast).sum()
         if self.training and labels is not None:

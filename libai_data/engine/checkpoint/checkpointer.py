@@ -89,7 +89,7 @@ class Checkpointer(CheckpointFolder):
             step, slots = optimizer_state.collect(self.model, self.optimizer, self.graph)
             writer.tensors(_OPTIMIZER, slots)
         mesh = get_mesh()
-        writer.json(_RANDOM, gather_random_states())
+        writer.json(_RANDOM, gather_random_states(self.model))
         writer.json(
             STATE,
             {
@@ -150,7 +150,7 @@ class Checkpointer(CheckpointFolder):
                     f"{directory} has no state of '{key}'; it has that of {sorted(state['stateful'])}"
                 )
             value.load_state_dict(state["stateful"][key])
-        restore_random_states(json.loads((directory / _RANDOM).read_text()))
+        restore_random_states(json.loads((directory / _RANDOM).read_text()), self.model)
         logger.info("Restored checkpoint %s.", directory)
         return state
 

@@ -24,11 +24,14 @@ class CheckpointFolder:
 
     Args:
         save_dir: the folder; it need not exist yet.
+
+    Attributes:
+        sound: checkpoints read through already, on rank 0.
     """
 
     def __init__(self, save_dir: str = "") -> None:
         self.save_dir = save_dir
-        self._verified: Set[Path] = set()
+        self.sound: Set[Path] = set()
 
     def recover(self) -> None:
         """Clean up after a run that was killed while it wrote; for the one run that owns `save_dir`."""
@@ -118,9 +121,9 @@ class CheckpointFolder:
         return None
 
     def _verify(self, path: Path) -> None:
-        if path not in self._verified:
+        if path not in self.sound:
             verify(path)
-            self._verified.add(path)
+            self.sound.add(path)
 
 
 def _read_last(folder: Path) -> str:

@@ -1,11 +1,12 @@
-"""The states of the random generators of a rank: Python, numpy, OneFlow."""
+"""The states of the random generators of a rank: Python's, numpy's, OneFlow's, and those that modules such as Dropout
+own."""
 
 from __future__ import annotations
 
 import base64
 import logging
 import random
-from typing import Any, Dict, List, Tuple, cast
+from typing import Any, Dict, Iterator, List, Tuple, cast
 
 import numpy as np
 
@@ -14,18 +15,23 @@ from libai_data.mesh import broadcast_py_object, get_rank, get_world_size
 logger = logging.getLogger(__name__)
 
 
-def gather_random_states() -> List[Dict[str, Any]]:
+def gather_random_states(model: Any) -> List[Dict[str, Any]]:
     """The states of all ranks, in the order of ranks. Collective.
+
+    Args:
+        model: the module, some of whose parts may own generators.
 
     Returns:
         For each rank something that JSON can hold.
     """
-    own = _own_state()
+    own = {**_own_state(), "modules": _module_states(model)}
     return [broadcast_py_object(own, src=rank) for rank in range(get_world_size())]
 
 
-def restore_random_states(states: List[Dict[str, Any]]) -> None:
+def restore_random_states(states: List[Dict[str, Any]], model: Any) -> None:
     """Continue with the states that were saved, if as many ranks run now as then; else keep the present ones.
+
+    A compiled graph's own generators cannot be reached: its dropout begins anew.
 
     What is drawn per sample does not depend on these (`libai_data.sample_random`); what a model draws, such as dropout,
     does.
@@ -38,6 +44,32 @@ def restore_random_states(states: List[Dict[str, Any]]) -> None:
         )
         return
     _set_own_state(states[get_rank()])
+    _set_module_states(model, states[get_rank()]["modules"])
+
+
+def _module_states(model: Any) -> Dict[str, str]:
+    states = {}
+    for name, generator in _generators(model):
+        state = generator.get_state()
+        # OneFlow draws on from elsewhere than the state it tells; set, it goes on from there, as a resumed run will.
+        generator.set_state(state)
+        states[name] = _encode(state.numpy())
+    return states
+
+
+def _set_module_states(model: Any, states: Dict[str, str]) -> None:
+    import oneflow as flow
+
+    for name, generator in _generators(model):
+        if name in states:
+            generator.set_state(flow.from_numpy(_decode(states[name], np.uint8)))
+
+
+def _generators(model: Any) -> Iterator[Tuple[str, Any]]:
+    for name, module in model.named_modules():
+        generator = getattr(module, "generator", None)
+        if callable(getattr(generator, "get_state", None)):
+            yield name, generator
 
 
 def _own_state() -> Dict[str, Any]:
