@@ -64,7 +64,7 @@ def test_what_waits_and_what_is_claimed_are_told_apart() -> None:
 
 
 def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_claim() -> None:
-    """Takers report what they have taken; what a killed one had claimed and not reported is put again, as loaders do."""
+    """Takers report what they take; what a killed one had claimed and not reported is put again, as loaders do."""
     board = Board(3)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
