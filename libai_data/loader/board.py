@@ -10,6 +10,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import signal
+import struct
 import time
 from contextlib import contextmanager, suppress
 from typing import Iterator, NamedTuple, Optional, Tuple
@@ -18,6 +20,8 @@ _HEAD, _TAIL = 0, 1
 _HEADER = 8
 _CLAIM = 2
 _ENTRY = 6
+_FLOCK = struct.Struct("@hhqqi4x")
+_SECONDS_TO_HOLD = 5.0
 CAPACITY = 4096
 """Tasks that may wait at once."""
 
@@ -148,9 +152,32 @@ class Board:
                 os.close(descriptor)
         self._memory = self._read_end = -1
 
+    def _lock_for_trainer(self) -> None:
+        """Take the lock; whoever keeps it for long has been stopped in the midst, and is killed."""
+        deadline = time.monotonic() + _SECONDS_TO_HOLD
+        while True:
+            try:
+                fcntl.lockf(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except (BlockingIOError, PermissionError):
+                if time.monotonic() > deadline:
+                    self._kill_holder()
+                    deadline = time.monotonic() + _SECONDS_TO_HOLD
+                time.sleep(0.0001)
+
+    def _kill_holder(self) -> None:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, holder = _FLOCK.unpack(fcntl.fcntl(self._memory, fcntl.F_GETLK, asked))
+        if kind != fcntl.F_UNLCK:
+            with suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGKILL)
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        fcntl.lockf(self._memory, fcntl.LOCK_EX)
+        if self._write_end < 0:
+            fcntl.lockf(self._memory, fcntl.LOCK_EX)
+        else:
+            self._lock_for_trainer()
         try:
             yield
         finally:

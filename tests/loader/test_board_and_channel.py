@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from typing import Any, Dict, List, Tuple
 import numpy as np
 import pytest
 
+from libai_data.loader import board as board_module
 from libai_data.loader.board import CAPACITY, Board, Entry
 from libai_data.loader.channel import Channel
 from tests.loader.streams import descriptors, eventually
@@ -110,6 +112,21 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
         os.close(reading)
         os.close(writing)
         board.close()
+
+
+def test_a_process_that_is_stopped_with_the_lock_in_its_hands_does_not_stop_the_trainer(monkeypatch: Any) -> None:
+    monkeypatch.setattr(board_module, "_SECONDS_TO_HOLD", 0.2)
+    board = Board(1)
+    holder = os.fork()
+    if holder == 0:
+        fcntl.lockf(board.descriptors[0], fcntl.LOCK_EX)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os._exit(0)
+    os.waitpid(holder, os.WUNTRACED)
+    board.put(entry(0))
+    assert os.WTERMSIG(os.waitpid(holder, 0)[1]) == signal.SIGKILL
+    assert board.take(0) == entry(0)
+    board.close()
 
 
 @pytest.fixture()
