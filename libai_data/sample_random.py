@@ -8,36 +8,64 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import contextmanager
-from typing import Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
 from libai_data.mixing import combine64
 
 
-class CurrentSamples(threading.local):
+class _Current(threading.local):
     """(seed, epoch, index) of each sample that a thread is reading."""
 
     keys: Sequence[Tuple[int, int, int]] = ()
 
 
-_current = CurrentSamples()
+_current = _Current()
 _global_generators = threading.RLock()
 
 
+class SampleKeys(Sequence[Tuple[int, int, int]]):
+    """(seed, epoch, index) of samples that are read together, made when somebody asks.
+
+    Args:
+        seed: the loader's.
+        epochs: int64 [n].
+        indices: int64 [n].
+    """
+
+    def __init__(self, seed: int, epochs: np.ndarray, indices: np.ndarray) -> None:
+        self._seed, self._epochs, self._indices = seed, epochs, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._seed, int(self._epochs[place]), int(self._indices[place])
+
+
+class SampleKey(SampleKeys):
+    """The key of one of some samples that are read one after the other; `row` says which is being read."""
+
+    row = 0
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, place: Any) -> Any:
+        return super().__getitem__((self.row,)[place])
+
+
 @contextmanager
-def reading_samples(keys: Sequence[Tuple[int, int, int]] = ()) -> Iterator[CurrentSamples]:
+def reading_samples(keys: Sequence[Tuple[int, int, int]]) -> Iterator[None]:
     """Say which samples this thread reads within the block; the loader does so around each call of a dataset.
 
     Args:
         keys: (seed, epoch, index) of each sample.
-
-    Yields:
-        Where who reads sample after sample sets the keys of the next one.
     """
     _current.keys = keys
     try:
-        yield _current
+        yield
     finally:
         _current.keys = ()
 

@@ -148,7 +148,7 @@ class SharedLoader:
         listener = open_node_link(name)
         if self._loader is not None:
             feed: Feed = LocalFeed(self._loader, len(self._held), _SENT_AHEAD + 1 if crosses else 0)
-            arena = self._loader.arena
+            arena = self._loader.shared_arena()
         else:
             arena = Arena()
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")

@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 import weakref
+from contextlib import suppress
 from typing import Any, Dict, Tuple
 
 import numpy as np
@@ -82,6 +83,40 @@ class Arena:
             self._mapped.clear()
             self.descriptor = -1
             self._close_descriptor()
+
+
+class PrivateArena(Arena):
+    """Memory of this process alone, for readers that have no other: in huge pages, where the system has them.
+
+    Shared memory rarely comes in huge pages, and filling a batch of images in small ones takes a quarter longer.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = -1
+        self._mapped = {}
+        self._lock = threading.RLock()
+        self._end = 0
+
+    def allocate(self, size: int) -> Tuple[int, int]:
+        offset, size = self._end, -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._end += size
+        return offset, size
+
+    def release(self, offset: int, size: int) -> None:
+        self._mapped.pop((offset, size), None)
+
+    def _map(self, offset: int, size: int) -> Any:
+        with self._lock:
+            if (offset, size) not in self._mapped:
+                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                with suppress(OSError):  # A system without huge pages.
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+                self._mapped[offset, size] = memory
+            return self._mapped[offset, size]
+
+    def close(self) -> None:
+        with self._lock:
+            self._mapped.clear()
 
 
 def _map(descriptor: int, offset: int, size: int) -> Any:

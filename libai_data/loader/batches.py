@@ -12,7 +12,7 @@ from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import as_flow_tensor
 from libai_data.loader.executor import Collated, Executor, Task, TaskResult
 from libai_data.loader.failures import FailureLog
-from libai_data.loader.reading import RowWriter, row_slices
+from libai_data.loader.reading import row_slices, row_writer
 from libai_data.loader.schema import Layout, SampleSchema, TensorPart, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
@@ -129,7 +129,7 @@ class BatchReader:
         self._executor.use_schema(schema)
         slot = self._prepare_slot(pending, schema)
         arrays = self._ring.arrays(slot, schema.batch_specs(pending.rows))
-        RowWriter(schema, arrays).write(0, fields)
+        row_writer(schema, arrays)(0, fields)
         self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 from libai_data.errors import ConfigError
-from libai_data.loader.arena import Arena
+from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batches import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor, TaskRunner
@@ -104,7 +104,8 @@ class DataLoader:
         self._tensor_part = tensor_part
         self._timeout = timeout
         self._start_method = start_method
-        self._arena = Arena()
+        self._shares_memory = num_workers > 0 and worker_type == "process"
+        self._arena = self._new_arena()
         self._ring = SlotRing(self._arena)
         self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
         self._reader: Optional[BatchReader] = None
@@ -154,9 +155,14 @@ class DataLoader:
         """Whether a collator makes the batches, so that their shapes may change."""
         return self._cargo.collator is not None
 
-    @property
-    def arena(self) -> Arena:
-        """The memory in which batches lie; valid until `close`."""
+    def _new_arena(self) -> Arena:
+        return Arena() if self._shares_memory else PrivateArena()
+
+    def shared_arena(self) -> Arena:
+        """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
+        if not self._shares_memory:
+            self._shares_memory = True
+            self._arena = self._new_arena()
         return self._arena
 
     def copied_into_slot(self, batch: ReadyBatch) -> ReadyBatch:
@@ -235,7 +241,7 @@ class DataLoader:
             self._close_executor()
         self._reader = None
         self._arena.close()
-        self._arena = Arena()
+        self._arena = self._new_arena()
 
     def _break_off(self) -> None:
         if self._iteration is not None:

@@ -14,9 +14,11 @@ from libai_data.loader.collate import Collator
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
-from libai_data.loader.slots import ArraySpec, Slot, SlotRing, views
+from libai_data.loader.slots import ArraySpec, Slot, SlotRing
 from libai_data.loader.timing import StageTimes
 from libai_data.structures import Fields, fields_of
+
+_MOST_SLOTS_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ class TaskRunner:
         self.schema: Optional[SampleSchema] = None
         self._collator = collator
         self._ring = ring
+        self._arrays_of: Dict[Tuple[int, int, int], Dict[str, np.ndarray]] = {}
 
     def run(self, task: Task) -> TaskResult:
         """Do a task; a failure is part of the result, since it is its batch's turn that decides what to do about it."""
@@ -153,9 +156,19 @@ class TaskRunner:
     def _read(self, task: Task) -> None:
         if task.slot is None or self.schema is None:
             raise RuntimeError("a task without a collator needs a slot and a schema")
-        specs = self.schema.batch_specs(task.batch_rows)
-        rows = rows_of(views(self._ring.arena.lease(task.slot.offset, task.slot.size), specs), task)
+        rows = rows_of(self._arrays(self.schema, task.slot, task.batch_rows), task)
         self.reader.read_into(self.schema, rows, task.epochs, task.indices)
+
+    def _arrays(self, schema: SampleSchema, slot: Slot, batch_rows: int) -> Dict[str, np.ndarray]:
+        """The arrays of a slot; slots are used again and again, and so are these."""
+        place = slot.offset, slot.size, batch_rows
+        arrays = self._arrays_of.get(place)
+        if arrays is None:
+            if len(self._arrays_of) >= _MOST_SLOTS_REMEMBERED:
+                self._arrays_of.clear()
+            arrays = self._ring.arrays(slot, schema.batch_specs(batch_rows))
+            self._arrays_of[place] = arrays
+        return arrays
 
 
 def wants_to_end(task: Task, error: BaseException) -> SampleError:

@@ -12,8 +12,8 @@ from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.schema import FieldSpec, SampleSchema, array_of
 from libai_data.loader.timing import StageTimes, take_transform_time
-from libai_data.sample_random import reading_samples
-from libai_data.structures import DistTensorData, Fields, check_field_names, fields_of
+from libai_data.sample_random import SampleKey, SampleKeys, reading_samples
+from libai_data.structures import DistTensorData, Fields, Instance, check_field_names, fields_of
 
 Rows = Mapping[str, np.ndarray]
 """Field name -> writable array [rows, ...], the place of some samples within a batch."""
@@ -90,46 +90,44 @@ class SampleReader:
             except SampleError:
                 if not self._policy.substitutes:
                     raise
-        writer = RowWriter(schema, rows)
+        write = row_writer(schema, rows)
         if self._read_batch is None and self._get_items is not None:
             for row, sample in enumerate(self.samples(epochs, indices)):
-                self._write(writer, row, sample, int(indices[row]))
+                self._write(write, row, sample, int(indices[row]))
             return
         if self._read_batch is None and not self._policy.substitutes:
-            self._fill_one_by_one(writer, epochs, indices)
+            self._fill_one_by_one(write, epochs, indices)
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-            self._or_substitute(epoch, index, self._row_filler(schema, writer, rows, row, epoch))
+            self._or_substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch))
 
-    def _fill_one_by_one(self, writer: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _fill_one_by_one(self, write: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read sample after sample, with as little in between as can be."""
-        dataset, seed = self.dataset, self.seed
-        source = copy = 0.0
-        start = perf_counter()
-        with reading_samples() as current:
-            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+        dataset = self.dataset
+        keys = SampleKey(self.seed, epochs, indices)
+        copy, begin = 0.0, perf_counter()
+        with reading_samples(keys):
+            for row, index in enumerate(indices.tolist()):
+                keys.row = row
                 try:
-                    current.keys = ((seed, epoch, index),)
                     sample = dataset[index]
                 except Exception as error:
                     raise self._failure(f"sample {index}", error) from error
                 read = perf_counter()
                 try:
-                    writer.write(row, fields_of(sample))
+                    write(row, sample._fields if type(sample) is Instance else fields_of(sample))
                 except SchemaError as error:
                     raise self._failure(f"sample {index}", error) from error
-                source += read - start
-                start = perf_counter()
-                copy += start - read
-        self._count(source, copy, len(indices))
+                copy += perf_counter() - read
+        self._count(perf_counter() - begin - copy, copy, len(indices))
 
     def _row_filler(
-        self, schema: SampleSchema, writer: RowWriter, rows: Rows, row: int, epoch: int
+        self, schema: SampleSchema, write: RowWriter, rows: Rows, row: int, epoch: int
     ) -> Callable[[int], None]:
         if self._read_batch is not None:
             own = {name: array[row : row + 1] for name, array in rows.items()}
             return lambda index: self._fill_together(schema, own, np.array([epoch]), np.array([index]))
-        return lambda index: self._write(writer, row, self._get(epoch, index), index)
+        return lambda index: self._write(write, row, self._get(epoch, index), index)
 
     def _may_read_together(self, indices: np.ndarray) -> bool:
         return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
@@ -169,7 +167,7 @@ class SampleReader:
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> List[Fields]:
         start, asked = perf_counter(), indices.tolist()
         try:
-            with reading_samples([(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), asked)]):
+            with reading_samples(SampleKeys(self.seed, epochs, indices)):
                 samples = list(self._get_items(asked))  # type: ignore[misc]
         except Exception as error:
             raise self._failure(f"one of the samples {asked}", error) from error
@@ -181,22 +179,22 @@ class SampleReader:
         return samples
 
     def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        start, asked = perf_counter(), indices.tolist()
+        start = perf_counter()
         try:
-            with reading_samples([(self.seed, epoch, index) for epoch, index in zip(epochs.tolist(), asked)]):
+            with reading_samples(SampleKeys(self.seed, epochs, indices)):
                 if self._reads_parts:
                     self._read_batch(indices, rows, schema.parts)  # type: ignore[misc]
                 else:
                     self._read_batch(indices, rows)  # type: ignore[misc]
         except Exception as error:
-            raise self._failure(f"one of the samples {asked}", error) from error
+            raise self._failure(f"one of the samples {indices.tolist()}", error) from error
         finally:
-            self._count_source(start, len(asked))
+            self._count_source(start, len(indices))
 
-    def _write(self, writer: RowWriter, row: int, sample: Fields, index: int) -> None:
+    def _write(self, write: RowWriter, row: int, sample: Fields, index: int) -> None:
         start = perf_counter()
         try:
-            writer.write(row, fields_of(sample))
+            write(row, fields_of(sample))
         except SchemaError as error:
             raise self._failure(f"sample {index}", error) from error
         finally:
@@ -222,62 +220,68 @@ def reads_parts(dataset: Any) -> bool:
     return read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 
-class RowWriter:
-    """Copies samples into rows of a batch.
+RowWriter = Callable[[int, Dict[str, Any]], None]
+"""Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
+
+
+def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
+    """Make what copies samples into rows of a batch.
 
     Args:
         schema: what each sample must look like.
         rows: {field: [n, ...]}.
     """
+    # Flat, and in the form in which samples have it, since each field of each sample is held against it.
+    targets = [
+        (spec, spec.name, (list(spec.layout.sbp_list), spec.layout.placement_idx, spec.shape, spec.dtype), target)
+        for spec, target in ((spec, rows[spec.name]) for spec in schema.fields)
+    ]
+    count = len(targets)
 
-    def __init__(self, schema: SampleSchema, rows: Rows) -> None:
-        self._schema = schema
-        # Laid out flat, and the layout as a sample has it: this is passed through for each field of each sample.
-        self._targets = [
-            (spec, spec.name, list(spec.layout.sbp_list), spec.shape, spec.dtype, rows[spec.name])
-            for spec in schema.fields
-        ]
+    def write(row: int, fields: Dict[str, Any]) -> None:
+        if len(fields) != count:
+            check_field_names(list(fields), schema.names, "the sample")
+        try:
+            for spec, name, expected, target in targets:
+                value = fields[name]
+                if type(value) is DistTensorData:
+                    array = value.tensor
+                    # One comparison of all that must be equal costs half as much as four.
+                    if (value.sbp_list, value.placement_idx, array.shape, array.dtype) == expected:
+                        target[row] = array
+                        continue
+                target[row] = _checked(spec, value)
+        except KeyError:
+            check_field_names(list(fields), schema.names, "the sample")
+            raise
 
-    def write(self, row: int, fields: Dict[str, Any]) -> None:
-        """Copy one sample.
-
-        Args:
-            row: where to write.
-            fields: the sample's fields.
-
-        Raises:
-            SchemaError: The sample does not fit the schema; the field is named.
-        """
-        if len(fields) != len(self._targets):
-            check_field_names(list(fields), self._schema.names, "the sample")
-        for spec, name, sbp_list, shape, dtype, target in self._targets:
-            if name not in fields:
-                check_field_names(list(fields), self._schema.names, "the sample")
-            value = fields[name]
-            if isinstance(value, DistTensorData):
-                if value.sbp_list != sbp_list or value.placement_idx != spec.layout.placement_idx:
-                    _check_layout(spec, value)
-                value = value.tensor
-            array = value if isinstance(value, np.ndarray) else array_of(value, name)
-            if array.shape != shape or array.dtype != dtype:
-                raise SchemaError(
-                    f"field '{name}' is {array.dtype} {list(array.shape)}, in the samples before it "
-                    f"{spec.describe()}; make all samples alike, or use a padding collator"
-                )
-            target[row] = array
+    return write
 
 
-def _check_layout(spec: FieldSpec, value: DistTensorData) -> None:
+def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
+    """The array of a field whose form is not just that of the samples before it, if it can be taken for it.
+
+    Raises:
+        SchemaError: It cannot.
+    """
     layout = spec.layout
-    if tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx:
+    if isinstance(value, DistTensorData) and (
+        tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx
+    ):
         raise SchemaError(
             f"field '{spec.name}' is laid out as {value.sbp_list} on layer {value.placement_idx}, in the samples "
             f"before it as {list(layout.sbp_list)} on layer {layout.placement_idx}"
         )
+    array = array_of(value, spec.name)
+    if array.shape != spec.shape or array.dtype != spec.dtype:
+        raise SchemaError(
+            f"field '{spec.name}' is {array.dtype} {list(array.shape)}, in the samples before it "
+            f"{spec.describe()}; make all samples alike, or use a padding collator"
+        )
+    return array
 
 
 def row_slices(count: int, parts: int) -> Sequence[slice]:
     """Cut `count` rows into up to `parts` slices of nearly equal length."""
     parts = min(parts, count)
-    edges = [count * part // parts for part in range(parts + 1)] if parts else [0]
-    return [slice(start, stop) for start, stop in zip(edges, edges[1:])]
+    return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]

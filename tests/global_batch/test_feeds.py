@@ -35,7 +35,7 @@ class Node:
         self.feed = LocalFeed(self.loader, shards=2)
         pairs = {rank: Channel.pair() for rank in (1, 2)}
         self.ends = {rank: theirs for rank, (_, theirs) in pairs.items()}
-        self.publisher = NodePublisher({rank: ours for rank, (ours, _) in pairs.items()}, self.loader.arena.descriptor)
+        self.publisher = NodePublisher({rank: ours for rank, (ours, _) in pairs.items()}, self.loader.shared_arena().descriptor)
         self.followers = {rank: LinkFeed(end, leader=0) for rank, end in self.ends.items()}
 
     def begin(self, position: int = 0) -> None:
@@ -101,7 +101,7 @@ def test_memory_does_not_grow_with_the_number_of_batches(node: Node) -> None:
         node.publish()
         for follower in node.followers.values():
             follower.next()
-        sizes.append(os.fstat(node.loader.arena.descriptor).st_size)
+        sizes.append(os.fstat(node.loader.shared_arena().descriptor).st_size)
     assert sizes[-1] == sizes[20]
 
 
@@ -151,7 +151,7 @@ def test_batches_of_a_broken_off_pass_are_given_back_unseen(node: Node) -> None:
 def test_the_end_of_a_pass_and_the_next_one_reach_all() -> None:
     loader = DataLoader(Rows(), SingleRoundSampler(Rows(), 48))
     ours, theirs = Channel.pair()
-    publisher, feed = NodePublisher({1: ours}, loader.arena.descriptor), LocalFeed(loader, shards=1)
+    publisher, feed = NodePublisher({1: ours}, loader.shared_arena().descriptor), LocalFeed(loader, shards=1)
     follower = LinkFeed(theirs, leader=0)
     for _ in range(2):
         publisher.begin()
