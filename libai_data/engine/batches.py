@@ -167,6 +167,17 @@ def join_inputs(inputs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
     return {name: _join_global([each[name] for each in inputs]) for name in inputs[0]}
 
 
+def name_inputs(micro_batches: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+    """One dict of the inputs of several micro-batches, as a graph's `build` takes them."""
+    return {f"{name}_{number}": value for number, each in enumerate(micro_batches) for name, value in each.items()}
+
+
+def part_inputs(inputs: Dict[str, Any], count: int) -> List[Dict[str, Any]]:
+    """The inputs of each micro-batch again; the inverse of `name_inputs`."""
+    names = [name[: -len("_0")] for name in inputs][: len(inputs) // count]
+    return [{name: inputs[f"{name}_{number}"] for name in names} for number in range(count)]
+
+
 def _join_global(tensors: List[Any]) -> Any:
     import oneflow as flow
 

@@ -23,15 +23,19 @@ from libai_data.engine.loaders import (
     scale_to_epochs,
 )
 from libai_data.engine.logging_setup import has_progress_bar, setup_logger
+from libai_data.engine.models import (
+    build_configured_graph,
+    build_configured_model,
+    build_configured_tokenizer,
+    required_section,
+)
 from libai_data.engine.optim import build_optimizer
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config, set_key
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
-from libai_data.errors import ConfigError
 from libai_data.global_batch import check_forward_fields, to_global
 from libai_data.mesh import (
-    convert_to_distributed_default_setting,
     get_data_parallel_size,
     get_rank,
     is_main_process,
@@ -206,90 +210,29 @@ class DefaultTrainer(TrainerBase):
     @classmethod
     def build_tokenizer(cls, cfg: Any) -> Any:
         """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it; None without that section."""
-        section = try_get_key(cfg, "tokenization")
-        if section is None:
-            return None
-        tokenizer = instantiate(section.tokenizer)
-        if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
-            multiple = section.make_vocab_size_divisible_by * cfg.train.dist.tensor_parallel_size
-            cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
-        return tokenizer
+        return build_configured_tokenizer(cfg)
 
     @classmethod
     def build_model(cls, cfg: Any) -> Any:
-        """Build `cfg.model`, its parameters global tensors.
-
-        Raises:
-            ConfigError: There is no such section.
-        """
-        if try_get_key(cfg, "model") is None:
-            raise ConfigError("the config has no 'model', and build_model is not overridden")
-        amp = bool(try_get_key(cfg, "train.amp.enabled", default=False)) and bool(
-            try_get_key(cfg, "graph.enabled", default=False)
-        )
-        for key in ("model.cfg.amp_enabled", "model.amp_enabled"):
-            if try_get_key(cfg, key) is not None:
-                set_key(cfg, key, amp)
-                break
-        model = instantiate(cfg.model)
-        model._apply(convert_to_distributed_default_setting)
-        logger.info("%s with %s parameters.", type(model).__name__, f"{sum(p.numel() for p in model.parameters()):,}")
-        return model
+        """Build `cfg.model`, its parameters global tensors."""
+        return build_configured_model(cfg)
 
     @classmethod
     def build_graph(
         cls, cfg: Any, model: Any, optimizer: Any = None, lr_scheduler: Any = None, is_train: bool = True
     ) -> Any:
-        """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`.
-
-        Raises:
-            ConfigError: There is no such section.
-        """
-        section = try_get_key(cfg, "graph.train_graph" if is_train else "graph.eval_graph")
-        if section is None:
-            raise ConfigError("graph.enabled is true, but the config has no graph.train_graph or graph.eval_graph")
-        settings: Dict[str, Any] = {
-            "model": model,
-            "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel"),
-        }
-        if is_train:
-            settings.update(
-                optimizer=optimizer,
-                lr_scheduler=lr_scheduler,
-                fp16=try_get_key(cfg, "train.amp.enabled", default=False),
-                activation_checkpoint=try_get_key(cfg, "train.activation_checkpoint.enabled", default=False),
-                zero_optim=try_get_key(cfg, "train.zero_optimization.enabled", default=False),
-                zero_stage=try_get_key(cfg, "train.zero_optimization.stage", default=1),
-                grad_acc_steps=try_get_key(cfg, "train.num_accumulation_steps", default=1),
-                global_mode=try_get_key(cfg, "graph.global_mode"),
-            )
-        graph = instantiate(section, **settings)
-        debug = try_get_key(cfg, "graph.debug", default=-1)
-        if debug >= 0:
-            graph.debug(debug)
-        return graph
+        """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`."""
+        return build_configured_graph(cfg, model, optimizer, lr_scheduler, is_train)
 
     @classmethod
     def build_optimizer(cls, cfg: Any, model: Any) -> Any:
-        """Build `cfg.optim`.
-
-        Raises:
-            ConfigError: There is no such section.
-        """
-        if try_get_key(cfg, "optim") is None:
-            raise ConfigError("the config has no 'optim', and build_optimizer is not overridden")
-        return build_optimizer(cfg.optim, model)
+        """Build `cfg.optim`, for the parameters of the model."""
+        return build_optimizer(required_section(cfg, "optim", "build_optimizer"), model)
 
     @classmethod
     def build_lr_scheduler(cls, cfg: Any, optimizer: Any) -> Any:
-        """Build `cfg.train.scheduler`.
-
-        Raises:
-            ConfigError: There is no such section.
-        """
-        if try_get_key(cfg, "train.scheduler") is None:
-            raise ConfigError("the config has no train.scheduler, and build_lr_scheduler is not overridden")
-        return build_lr_scheduler(cfg.train.scheduler, optimizer)
+        """Build `cfg.train.scheduler`."""
+        return build_lr_scheduler(required_section(cfg, "train.scheduler", "build_lr_scheduler"), optimizer)
 
     @classmethod
     def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:

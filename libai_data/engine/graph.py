@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, List, Optional, Sequence
+from typing import Any, ContextManager, Dict, Optional
 
 import oneflow as flow
 from oneflow import nn
 
+from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.mesh import get_data_parallel_size, get_mesh
 
 logger = logging.getLogger(__name__)
-
-
-def name_inputs(micro_batches: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
-    """One dict of the inputs of several micro-batches, as a graph's `build` takes them."""
-    return {f"{name}_{number}": value for number, each in enumerate(micro_batches) for name, value in each.items()}
-
-
-def part_inputs(inputs: Dict[str, Any], count: int) -> List[Dict[str, Any]]:
-    """The inputs of each micro-batch again; the inverse of `name_inputs`."""
-    names = [name[: -len("_0")] for name in inputs][: len(inputs) // count]
-    return [{name: inputs[f"{name}_{number}"] for name in names} for number in range(count)]
 
 
 class GraphBase(nn.Graph):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, Optional
 
-from libai_data.engine.batches import StepInputs
-from libai_data.engine.graph import name_inputs
+from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.train_loop import TrainerBase
 
 

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from libai_data.config import instantiate, try_get_key
 from libai_data.config.signatures import parameters_of, target_of
+from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
 from libai_data.errors import ConfigError
 from libai_data.mesh import get_data_parallel_size
@@ -30,9 +31,7 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
     Raises:
         ConfigError: There is no such section.
     """
-    section = try_get_key(cfg, "dataloader.train")
-    if section is None:
-        raise ConfigError("the config has no dataloader.train, and build_train_loader is not overridden")
+    section = required_section(cfg, "dataloader.train", "build_train_loader")
     _fill_in(section, "train_batch_size", cfg.train.train_micro_batch_size)
     _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
     _fill_in(section, "seed", cfg.train.seed)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional
@@ -293,6 +295,12 @@ def test_a_fast_dev_run_takes_20_steps_and_evaluates_every_10(tmp_path: Path) ->
 def test_an_evaluation_without_weights_says_how_to_give_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.load_weight"):
         command(tmp_path, "--eval-only")
+
+
+def test_the_engine_is_imported_without_oneflow() -> None:
+    # A worker that reads data imports what its dataset's module does.
+    code = "import sys, libai_data.engine.default_trainer; sys.exit('oneflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 def test_a_trainer_class_of_ones_own_can_be_run(tmp_path: Path) -> None:

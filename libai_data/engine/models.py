@@ -1,0 +1,106 @@
+"""From the `model`, `tokenization` and `graph` sections of a config to tokenizer, model and graphs."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict
+
+from libai_data.config import instantiate, try_get_key
+from libai_data.engine.setup import set_key
+from libai_data.errors import ConfigError
+from libai_data.mesh import convert_to_distributed_default_setting
+
+logger = logging.getLogger(__name__)
+
+
+def required_section(cfg: Any, key: str, method: str) -> Any:
+    """A section of the config.
+
+    Args:
+        cfg: the whole config.
+        key: of the section.
+        method: the trainer's method that would have to be overridden for the section not to be needed.
+
+    Raises:
+        ConfigError: The config does not have it.
+    """
+    section = try_get_key(cfg, key)
+    if section is None:
+        raise ConfigError(f"the config has no '{key}', and {method} is not overridden")
+    return section
+
+
+def build_configured_tokenizer(cfg: Any) -> Any:
+    """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it.
+
+    Args:
+        cfg: the whole config.
+
+    Returns:
+        The tokenizer, or None without that section.
+    """
+    section = try_get_key(cfg, "tokenization")
+    if section is None:
+        return None
+    tokenizer = instantiate(section.tokenizer)
+    if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
+        multiple = section.make_vocab_size_divisible_by * cfg.train.dist.tensor_parallel_size
+        cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
+    return tokenizer
+
+
+def build_configured_model(cfg: Any) -> Any:
+    """Build `cfg.model`.
+
+    Args:
+        cfg: the whole config.
+
+    Returns:
+        The module, its parameters global tensors; those that it made local are the same on all ranks.
+
+    Raises:
+        ConfigError: There is no such section.
+    """
+    section = required_section(cfg, "model", "build_model")
+    amp = try_get_key(cfg, "train.amp.enabled", default=False) and try_get_key(cfg, "graph.enabled", default=False)
+    for key in ("model.cfg.amp_enabled", "model.amp_enabled"):
+        if try_get_key(cfg, key) is not None:
+            set_key(cfg, key, bool(amp))
+            break
+    model = instantiate(section)
+    model._apply(convert_to_distributed_default_setting)
+    logger.info("%s with %s parameters.", type(model).__name__, f"{sum(p.numel() for p in model.parameters()):,}")
+    return model
+
+
+def build_configured_graph(cfg: Any, model: Any, optimizer: Any, lr_scheduler: Any, is_train: bool) -> Any:
+    """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`.
+
+    Args:
+        cfg: the whole config.
+        model: the module.
+        optimizer: for training.
+        lr_scheduler: for training.
+        is_train: which of the two.
+
+    Raises:
+        ConfigError: There is no such section.
+    """
+    section = required_section(cfg, "graph.train_graph" if is_train else "graph.eval_graph", "build_graph")
+    settings: Dict[str, Any] = {"model": model, "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel")}
+    if is_train:
+        settings.update(
+            optimizer=optimizer,
+            lr_scheduler=lr_scheduler,
+            fp16=try_get_key(cfg, "train.amp.enabled", default=False),
+            activation_checkpoint=try_get_key(cfg, "train.activation_checkpoint.enabled", default=False),
+            zero_optim=try_get_key(cfg, "train.zero_optimization.enabled", default=False),
+            zero_stage=try_get_key(cfg, "train.zero_optimization.stage", default=1),
+            grad_acc_steps=try_get_key(cfg, "train.num_accumulation_steps", default=1),
+            global_mode=try_get_key(cfg, "graph.global_mode"),
+        )
+    graph = instantiate(section, **settings)
+    debug = try_get_key(cfg, "graph.debug", default=-1)
+    if debug >= 0:
+        graph.debug(debug)
+    return graph
