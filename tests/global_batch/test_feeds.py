@@ -35,7 +35,9 @@ class Node:
         self.feed = LocalFeed(self.loader, shards=2)
         pairs = {rank: Channel.pair() for rank in (1, 2)}
         self.ends = {rank: theirs for rank, (_, theirs) in pairs.items()}
-        self.publisher = NodePublisher({rank: ours for rank, (ours, _) in pairs.items()}, self.loader.shared_arena().descriptor)
+        self.publisher = NodePublisher(
+            {rank: ours for rank, (ours, _) in pairs.items()}, self.loader.shared_arena().descriptor
+        )
         self.followers = {rank: LinkFeed(end, leader=0) for rank, end in self.ends.items()}
 
     def begin(self, position: int = 0) -> None:
