@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Dict, List
 
+SCHEMA_SCRIPT = Path(__file__).parent / "scripts" / "delivery_schema.py"
+SOAK_SCRIPT = Path(__file__).parent / "scripts" / "delivery_soak.py"
 SCRIPT = Path(__file__).parent / "scripts" / "delivery_scenarios.py"
 MODES = ("data_parallel", "node", "rank0")
 
@@ -42,3 +45,34 @@ def whole(found: Found, mesh: str, scenario: str, mode: str) -> Any:
 def scenarios(found: Found, mesh: str) -> List[str]:
     """Names of the scenarios that were lived through on a mesh."""
     return list(found[0][mesh])
+
+
+def check_schema_errors(folder: Path, ranks: int) -> None:
+    """Check what scripts/delivery_schema.py wrote: in each mode the ranks raised one error, naming field and ranks."""
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+    assert found == [found[0]] * ranks
+    told = {
+        "a missing field": "SchemaError: .* field 'y' is missing on rank ",
+        "another order": r"SchemaError: .* another order: rank 0 has \['x', 'y'\].* has \['y', 'x'\]",
+        "another dtype": r"SchemaError: .* field 'x' is float32 \[4, 6\].* but float64 \[4, 6\].*on rank ",
+        "another shape": r"SchemaError: .* field 'x' is float32 \[4, 6\].* but float32 \[4, 5\].*on rank ",
+    }
+    assert set(found[0]) == set(told)
+    for case, pattern in told.items():
+        assert set(found[0][case]) == set(MODES)
+        for mode, error in found[0][case].items():
+            assert re.match(pattern, error), (case, mode, error)
+
+
+def check_nothing_grows(folder: Path, ranks: int) -> None:
+    """Check what scripts/delivery_soak.py wrote: neither batches nor loaders leave anything behind in a process."""
+    for rank in range(ranks):
+        found = json.loads((folder / f"{rank}.json").read_text())
+        for points in found.values():
+            first, last = points[0], points[-1]
+            # OneFlow opens a connection and allocators map as they please; 1500 batches or 20 loaders would show.
+            assert last["descriptors"] <= first["descriptors"] + 5, (rank, found)
+            assert last["threads"] <= first["threads"], (rank, found)
+            assert last["maps"] <= first["maps"] + 10, (rank, found)
+            assert last["objects"] <= first["objects"] + 200, (rank, found)
+            assert last["resident KiB"] <= first["resident KiB"] + 8192, (rank, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -116,10 +117,19 @@ class Job:
             file.close()
 
 
+def launch_command(nproc: int, *flags: str) -> List[str]:
+    """The launcher's command line, up to the script."""
+    return [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), *flags]
+
+
+def ranks_environment(extra: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+    """The environment in which ranks run here; what they raise is theirs to end by."""
+    return _environment(extra or {}, end_on_error=False)
+
+
 def start_by_launcher(job: Job, script: Path, nproc: int, *args: str, env: Optional[Mapping[str, str]] = None) -> None:
     """Start ranks through `libai_data.launch`: one process of the job."""
-    command = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), str(BOOTSTRAP), str(script)]
-    job.start([*command, *args], _environment(env or {}, end_on_error=False))
+    job.start([*launch_command(nproc), str(BOOTSTRAP), str(script), *args], ranks_environment(env))
 
 
 def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Optional[Mapping[str, str]] = None) -> None:
@@ -134,9 +144,7 @@ def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Optional[
             "LOCAL_RANK": str(rank),
             **(env or {}),
         }
-        job.start(
-            [sys.executable, "-u", str(BOOTSTRAP), str(script), *args], _environment(variables, end_on_error=False)
-        )
+        job.start([sys.executable, "-u", str(BOOTSTRAP), str(script), *args], ranks_environment(variables))
         if rank == 0:
             _wait_until_listening(port, job.processes[0])
 
@@ -150,3 +158,9 @@ def _wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             time.sleep(0.02)
+
+
+def says_who_is_gone(output: str) -> bool:
+    """Whether a rank says why it ends; OneFlow aborts when its own connection breaks, and may do so first."""
+    told = re.search(r"^rank \d ends: rank \d\b.*(is gone|failed)", output, re.MULTILINE)
+    return bool(told) or "Check failure stack trace" in output

@@ -7,7 +7,18 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from tests.distributed.delivered import MODES, SCRIPT, Found, read_found, scenarios, whole
+from tests.distributed.delivered import (
+    MODES,
+    SCHEMA_SCRIPT,
+    SCRIPT,
+    SOAK_SCRIPT,
+    Found,
+    check_nothing_grows,
+    check_schema_errors,
+    read_found,
+    scenarios,
+    whole,
+)
 from tests.distributed.launcher import launch_ranks
 
 MESHES = {
@@ -103,3 +114,15 @@ def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> Non
             for mode, result in modes.items():
                 if not scenario.startswith("kept"):
                     assert not result["warned"], (rank, scenario, mode, result["warned"])
+
+
+def test_other_fields_on_one_rank_are_named_on_all(tmp_path: Path) -> None:
+    launch = launch_ranks(SCHEMA_SCRIPT, 2, str(tmp_path), timeout=60)
+    assert launch.returncode == 0, launch.output
+    check_schema_errors(tmp_path, ranks=2)
+
+
+def test_neither_batches_nor_loaders_leave_anything_behind(tmp_path: Path) -> None:
+    launch = launch_ranks(SOAK_SCRIPT, 2, str(tmp_path), "node", timeout=150)
+    assert launch.returncode == 0, launch.output
+    check_nothing_grows(tmp_path, ranks=2)

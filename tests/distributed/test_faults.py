@@ -12,7 +12,7 @@ from typing import List, Tuple
 import pytest
 
 from libai_data.global_batch.node_link import SECONDS_TO_MEET_VARIABLE
-from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
+from tests.distributed.jobs import Ended, Job, says_who_is_gone, start_by_hand, start_by_launcher
 
 SCRIPT = Path(__file__).parent / "scripts" / "faults_job.py"
 SECONDS_TO_END = 10.0
@@ -34,12 +34,6 @@ def check_end(ended: Ended, folder: Path) -> None:
     assert all(ended.codes), ended.output
     assert not ended.left, ended.output
     assert seconds < SECONDS_TO_END, ended.output
-
-
-def says_who_is_gone(output: str) -> bool:
-    """Whether a rank says why it ends; OneFlow aborts when its own connection breaks, and may do so first."""
-    told = re.search(r"^rank \d ends: rank \d\b.*(is gone|failed)", output, re.MULTILINE)
-    return bool(told) or "Check failure stack trace" in output
 
 
 def tracebacks(output: str, of: str) -> int:

@@ -1,0 +1,84 @@
+"""Gives some ranks batches of other fields, in every read mode: `delivery_schema.py FOLDER`.
+
+Each rank writes `FOLDER/<rank>.json`: case -> read mode -> the error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.build import build_nlp_train_loader
+from libai_data.errors import DataPipelineError
+from libai_data.global_batch import to_global
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.structures import DistTensorData, Instance
+
+RANK = flow.env.get_rank()
+Fields = Dict[str, np.ndarray]
+
+CASES: Dict[str, Callable[[Fields], Fields]] = {
+    "a missing field": lambda fields: {"x": fields["x"]},
+    "another order": lambda fields: {"y": fields["y"], "x": fields["x"]},
+    "another dtype": lambda fields: {"x": fields["x"].astype(np.float64), "y": fields["y"]},
+    "another shape": lambda fields: {"x": fields["x"][..., :5], "y": fields["y"]},
+}
+
+
+class Samples:
+    """Samples of two fields; another node may have them in another form."""
+
+    def __init__(self, change: Callable[[Fields], Fields]) -> None:
+        self.change = change
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        return self.change({"x": np.full(6, index, np.float32), "y": np.asarray(index)})
+
+
+def same(fields: Fields) -> Fields:
+    return fields
+
+
+def error_of(change: Callable[[Fields], Fields], readers: str) -> str:
+    """In the modes where several ranks read, the second half of them read other files; else the last rank has changed
+    what it was given.
+    """
+    mesh = get_mesh()
+    reads_otherwise = mesh.world_size // 2 <= RANK and (readers == "data_parallel" or mesh.num_nodes > 1)
+    dataset = Samples(change if reads_otherwise and readers != "rank0" else same)
+    loader, _, _ = build_nlp_train_loader(dataset, 4, num_workers=0, readers=readers)
+    batch = next(iter(loader))
+    if mesh.world_size - 1 == RANK and (readers == "rank0" or (readers == "node" and mesh.num_nodes == 1)):
+        changed = change({name: data.tensor.numpy() for name, data in batch.get_fields().items()})
+        given, batch = batch, Instance()
+        for name, array in changed.items():
+            batch.set(name, DistTensorData(flow.from_numpy(np.array(array))))
+        batch._agreement, batch._info, batch._rows = given._agreement, given._info, given._rows
+    try:
+        to_global(batch)
+    except DataPipelineError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        loader.close()
+    return ""
+
+
+def main() -> None:
+    set_mesh(ParallelMesh(flow.env.get_world_size(), 1, 1, rank=RANK, num_nodes=flow.env.get_node_size()))
+    found = {
+        name: {readers: error_of(change, readers) for readers in ("data_parallel", "node", "rank0")}
+        for name, change in CASES.items()
+    }
+    Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Two real nodes of two ranks: the same batches in every mode, each node's data read there, and failures end both."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, List, Sequence
+
+import pytest
+
+from libai_data.launch import free_port
+from tests.distributed.delivered import (
+    MODES,
+    SCHEMA_SCRIPT,
+    SCRIPT,
+    SOAK_SCRIPT,
+    Found,
+    check_nothing_grows,
+    check_schema_errors,
+    read_found,
+    scenarios,
+    whole,
+)
+from tests.distributed.jobs import BOOTSTRAP, Ended, Job, launch_command, ranks_environment, says_who_is_gone
+from tests.distributed.launcher import REPOSITORY, launch_ranks
+from tests.distributed.namespaces import Node, two_nodes, why_not
+
+FAULTS = Path(__file__).parent / "scripts" / "faults_job.py"
+MESHES = ["4x1x1", "2x2x1", "1x4x1", "2x1x2", "1x2x2", "1x1x4"]
+SECONDS_TO_END = 10.0
+
+reason = why_not()
+pytestmark = pytest.mark.skipif(reason is not None, reason=reason or "")
+
+
+def run_on(nodes: Sequence[Node], timeout: float, script: Path, *args: str) -> Ended:
+    """Run a script on two ranks of each node, through a launcher on each."""
+    port = str(free_port())
+    with Job() as job:
+        for number, node in enumerate(nodes):
+            where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", nodes[0].address]
+            command = launch_command(2, *where, "--master_port", port) + [str(BOOTSTRAP), str(script), *args]
+            job.start(node.command(*command), ranks_environment())
+        return job.wait(timeout)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What the four ranks on two nodes saw; one launch."""
+    folder = tmp_path_factory.mktemp("two_nodes")
+    with two_nodes() as nodes:
+        ended = run_on(nodes, 280, SCRIPT, str(folder))
+    assert ended.codes == [0, 0], ended.output
+    assert not ended.left, ended.output
+    return read_found(folder, 4, nodes=2)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What one rank saw."""
+    folder = tmp_path_factory.mktemp("alone")
+    launch = launch_ranks(SCRIPT, 1, str(folder), timeout=120)
+    assert launch.returncode == 0, launch.output
+    return read_found(folder, 1, nodes=1)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_two_nodes_give_the_batches_of_one_rank(mesh: str, found: Found, alone: Found) -> None:
+    compared = 0
+    for scenario in scenarios(found, mesh):
+        plain = scenario.partition(",")[0]
+        if plain == "counted":
+            continue
+        expected = whole(alone, "1x1x1", plain, "data_parallel")
+        for mode in MODES:
+            got = whole(found, mesh, scenario, mode)
+            if got is None:
+                assert plain == "ragged"
+                assert mode != "rank0"
+                continue
+            assert got == expected, (scenario, mode)
+            compared += 1
+    assert compared >= 9
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_each_sample_is_read_once_on_each_node_that_needs_it(mesh: str, found: Found) -> None:
+    data, tensor, _ = map(int, mesh.split("x"))
+    nothing = {"opened": 0, "read": []}
+    for scenario in scenarios(found, mesh):
+        if scenario.partition(",")[0] != "counted":
+            continue
+        saw: List[Any] = [each[mesh][scenario]["rank0"]["saw"] for each in found]
+        assert saw == [{"opened": 1, "read": list(range(24))}, nothing, nothing, nothing]
+        saw = [each[mesh][scenario]["node"]["saw"] for each in found]
+        assert saw[1] == saw[3] == nothing
+        for node, leader in enumerate((0, 2)):
+            shards = {rank // tensor % data for rank in (2 * node, 2 * node + 1)}
+            rows = 8 // data
+            needed = [index for index in range(24) if index % 8 // rows in shards]
+            assert saw[leader] == {"opened": 1, "read": needed}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_memory_is_planned_for_what_is_used(mesh: str, found: Found) -> None:
+    for rank, each in enumerate(found):
+        for scenario, modes in each[mesh].items():
+            for mode, result in modes.items():
+                if not scenario.startswith("kept"):
+                    assert not result["warned"], (rank, scenario, mode, result["warned"])
+
+
+def test_other_fields_on_one_node_are_named_on_all(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        ended = run_on(nodes, 90, SCHEMA_SCRIPT, str(tmp_path))
+    assert ended.codes == [0, 0], ended.output
+    check_schema_errors(tmp_path, ranks=4)
+
+
+def test_neither_batches_nor_loaders_leave_anything_behind(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        ended = run_on(nodes, 200, SOAK_SCRIPT, str(tmp_path), "rank0")
+    assert ended.codes == [0, 0], ended.output
+    assert not ended.left
+    check_nothing_grows(tmp_path, ranks=4)
+
+
+def test_two_nodes_are_gone_with_whoever_made_them() -> None:
+    """Also when that was killed: no name, no card and no process is left."""
+    code = (
+        "from tests.distributed.namespaces import two_nodes\n"
+        "import os, signal\n"
+        "with two_nodes() as nodes:\n"
+        "    print(*[node.holder for node in nodes], flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    cards = sorted(os.listdir("/sys/class/net"))
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
+    holders = [int(pid) for pid in killed.stdout.split()]
+    assert len(holders) == 2, killed.stderr
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}/ns/net").exists() for pid in holders) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(Path(f"/proc/{pid}/ns/net").exists() for pid in holders)
+    assert sorted(os.listdir("/sys/class/net")) == cards
+
+
+@pytest.mark.parametrize(
+    ("case", "readers"),
+    [
+        ("kill:3", "rank0"),
+        ("kill:2", "node+fork"),  # the reader of the second node
+        ("kill:0", "rank0+fork"),
+        ("raise:3", "node"),
+        ("dataset", "rank0"),
+    ],
+)
+def test_a_failure_on_one_node_ends_both(case: str, readers: str, tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        ended = run_on(nodes, 90, FAULTS, case, readers, "2", str(tmp_path))
+    seconds = ended.at - float((tmp_path / "fault").read_text())
+    print(f"the job ended {seconds:.2f} s after the fault")
+    assert all(ended.codes), ended.output
+    assert not ended.left, ended.output
+    assert seconds < SECONDS_TO_END, ended.output
+    if case.startswith("raise"):
+        assert len(re.findall(r"^RuntimeError: the model of rank 3 is broken", ended.output, re.MULTILINE)) == 1
+    if case == "dataset":
+        assert len(re.findall(r"^OSError: sample 45 cannot be read", ended.output, re.MULTILINE)) == 1
+    if case.startswith("kill"):
+        assert says_who_is_gone(ended.output), ended.output
