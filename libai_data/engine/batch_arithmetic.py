@@ -68,8 +68,7 @@ def complete_batch_sizes(
         raise ConfigError(
             f"train.global_batch_size is {global_batch_size}, but train_micro_batch_size x num_accumulation_steps x "
             f"data_parallel_size is {micro_batch_size} x {num_accumulation_steps} x {data_parallel_size} = {product}; "
-            "leave one "
-            "of them None to have it computed"
+            "leave one of them None to have it computed"
         )
     return BatchSizes(micro_batch_size, num_accumulation_steps, global_batch_size)
 

@@ -1,5 +1,4 @@
-"""From a loader of any kind to the keyword arguments of the model: next batch, micro-batches joined, `get_batch`
-called."""
+"""From a loader of any kind to the keyword arguments of the model."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ class BatchFeed:
         except StopIteration:
             raise ConfigError(
                 f"the train loader ({type(self.loader).__name__}) yields no batch; is its dataset smaller than a "
-                "batch, or an "
-                "iterator that can be used only once?"
+                "batch, or an iterator that can be used only once?"
             ) from None
 
     def restart(self) -> None:

@@ -115,6 +115,12 @@ def test_a_checkpoint_of_one_mode_continues_in_the_other(tmp_path: Path, first: 
     np.testing.assert_allclose([cut[step] for step in range(12)], [whole[step] for step in range(12)], rtol=1e-4)
 
 
+def test_a_training_below_the_working_directory_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained(tiny_config("output/tiny"), stop_after=7)
+    assert trained(tiny_config("output/tiny"), resume=True).start_iter == 5
+
+
 def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(tmp_path: Path) -> None:
     trained(tiny_config(str(tmp_path)))
     again = trained(tiny_config(str(tmp_path)), resume=True)

@@ -73,14 +73,14 @@ class CheckpointFolder:
             names = [name for index, name in indices if index < iteration]
         return broadcast_py_object(names)
 
-    def peek(self, name_or_path: str) -> Dict[str, Any]:
+    def peek(self, path: str) -> Dict[str, Any]:
         """What a checkpoint says about itself (iteration, mesh, extra), without loading it; {} if it is not sound."""
-        path = Path(self.save_dir) / name_or_path
         state: Dict[str, Any] = {}
-        if is_main_process() and path.is_dir():
+        directory = Path(path)
+        if is_main_process() and directory.is_dir():
             try:
-                self._verify(path)
-                state = json.loads((path / STATE).read_text())
+                self._verify(directory)
+                state = json.loads((directory / STATE).read_text())
             except CheckpointError as error:
                 logger.warning("%s", error)
         return broadcast_py_object(state)

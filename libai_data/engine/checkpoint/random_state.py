@@ -1,5 +1,4 @@
-"""The states of the random generators of a rank: Python's, numpy's, OneFlow's, and those that modules such as Dropout
-own."""
+"""The states of a rank's random generators: Python's, numpy's, OneFlow's, and those that modules own (Dropout)."""
 
 from __future__ import annotations
 

@@ -59,8 +59,7 @@ class ClsEvaluator(DatasetEvaluator):
         if self._scores_name not in outputs:
             raise SchemaError(
                 f"the model returned {sorted(outputs)}, but top-k accuracy needs '{self._scores_name}' [samples, "
-                "classes]; set "
-                "scores_name of ClsEvaluator"
+                "classes]; set scores_name of ClsEvaluator"
             )
         scores = np.asarray(outputs[self._scores_name].numpy())
         labels = np.asarray(inputs[self._labels_name].numpy()).reshape(-1)

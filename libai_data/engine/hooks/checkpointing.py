@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from typing import Any, List, Optional
 
 from libai_data.engine.checkpoint import Checkpointer
@@ -98,7 +99,11 @@ class BestCheckpointer(HookBase):
     def before_train(self) -> None:
         """After a resume, the best so far is what the kept checkpoint says."""
         if self.trainer.start_iter > 0:
-            best = self._checkpointer.peek(self._name).get("extra", {}).get("best", {})
+            best = (
+                self._checkpointer.peek(os.path.join(self._checkpointer.save_dir, self._name))
+                .get("extra", {})
+                .get("best", {})
+            )
             if best.get("metric") == self._metric and best.get("iteration", 0) < self.trainer.start_iter:
                 self.best_metric, self.best_iter = best["value"], best["iteration"]
 
