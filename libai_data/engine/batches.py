@@ -115,8 +115,7 @@ def call_get_batch(
     if not isinstance(inputs, dict):
         raise SchemaError(
             f"get_batch returned a {type(inputs).__name__}; it must return a dict from the argument names of "
-            "model.forward to "
-            "tensors"
+            "model.forward to tensors"
         )
     return inputs
 
