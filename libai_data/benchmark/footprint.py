@@ -4,23 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, Tuple
 
 MEGABYTE = 1e6
-
-
-def children() -> List[int]:
-    """Process ids of the children of this process."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name, in parentheses, may hold anything.
-            parent = int(status.read_text().rpartition(")")[2].split()[1])
-        except OSError:  # It ended meanwhile.
-            continue
-        if parent == os.getpid():
-            found.append(int(status.parent.name))
-    return sorted(found)
 
 
 def resident(pid: int) -> float:

@@ -37,6 +37,7 @@ def _row(result: Measured) -> Dict[str, Any]:
         "workers": row.workers,
         "values": result.values,
         "missing": result.missing,
+        "others": result.others,
         "claims": [{**asdict(verdict), "demand": claim.demand} for verdict, claim in zip(verdicts, row.claims)],
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Callable, ContextManager, Dict, List, Sequence, Tuple, Union
 
 from libai_data.benchmark.claims import AtLeast, AtMost
+from libai_data.benchmark.disturbance import Onlooker
 
 Measure = Callable[[], float]
 """Measures once; seconds, or whatever the row is about. Less is better."""
@@ -61,11 +62,13 @@ class Measured:
         row: the row.
         values: contender -> one value a round.
         missing: contender -> why it could not run.
+        others: share of the cores that other processes took, one value a measurement.
     """
 
     row: Row
     values: Dict[str, List[float]] = field(default_factory=dict)
     missing: Dict[str, str] = field(default_factory=dict)
+    others: List[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = 
         for _ in range(rounds):
             for name, take in measures.items():
                 time.sleep(settle)
+                onlooker = Onlooker()
                 measured.values[name].append(take())
+                measured.others.append(onlooker.others())
                 step(name)
     return measured
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import Iterable, List, Sequence
+from typing import List, Sequence
 
 from libai_data.benchmark.claims import AtLeast
 from libai_data.benchmark.rounds import Measured
 
 HEADER = ("row", "work", "workers", "measured", "median", "rounds", "demanded", "met")
 
+_DISTURBED = 0.1
 
-def table(results: Iterable[Measured]) -> str:
+
+def table(results: Sequence[Measured]) -> str:
     """One line for each claim, and below each row its contenders' medians."""
     lines: List[Sequence[str]] = [HEADER]
     notes: List[str] = []
@@ -21,7 +23,15 @@ def table(results: Iterable[Measured]) -> str:
     widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
     shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
     shown.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*shown, "", "Medians over the rounds:", *notes])
+    return "\n".join([*shown, "", "Medians over the rounds:", *notes, *_warning(results)])
+
+
+def _warning(results: Sequence[Measured]) -> List[str]:
+    others = [share for result in results for share in result.others]
+    if not others or median(others) < _DISTURBED:
+        return []
+    share = 100 * median(others)
+    return ["", f"Other processes took {share:.0f} % of the cores meanwhile: measure again on a quiet machine."]
 
 
 def _claims(result: Measured) -> List[Sequence[str]]:

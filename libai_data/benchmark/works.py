@@ -64,8 +64,9 @@ class TokenBatches(Tokens):
             indices: int64 [n].
             out: field -> int64 [n, 1024], to be filled.
         """
+        samples = self.tokens[indices]
         for place, name in enumerate(TOKEN_FIELDS):
-            out[name][...] = self.tokens[indices, place]
+            out[name][...] = samples[:, place]
 
 
 class FlowTokens(Tokens):

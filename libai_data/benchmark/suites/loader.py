@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterator, List, Tuple
 
 from libai_data.benchmark import footprint
 from libai_data.benchmark.claims import AtLeast, AtMost
+from libai_data.benchmark.disturbance import descendants
 from libai_data.benchmark.peers import BATCH, gather, grain_loader, libai_data_loader, oneflow_loader, raw
 from libai_data.benchmark.rounds import Contender, Measure, Row, Scale
 from libai_data.benchmark.works import (
@@ -115,19 +116,19 @@ def _first_batch(scale: Scale, path: Any, start_method: str) -> float:
 
 
 def _private_memory(scale: Scale, path: Any, start_method: str) -> float:
-    others = set(footprint.children())
+    others = set(descendants())
     with closing(_loader(path, start_method=start_method)) as loader:
         _take(iter(loader), 20 if scale.quick else 500)
-        workers = set(footprint.children()) - others
+        workers = set(descendants()) - others
         return max(footprint.private_beyond(pid, str(path), "/memfd:libai_data") for pid in workers)
 
 
 def _growth(path: Any, batches: int, count: Callable[[int], float]) -> float:
-    others = set(footprint.children())
+    others = set(descendants())
     with closing(_loader(path)) as loader:
         iterator = iter(loader)
         _take(iterator, batches)
-        processes = {os.getpid(), *footprint.children()} - others
+        processes = {os.getpid(), *descendants()} - others
         before = sum(count(pid) for pid in processes)
         _take(iterator, batches)
         return sum(count(pid) for pid in processes) - before
