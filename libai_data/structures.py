@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple, Union
 
@@ -169,14 +168,14 @@ class Instance:
     number of fields.
     """
 
+    # Of batches only. Set on the class, since samples are made by the million.
+    _info: Optional[BatchInfo] = None
+    _rows: Optional[RowIndices] = None
+    _parts: FrozenSet[str] = frozenset()
+    _agreement: Optional[Agreement] = None
+
     def __init__(self, **fields: Any) -> None:
-        self._fields: OrderedDict[str, Any] = OrderedDict()
-        self._info: Optional[BatchInfo] = None
-        self._rows: Optional[RowIndices] = None
-        self._parts: FrozenSet[str] = frozenset()
-        self._agreement: Optional[Agreement] = None
-        for name, value in fields.items():
-            self.set(name, value)
+        self._fields = fields
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):

@@ -133,13 +133,12 @@ class BatchReader:
         self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
-        size = bytes_of(schema.batch_specs(pending.rows)) + _INDEX_BYTES * pending.rows
-        pending.slot = slot = self._ring.acquire(size)
+        rows = pending.rows
+        pending.slot = slot = self._ring.acquire(schema.batch_bytes(rows) + _INDEX_BYTES * rows)
         return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
-        rows_to_send = pending.rows - first_row
-        for rows in row_slices(rows_to_send, self._parts_worth_it(rows_to_send)):
+        for rows in row_slices(pending.rows - first_row, self._parts_worth_it(pending.rows)):
             self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
 
     def _parts_worth_it(self, rows: int) -> int:

@@ -28,6 +28,8 @@ from libai_data.structures import Agreement, Instance, RowIndices
 WORKER_TYPES = ("process", "thread")
 
 _MOST_PARTS = 8
+_IN_USE = 8
+"""Batches that may be in use besides those read ahead: OneFlow's queue runs some steps behind the trainer."""
 
 
 class DataLoader:
@@ -145,7 +147,7 @@ class DataLoader:
         self._break_off()
         if self._reader is None:
             self._reader = self._start()
-        self._ring.planned = self._ahead + 3 + also_kept
+        self._ring.planned = self._ahead + _IN_USE + also_kept
         self.stream.position = position
         self._iteration = Iteration(self.stream, self._reader, self._ahead, self._times)
         return self._iteration

@@ -186,6 +186,8 @@ def wants_to_end(task: Task, error: BaseException) -> SampleError:
 def rows_of(arrays: Dict[str, np.ndarray], task: Task) -> Dict[str, np.ndarray]:
     """The rows of a batch's arrays that belong to a task."""
     last_row = task.first_row + len(task.indices)
+    if last_row - task.first_row == task.batch_rows:
+        return arrays
     return {name: array[task.first_row : last_row] for name, array in arrays.items()}
 
 

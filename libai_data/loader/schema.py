@@ -10,7 +10,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import split_dims
-from libai_data.loader.slots import ArraySpec, lay_out
+from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
 from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
 
 
@@ -93,16 +93,22 @@ class SampleSchema:
         return [spec.name for spec in self.fields]
 
     @cached_property
-    def _batch_specs(self) -> Dict[int, Tuple[ArraySpec, ...]]:
+    def _batches(self) -> Dict[int, Tuple[Tuple[ArraySpec, ...], int]]:
         return {}
 
     def batch_specs(self, rows: int) -> Tuple[ArraySpec, ...]:
         """Where the fields of a batch of `rows` samples lie within a slot."""
-        specs = self._batch_specs.get(rows)
-        if specs is None:
+        return self._batch(rows)[0]
+
+    def batch_bytes(self, rows: int) -> int:
+        """Bytes that the fields of a batch of `rows` samples take."""
+        return self._batch(rows)[1]
+
+    def _batch(self, rows: int) -> Tuple[Tuple[ArraySpec, ...], int]:
+        if rows not in self._batches:
             specs = lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
-            self._batch_specs[rows] = specs
-        return specs
+            self._batches[rows] = specs, bytes_of(specs)
+        return self._batches[rows]
 
     @staticmethod
     def of(sample: Fields) -> SampleSchema:

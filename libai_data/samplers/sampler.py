@@ -114,17 +114,17 @@ class StreamSampler:
         if valid < size:
             epochs, indices = self.order.locate(position + np.minimum(self._rows, valid - 1))
         else:
-            epochs, indices = self._full_part(position)
+            epochs, indices = self._full_part(position, size)
         epoch = position // self.order.epoch_size
         return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
 
-    def _full_part(self, position: int) -> Tuple[np.ndarray, np.ndarray]:
+    def _full_part(self, position: int, size: int) -> Tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
-        number, misfit = divmod(position - self._window_start, self.global_batch_size)
+        number, misfit = divmod(position - self._window_start, size)
         if misfit or not 0 <= number < len(self._window[0]):
-            batches = min(_WINDOW // len(self._rows), self.order.epoch_size // self.global_batch_size)
+            batches = min(_WINDOW // len(self._rows), self.order.epoch_size // size)
             batches = max(1, batches)
-            starts = position + self.global_batch_size * np.arange(batches, dtype=np.int64)
+            starts = position + size * np.arange(batches, dtype=np.int64)
             epochs, indices = self.order.locate((starts[:, None] + self._rows).ravel())
             self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
             self._window_start, number = position, 0
