@@ -32,6 +32,7 @@ class PendingBatch:
     index_batch: IndexBatch
     slot: Optional[Slot] = None
     tasks_left: int = 0
+    abandoned: bool = False
     collated: Optional[Collated] = None
     error: Optional[Exception] = None
 
@@ -168,9 +169,12 @@ class BatchReader:
         owner.error = owner.error or result.error
         owner.collated = result.collated
         self.times.add(result.times)
-        self._failures.add(result.skipped)
         if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
             self._ring.move(owner.slot, *result.collated.moved_to)
+        if not owner.abandoned:
+            self._failures.add(result.skipped)
+        elif not owner.tasks_left:
+            self._give_back(owner)
 
     def is_done(self, pending: PendingBatch) -> bool:
         """Whether all tasks of a batch are done; takes in the results that have come."""
@@ -186,7 +190,6 @@ class BatchReader:
         """
         self.wait(pending)
         if pending.error is not None:
-            self.discard(pending)
             raise pending.error
         collated, slot = pending.collated, pending.slot
         if collated is not None:
@@ -204,9 +207,13 @@ class BatchReader:
         parts = frozenset(self._schema.parts) if self._schema is not None else frozenset()
         return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs, parts)
 
-    def discard(self, pending: PendingBatch) -> None:
-        """Wait for a batch that nobody wants any more, and take its slot back."""
-        self.wait(pending)
+    def abandon(self, pending: PendingBatch) -> None:
+        """Take back the slot of a batch that nobody wants any more, once the tasks that are out are done."""
+        pending.abandoned = True
+        if not pending.tasks_left:
+            self._give_back(pending)
+
+    def _give_back(self, pending: PendingBatch) -> None:
         if pending.slot is not None:
             self._ring.give_back(pending.slot)
             pending.slot = None

@@ -128,8 +128,13 @@ class DataLoader:
     def __iter__(self) -> Iterator[Instance]:
         iteration = self.begin(self._place_of_next_pass())
         agreement = Agreement(self.collates, self.check_every, order_in_words(self.stream))
-        # Not a generator: it would hold on to the last batch while the trainer has let go of it.
-        return map(partial(_instance_of, agreement), iteration)
+        # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
+        # so that whoever has the iterator has the loader.
+        return map(partial(self._instance, agreement), iteration)
+
+    def _instance(self, agreement: Agreement, batch: ReadyBatch) -> Instance:
+        rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
+        return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), rows, agreement, batch.parts)
 
     def _place_of_next_pass(self) -> int:
         if not self.stream.endless and not self._restored:
@@ -249,11 +254,6 @@ class DataLoader:
         if self._iteration is not None:
             self._iteration.break_off()
             self._iteration = None
-
-
-def _instance_of(agreement: Agreement, batch: ReadyBatch) -> Instance:
-    rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
-    return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), rows, agreement, batch.parts)
 
 
 def _check(name: str, value: Any, holds: bool, allowed: str) -> None:

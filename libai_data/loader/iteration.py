@@ -53,6 +53,7 @@ class Iteration:
         try:
             batch = self._reader.finish(pending)
         except BaseException:
+            self._pending.append(pending)
             self.break_off()
             raise
         self._stream.position = pending.index_batch.position + pending.index_batch.size
@@ -90,10 +91,10 @@ class Iteration:
                 )
 
     def break_off(self) -> None:
-        """End this pass; what was read ahead is given up, and is read again by the next one."""
+        """End this pass; what was read ahead is given up, without waiting for it, and read again by the next one."""
         self._over = True
         while self._pending:
-            self._reader.discard(self._pending.popleft())
+            self._reader.abandon(self._pending.popleft())
 
     def end(self) -> None:
         """End this pass at once, with the workers, whose slots are not used again."""

@@ -86,8 +86,10 @@ class SlotRing:
         self.arena = arena
         self.planned = planned
         self.slots: List[Slot] = []
-        # Appended to by finalizers, which may run in any thread: append and pop of a deque are atomic.
-        self._free: Deque[int] = deque()
+        self._free: List[int] = []
+        # Appended to when views are gone, in whichever thread that happens: append and pop of a deque are atomic.
+        self._returned: Deque[weakref.ref[np.ndarray]] = deque()
+        self._handed_out: Dict[int, Tuple[weakref.ref[np.ndarray], int]] = {}
         self._reported = False
 
     def acquire(self, size: int) -> Slot:
@@ -96,11 +98,11 @@ class SlotRing:
         Raises:
             OSError: There is no memory left.
         """
-        try:
-            # The slot that came back last: its memory is most likely still in the processor's caches.
-            slot = self.slots[self._free.pop()]
-        except IndexError:
+        self._take_back()
+        if not self._free:
             return self._grow(size)
+        # The slot that came back last: its memory is most likely still in the processor's caches.
+        slot = self.slots[self._free.pop()]
         if slot.size < size:
             self.move(slot, *self.arena.allocate(size + size // 4))
         return slot
@@ -130,9 +132,21 @@ class SlotRing:
     def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
         """Views of a slot that comes back to the ring when the last of them is gone."""
         lease = self.arena.lease(slot.offset, slot.size)
-        # A bound method of the deque alone: a finalizer must not keep the loader alive.
-        weakref.finalize(lease, self._free.append, slot.number).atexit = False
+        # A method in C, of the deque alone: it keeps no loader alive, and a Ctrl-C that comes while it runs is not lost,
+        # as it would be in a callback in Python.
+        reference = weakref.ref(lease, self._returned.append)
+        self._handed_out[id(reference)] = reference, slot.number
         return views(lease, specs)
+
+    def _take_back(self) -> None:
+        while self._returned:
+            _, number = self._handed_out.pop(id(self._returned.popleft()))
+            self._free.append(number)
+
+    def in_use(self) -> int:
+        """How many slots are not free."""
+        self._take_back()
+        return len(self.slots) - len(self._free)
 
     def give_back(self, slot: Slot) -> None:
         """Return a slot that was never handed out."""

@@ -159,7 +159,6 @@ def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: D
     assert (trainer.process.returncode == 0) == (how == "be_interrupted")
 
 
-@pytest.mark.xfail(reason="breaking off waits for what was read ahead", strict=True)
 @ALL
 def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: Dict[str, Any]) -> None:
     trainer = start("be_interrupted", seconds=1.0, prefetch=8, **workers)
@@ -309,7 +308,6 @@ def test_a_loader_that_is_gone_takes_its_workers_along(workers: Dict[str, Any]) 
     assert descriptors() == before
 
 
-@pytest.mark.xfail(reason="nothing but the loader's variable keeps the loader", raises=RuntimeError, strict=True)
 @ALL
 def test_an_iterator_keeps_its_loader(workers: Dict[str, Any]) -> None:
     dataset = Numbers(20)

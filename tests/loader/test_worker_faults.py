@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Dict, Iterator, List
@@ -69,8 +70,9 @@ class Killer:
             time.sleep(self._random.random() * self._seconds)
             pid = self._random.choice(worker_pids(self._loader))
             if is_own_child(pid):
-                os.kill(pid, self._random.choice(self._signals))
-                self.sent += 1
+                with suppress(ProcessLookupError):
+                    os.kill(pid, self._random.choice(self._signals))
+                    self.sent += 1
 
 
 def is_own_child(pid: int) -> bool:

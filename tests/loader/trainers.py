@@ -5,6 +5,7 @@ They print "begun" as soon as their first batch is there.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -78,6 +79,7 @@ def die_at_once(loader: DataLoader) -> None:
 
 def main() -> None:
     """Run the trainer named by the first argument; the second holds the loader's arguments as JSON."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     how, arguments = sys.argv[1], json.loads(sys.argv[2])
     seconds = arguments.pop("seconds", 0.001)
     dataset: Any = Slow(100, seconds)
