@@ -132,8 +132,8 @@ class SlotRing:
     def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
         """Views of a slot that comes back to the ring when the last of them is gone."""
         lease = self.arena.lease(slot.offset, slot.size)
-        # A method in C, of the deque alone: it keeps no loader alive, and a Ctrl-C that comes while it runs is not lost,
-        # as it would be in a callback in Python.
+        # A method of the deque alone keeps no loader alive; and as it is in C, no Ctrl-C that comes while it runs is
+        # lost, as it would be in a callback in Python.
         reference = weakref.ref(lease, self._returned.append)
         self._handed_out[id(reference)] = reference, slot.number
         return views(lease, specs)
