@@ -180,7 +180,7 @@ def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, work
         _, errors = trainer.process.communicate(timeout=20)
         assert trainer.leaves_nothing()
         # OneFlow's own handler ends the trainer without a word, once it is imported.
-        assert errors.count("Traceback") <= 1, errors
+        assert errors.count("\nKeyboardInterrupt") <= 1, errors
         assert "worker.py" not in errors
 
 
