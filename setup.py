@@ -73,6 +73,7 @@ setup(
             "libai-data-train=libai_data.commands:train",
             "libai-data-digits=libai_data.sources.digits:main",
             "libai-data-launch=libai_data.launch:main",
+            "libai-data-benchmark=libai_data.benchmark.command:main",
         ]
     },
     zip_safe=False,

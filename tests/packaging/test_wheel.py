@@ -85,7 +85,12 @@ print(json.dumps({name: str(function.__annotations__["return"]) for name, functi
 """,
     )
     # What a command returns is its exit code: anything but a number or None would mean failure.
-    assert json.loads(printed) == {"libai-data-train": "None", "libai-data-digits": "None", "libai-data-launch": "int"}
+    assert json.loads(printed) == {
+        "libai-data-train": "None",
+        "libai-data-digits": "None",
+        "libai-data-launch": "int",
+        "libai-data-benchmark": "int",
+    }
 
 
 def test_the_launch_command_runs(installed: Path) -> None:
