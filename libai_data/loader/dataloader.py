@@ -152,7 +152,8 @@ class DataLoader:
         self._break_off()
         if self._reader is None:
             self._reader = self._start()
-        self._ring.planned = self._ahead + _IN_USE + also_kept
+        # What a pass that was broken off has read ahead comes back while the new one reads ahead.
+        self._ring.planned = 2 * self._ahead + _IN_USE + also_kept
         self.stream.position = position
         self._iteration = Iteration(self.stream, self._reader, self._ahead, self._times)
         return self._iteration
