@@ -68,13 +68,6 @@ setup(
     python_requires=">=3.8,<3.11",
     install_requires=INSTALL_REQUIRES,
     extras_require={"examples": EXAMPLES, "test": TEST, "docs": DOCS, "dev": DEV},
-    entry_points={
-        "console_scripts": [
-            "libai-data-train=libai_data.commands:train",
-            "libai-data-digits=libai_data.sources.digits:main",
-            "libai-data-launch=libai_data.launch:main",
-            "libai-data-benchmark=libai_data.benchmark.command:main",
-        ]
-    },
+    entry_points={"console_scripts": ["libai-data=libai_data.commands:main"]},
     zip_safe=False,
 )

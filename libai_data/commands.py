@@ -1,10 +1,55 @@
-"""The console commands, for functions whose results are not exit codes."""
+"""The console command: `libai-data COMMAND ...`, also as `python -m libai_data COMMAND ...`."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+from typing import Dict, NamedTuple, Optional, Sequence
 
-def train() -> None:
-    """`libai-data-train`: train or evaluate, without the results becoming the exit code."""
-    from libai_data.engine.command import main
+from libai_data.errors import nearest
 
-    main()
+
+class Command(NamedTuple):
+    """A command: the module whose `main(argv)` runs it, and its line of help."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: Dict[str, Command] = {
+    "train": Command("libai_data.engine.command", "train or evaluate what a config describes"),
+    "launch": Command("libai_data.launch", "start a program on every rank of this machine"),
+    "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
+    "benchmark": Command("libai_data.benchmark.command", "measure the pipeline beside its peers and limits"),
+}
+
+
+def usage() -> str:
+    """The commands, a line each."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: libai-data COMMAND ...", "", *lines, "", "libai-data COMMAND --help tells more."])
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run a command with the arguments after its name.
+
+    Args:
+        argv: the command's name and its arguments; by default the process's own.
+
+    Returns:
+        Exit code: the command's own, or 0 where it returns something else; 2 if there is no such command.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        what = f"there is no command {name!r}.{nearest(name, COMMANDS)}" if name else "which command?"
+        print(f"libai-data: {what}\n{usage()}", file=sys.stderr)
+        return 2
+    # What argparse shows as the program's name.
+    sys.argv[0] = f"libai-data {name}"
+    result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])
+    return result if isinstance(result, int) else 0

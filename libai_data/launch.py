@@ -44,7 +44,7 @@ PR_SET_PDEATHSIG = 1
 
 def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Read the command line: the flags of `oneflow.distributed.launch`, the script, and the script's arguments."""
-    parser = argparse.ArgumentParser(prog="python -m libai_data.launch", description="Start a script on every rank.")
+    parser = argparse.ArgumentParser(prog="libai-data launch", description="Start a script on every rank.")
     parser.add_argument("--nnodes", type=int, default=1, help="number of machines")
     parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
     parser.add_argument("--nproc_per_node", type=int, default=1, help="ranks on this machine; one per GPU")

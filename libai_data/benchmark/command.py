@@ -61,7 +61,7 @@ def run(rows: Sequence[Row], rounds: int) -> List[Measured]:
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    arguments = argparse.ArgumentParser(prog="benchmark", description=__doc__)
+    arguments = argparse.ArgumentParser(prog="libai-data benchmark", description=__doc__)
     arguments.add_argument("suite", choices=suite_names(), help="what to measure")
     arguments.add_argument("--rounds", type=int, default=5, help="interleaved rounds (default 5)")
     arguments.add_argument("--quick", action="store_true", help="much less work, to see that everything runs")

@@ -1,4 +1,4 @@
-"""The training command: `libai-data-train`, and what `tools/train_net.py` runs."""
+"""The training command: `libai-data train`, and what `tools/train_net.py` runs."""
 
 from __future__ import annotations
 

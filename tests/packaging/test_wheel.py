@@ -74,28 +74,9 @@ print(json.dumps([libai_data.__file__, libai_data.__version__, list(batch.images
     assert (version, shape, world_size) == (libai_data.__version__, [3, 2, 2], 4)
 
 
-def test_the_console_commands_lead_to_functions(installed: Path) -> None:
-    printed = in_installed(
-        installed,
-        """
-import json
-from importlib.metadata import distribution
-functions = {entry.name: entry.load() for entry in distribution("libai_data").entry_points}
-print(json.dumps({name: str(function.__annotations__["return"]) for name, function in functions.items()}))
-""",
-    )
-    # What a command returns is its exit code: anything but a number or None would mean failure.
-    assert json.loads(printed) == {
-        "libai-data-train": "None",
-        "libai-data-digits": "None",
-        "libai-data-launch": "int",
-        "libai-data-benchmark": "int",
-    }
-
-
-def test_the_launch_command_runs(installed: Path) -> None:
-    command = installed / "bin" / "libai-data-launch"
-    assert run(str(command), "--no_python", "echo", "hello", PYTHONPATH=str(installed)) == "hello\n"
+def test_the_console_command_runs(installed: Path) -> None:
+    command = installed / "bin" / "libai-data"
+    assert run(str(command), "launch", "--no_python", "echo", "hello", PYTHONPATH=str(installed)) == "hello\n"
 
 
 def test_the_metadata_admit_only_what_oneflow_runs_on(installed: Path) -> None:
