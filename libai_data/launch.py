@@ -6,7 +6,8 @@ It takes the flags of `oneflow.distributed.launch` and gives the ranks the same 
 * starts the other ranks when rank 0 listens: a rank of OneFlow 0.9 that comes first sleeps 10 seconds;
 * makes sure that every rank finds the CUDA libraries that OneFlow wants, also in a script that imports OneFlow alone;
 * stops all ranks when one fails, and ends with the exit code of the rank that failed first;
-* forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to all ranks, once; and
+* forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to all ranks, once; a training that saved on such a signal ends
+  with exit code 85, and so does the launcher; and
 * leaves no rank behind when it is killed itself.
 """
 
@@ -33,9 +34,10 @@ DEFAULT_PORT = 29500
 FREE_PORTS = range(15000, 32000)
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# How long ranks may take to end, after one failed and after the launcher was told to stop.
+# A rank's exit code for "I was told to stop, and have saved": run the same command again to go on.
+STOPPED = 85
+# How long ranks may take to end, after one failed.
 FAILURE_GRACE_SECONDS = 5.0
-STOP_GRACE_SECONDS = 30.0
 # How long the other ranks wait for rank 0 to listen. A script may never import OneFlow, or late.
 LISTEN_SECONDS = 10.0
 POLL_SECONDS = 0.02
@@ -54,6 +56,13 @@ def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
         type=int,
         default=None,
         help=f"port on machine 0; by default a free one on a single machine, and {DEFAULT_PORT} on several",
+    )
+    parser.add_argument(
+        "--stop_grace_seconds",
+        type=float,
+        default=30.0,
+        help="how long ranks may take to end after SIGINT, SIGTERM or SIGHUP before they are killed; a training "
+        "finishes its step and saves in this time",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as for python -m")
     parser.add_argument("--no_python", action="store_true", help="the script is a program, started without python")
@@ -79,6 +88,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--node_rank is {args.node_rank}; with --nnodes {args.nnodes} it must be 0 to {args.nnodes - 1}")
     if args.nproc_per_node < 1:
         parser.error(f"--nproc_per_node is {args.nproc_per_node}; it must be at least 1")
+    if not args.stop_grace_seconds >= 0:
+        parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0")
     if args.master_port is not None and not 0 < args.master_port < 2**16:
         parser.error(f"--master_port is {args.master_port}; it must be 1 to 65535")
     if args.module and args.no_python:
@@ -124,7 +135,8 @@ def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
 class Ranks:
     """The ranks of this node: starts them, passes signals on to them, and sees to it that they all end."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop_grace_seconds: float) -> None:
+        self._stop_grace_seconds = stop_grace_seconds
         self.processes: List[subprocess.Popen[bytes]] = []
         self.stop_signal: Optional[int] = None
         self._kill_at: Optional[float] = None
@@ -223,7 +235,7 @@ class Ranks:
                 self._kill_at = time.monotonic()
                 return
             self.stop_signal = signum
-            self._kill_within(STOP_GRACE_SECONDS)
+            self._kill_within(self._stop_grace_seconds)
         self._signal_all(signum)
 
     def _kill_within(self, seconds: float) -> None:
@@ -242,7 +254,7 @@ class Ranks:
                 os.killpg(process.pid, signal.SIGKILL)
 
     def _report(self, local_rank: int, code: int) -> None:
-        if self.stop_signal is None:
+        if self.stop_signal is None and code != STOPPED:
             how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
             print(f"libai_data.launch: local rank {local_rank} ended with {how}; stopping the others", file=sys.stderr)
 
@@ -250,7 +262,7 @@ class Ranks:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the launcher and return its exit code: 0, or that of the rank that failed first (128 + N for signal N)."""
     args = parse_args(argv)
-    ranks = Ranks()
+    ranks = Ranks(args.stop_grace_seconds)
     ranks.start(args)
     return ranks.wait()
 

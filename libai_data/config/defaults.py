@@ -52,8 +52,14 @@ def default_train() -> DictConfig:
             "nccl_fusion_max_ops": 24,
             # Shard optimizer states over the data-parallel ranks (graph mode on GPUs).
             "zero_optimization": {"enabled": False, "stage": 1},
-            # A checkpoint every `period` steps, of which the newest `max_to_keep` stay.
-            "checkpointer": {"period": 5000, "max_to_keep": 100, "save_model_after_n_epoch": None},
+            # A checkpoint every `period` steps, of which the newest `max_to_keep` stay. On one of `stop_signals` the
+            # training saves at the next step boundary and ends with exit code 85; [] lets signals end it at once.
+            "checkpointer": {
+                "period": 5000,
+                "max_to_keep": 100,
+                "save_model_after_n_epoch": None,
+                "stop_signals": ["SIGTERM", "SIGUSR1"],
+            },
             # Samples of one evaluation batch on one data-parallel rank.
             "test_micro_batch_size": 32,
             "evaluation": {

@@ -151,7 +151,7 @@ class DefaultTrainer(TrainerBase):
         self._trainer.run_step(self.get_batch, self.cfg.train.input_placement_device)
 
     def build_hooks(self) -> List[Optional[HookBase]]:
-        """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing."""
+        """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
         train = self.cfg.train
         built: List[Optional[HookBase]] = [
             hooks.IterationTimer(self.global_batch_size, train.log_period),
@@ -173,6 +173,8 @@ class DefaultTrainer(TrainerBase):
             built.append(hooks.PeriodicWriter(self.build_writers(), train.log_period))
             if has_progress_bar():
                 built.append(hooks.ProgressBar())
+        signals = try_get_key(self.cfg, "train.checkpointer.stop_signals")
+        built.append(hooks.StopOnSignal(("SIGTERM", "SIGUSR1") if signals is None else list(signals)))
         return built
 
     def build_writers(self) -> List[EventWriter]:
@@ -312,6 +314,7 @@ class DefaultTrainer(TrainerBase):
         else:
             trainer = EagerTrainer(self.model, self.train_loader, self.optimizer, steps, check_inputs)
         trainer.losses.period = self.cfg.train.log_period
+        self.losses = trainer.losses
         return trainer
 
     def _build_checkpointer(self) -> Checkpointer:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Iterator
 
 from libai_data.errors import CheckpointError, ConfigError, MeshError, PeerError, SchemaError
+from libai_data.launch import STOPPED
 
 _SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
 _RANK0_SPEAKS_FIRST_SECONDS = 2.0
@@ -35,7 +36,8 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
             raise
         end_process(130, f"rank {rank} was interrupted")
     except SystemExit as exit_request:
-        if world_size == 1 or exit_request.code in (0, None):
+        # A training that was asked to stop ends on all ranks, so that OneFlow's shutdown need not wait long.
+        if world_size == 1 or exit_request.code in (0, None, STOPPED):
             raise
         end_process(exit_request.code if isinstance(exit_request.code, int) else 1, str(exit_request))
     except PeerError as error:

@@ -3,7 +3,7 @@
 The ranks of a node are connected to its first rank, and the first ranks of the nodes to rank 0, so that no process
 holds more connections than there are ranks on a node, or nodes. Whoever sees one close without a farewell tells its
 other connections at once, and ends; so the whole job ends within a moment, also under no launcher, and also while a
-rank waits for the dead one in a collective.
+rank waits for the dead one in a collective. Over the same connections the ranks agree where to stop (`stop_agreement`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Callable, Dict, Iterator, Optional, Union
 
 from libai_data.engine.failure import end_process
+from libai_data.engine.stop_agreement import PREFIX, StopAgreement
 from libai_data.errors import PeerError
 from libai_data.global_batch.network_link import (
     accept_leaders,
@@ -49,16 +50,37 @@ Connection = Union[Channel, socket.socket]
 
 
 class Liveness:
-    """Watches over the ranks until this process ends. Making one is collective; so is nothing else."""
+    """Watches over the ranks until this process ends. Making one is collective; so is nothing else.
+
+    Attributes:
+        stop: how the ranks agree before which step they stop.
+    """
 
     def __init__(self) -> None:
         self._connections: Dict[int, Connection] = {}
         self._names: Dict[int, str] = {}
+        self._above: Optional[Connection] = None
         mesh = get_mesh()
         if mesh.world_size > 1:
             with _ending_unless_all_come(mesh.rank):
                 self._connect()
+        below = [connection for connection in self._connections.values() if connection is not self._above]
+        self.stop = StopAgreement(
+            None if self._above is None else partial(_send, self._above),
+            [partial(_send, connection) for connection in below],
+        )
+        self._asked: Optional[int] = None
+        if mesh.world_size > 1:
+            self._asked, self._ask = os.pipe()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
+
+    def ask_to_stop(self) -> None:
+        """Have all ranks stop before one of the next steps. For a signal's handler, in the main thread."""
+        if self._asked is None:
+            self.stop.ask()
+        else:
+            # By the thread: this one may hold the lock that sending takes, or be in the middle of a message.
+            os.write(self._ask, b"!")
 
     def _connect(self) -> None:
         mesh = get_mesh()
@@ -68,7 +90,8 @@ class Liveness:
         secret, port = broadcast_py_object((secrets.token_hex(16), port), src=0)
         name = f"{secret}/{node}/liveness"
         if rank != leader:
-            self._add(connect_to_leader(name, rank, leader), f"rank {leader}")
+            self._above = connect_to_leader(name, rank, leader)
+            self._add(self._above, f"rank {leader}")
             return
         followers = [other for other in plan.ranks_of(node) if other != leader]
         for other, channel in accept_followers(open_node_link(name), followers).items():
@@ -78,20 +101,30 @@ class Liveness:
                 self._add(link, f"rank {plan.ranks_of(other)[0]} of node {other}, or the network to it,")
         elif nodes > 1:
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-            self._add(connect_to_rank0(host, port, node, secret), "rank 0, or the network to it,")
+            self._above = connect_to_rank0(host, port, node, secret)
+            self._add(self._above, "rank 0, or the network to it,")
 
     def _add(self, connection: Connection, name: str) -> None:
         self._connections[connection.fileno()] = connection
         self._names[connection.fileno()] = name
 
     def _watch(self) -> None:
+        assert self._asked is not None  # there are other ranks
         events = select.poll()
         for descriptor in self._connections:
             events.register(descriptor, select.POLLIN)
+        events.register(self._asked, select.POLLIN)
         # Also after this rank's own farewell: leaving, OneFlow waits for the others, and it would wait for a dead one.
         while True:
             for descriptor, _ in events.poll():
+                if descriptor == self._asked:
+                    os.read(self._asked, 1)
+                    self.stop.ask()
+                    continue
                 word = _receive(self._connections[descriptor])
+                if word.startswith(PREFIX):
+                    self.stop.hear(word)
+                    continue
                 if word != _FAREWELL:
                     self._end(word or self._names[descriptor], told_by=descriptor)
                 events.unregister(descriptor)
@@ -153,7 +186,7 @@ def _receive(connection: Connection) -> str:
 _liveness: Optional[Liveness] = None
 
 
-def watch_over_ranks() -> None:
+def watch_over_ranks() -> Liveness:
     """Begin to watch over the other ranks, once a job. Collective.
 
     From now on the process takes leave of the others when it ends by itself, and an exception that nobody catches ends
@@ -165,6 +198,7 @@ def watch_over_ranks() -> None:
         if get_mesh().world_size > 1:
             atexit.register(say_farewell)
             sys.excepthook = partial(_end_after, sys.excepthook)
+    return _liveness
 
 
 def _end_after(print_exception: Callable[..., Any], *exception: Any) -> None:

@@ -8,8 +8,16 @@ from typing import Any, Iterable, List, Mapping, Optional
 
 from libai_data.engine.events import EventStorage
 from libai_data.engine.losses import LossBuffer
+from libai_data.launch import STOPPED
 
 logger = logging.getLogger(__name__)
+
+
+class TrainingStopped(SystemExit):
+    """Ends a training that was asked to stop, and with it the process, with code `libai_data.launch.STOPPED`."""
+
+    def __init__(self) -> None:
+        super().__init__(STOPPED)
 
 
 class HookBase:
@@ -22,7 +30,7 @@ class HookBase:
             hook.before_step()
             trainer.run_step()
             hook.after_step()
-        hook.after_train()
+        hook.after_train()          # or hook.on_stop(), when a hook's before_step raised TrainingStopped
         hook.close()
 
     Time-consuming work belongs into `after_step`, so that hooks which measure the step measure nothing else. After a
@@ -39,6 +47,9 @@ class HookBase:
 
     def after_train(self) -> None:
         """Called after the last step, if none failed; `self.trainer.iter` is `max_iter` then."""
+
+    def on_stop(self) -> None:
+        """Called instead of `after_train` when all ranks stop before step `self.trainer.iter`, by `TrainingStopped`."""
 
     def before_step(self) -> None:
         """Called before each step."""
@@ -90,6 +101,9 @@ class TrainerBase:
         Args:
             start_iter: index of the first step.
             max_iter: index after that of the last step.
+
+        Raises:
+            TrainingStopped: A hook stopped it before a step, on all ranks the same one.
         """
         logger.info("Training from iteration %d to %d.", start_iter, max_iter)
         self.iter = self.start_iter = start_iter
@@ -103,6 +117,11 @@ class TrainerBase:
                     self.after_step()
                     self.iter += 1
                 self.after_train()
+            except TrainingStopped:
+                self.losses.read_into(self.storage)
+                for hook in self._hooks:
+                    hook.on_stop()
+                raise
             finally:
                 self._close_hooks()
 

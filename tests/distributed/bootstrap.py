@@ -1,6 +1,6 @@
 """Runs a test script as one rank: `bootstrap.py SCRIPT ARGS...`, see launcher.py.
 
-On SIGUSR1 the rank prints the stacks of its threads, at any moment, also when it hangs inside OneFlow.
+On SIGUSR2 the rank prints the stacks of its threads, at any moment, also when it hangs inside OneFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 def main() -> None:
     """Run the script named by the first argument as ``__main__``."""
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
     # Each line in one piece: the ranks share the output, and unbuffered prints of theirs would mingle.
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)

@@ -109,7 +109,7 @@ def _dump_stacks(launcher_pid: int) -> None:
     """Make every rank print the stacks of its threads (bootstrap.py registered the signal)."""
     for pid in _session_members(launcher_pid):
         if _parent(pid) == launcher_pid:
-            _send(pid, signal.SIGUSR1)
+            _send(pid, signal.SIGUSR2)
             # One after the other: they share the output.
             time.sleep(STACK_DUMP_SECONDS)
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 import weakref
@@ -14,12 +16,22 @@ import pytest
 
 from libai_data.config import LazyConfig, default_argument_parser
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.command import main, run
+from libai_data.engine.liveness import say_farewell
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.global_batch import to_global
 from libai_data.mesh import set_mesh
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import TinyDataset, tiny_config
+
+
+class SignalAfter3(HookBase):
+    """Sends this process a signal in the middle of a training."""
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 3:
+            os.kill(os.getpid(), signal.SIGUSR1)
 
 
 class Stopped(Exception):
@@ -104,6 +116,75 @@ def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
         trained(cfg, stop_after=stop_after)
     trained(cfg, resume=True)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_signal_ends_the_training_with_a_checkpoint_of_the_last_step_and_its_losses(
+    tmp_path: Path, graph: bool
+) -> None:
+    def config(name: str) -> Any:
+        return tiny_config(str(tmp_path / name), graph=graph, log_period=20)
+
+    trained(config("whole"))
+    cfg = config("cut")
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([SignalAfter3()])
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train()
+    assert stopped.value.code == 85
+    assert sorted(path.name for path in (tmp_path / "cut").glob("model*")) == ["model_0000003"]
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, before)
+    say_farewell()
+    resumed = trained(config("cut"), resume=True)
+    assert resumed.start_iter == 4
+    # A line is the mean since the line before.
+    cut, whole = metrics(tmp_path / "cut"), metrics(tmp_path / "whole")
+    assert (sorted(cut), sorted(whole)) == ([3, 11], [11])
+    assert (4 * cut[3] + 8 * cut[11]) / 12 == pytest.approx(whole[11], rel=1e-6)
+
+
+def test_a_signal_where_a_checkpoint_was_just_written_writes_no_second_one(tmp_path: Path, monkeypatch: Any) -> None:
+    saved: List[str] = []
+    save = Checkpointer.save
+
+    def noting(self: Checkpointer, name: str, **options: Any) -> None:
+        saved.append(name)
+        save(self, name, **options)
+
+    monkeypatch.setattr(Checkpointer, "save", noting)
+    cfg = tiny_config(str(tmp_path))
+    cfg.train.checkpointer.period = 4
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([SignalAfter3()])
+    with pytest.raises(SystemExit):
+        trainer.train()
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    say_farewell()
+    assert saved == ["model_0000003"]
+
+
+def test_the_signals_that_stop_a_training_are_those_of_the_config(tmp_path: Path) -> None:
+    class Handlers(HookBase):
+        def after_step(self) -> None:
+            found.append([callable(signal.getsignal(signum)) for signum in (signal.SIGTERM, signal.SIGUSR2)])
+
+    found: List[List[bool]] = []
+    cfg = tiny_config(str(tmp_path), train_iter=1)
+    cfg.train.checkpointer.stop_signals = ["SIGUSR2"]
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([Handlers()])
+    trainer.train()
+    assert found == [[False, True]]
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    cfg.train.checkpointer.stop_signals = ["SIGTREM"]
+    with pytest.raises(ConfigError, match=r"'SIGTREM'.*SIGTERM"):
+        DefaultTrainer(cfg)
 
 
 @pytest.mark.parametrize("first", [False, True], ids=["eager to graph", "graph to eager"])

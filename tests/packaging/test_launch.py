@@ -123,6 +123,7 @@ def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
         (["--nnodes", "0", "-m", "x"], "--nnodes is 0"),
         (["--nnodes", "2", "--node_rank", "2", "-m", "x"], "with --nnodes 2 it must be 0 to 1"),
         (["--master_port", "65536", "-m", "x"], "must be 1 to 65535"),
+        (["--stop_grace_seconds", "-1", "-m", "x"], "--stop_grace_seconds is -1.0; it must be at least 0"),
         (["-m", "--no_python", "x"], "exclude each other"),
         (["/no/such/script.py"], "there is no script /no/such/script.py"),
     ],
@@ -141,6 +142,13 @@ def test_the_exit_code_of_the_first_rank_that_fails_is_passed_on_and_the_others_
     result = run("--nproc_per_node", 2, script)
     assert result.returncode == 7
     assert "local rank 1 ended with exit code 7; stopping the others" in result.stderr
+
+
+def test_ranks_that_stopped_when_they_were_told_to_did_not_fail(script: Path) -> None:
+    script.write_text(PREAMBLE + f"sys.exit({launch.STOPPED})")
+    result = run("--nproc_per_node", 2, script)
+    assert result.returncode == 85
+    assert result.stderr == ""
 
 
 def test_a_rank_killed_by_a_signal_gives_128_plus_the_signal(script: Path) -> None:
@@ -164,6 +172,15 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_a_while(script: Path, start
     job = start("--nproc_per_node", 2, script, settings="launch.FAILURE_GRACE_SECONDS = 0.2")
     job.end()
     assert job.process.returncode == 5
+
+
+def test_ranks_that_do_not_end_after_a_signal_are_killed_after_the_grace(script: Path, start: StartJob) -> None:
+    script.write_text(PREAMBLE + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay('ready')\ntime.sleep(1000)")
+    job = start("--nproc_per_node", 2, "--stop_grace_seconds", "0.2", script)
+    job.wait_for("ready", 2)
+    job.process.send_signal(signal.SIGTERM)
+    job.end()
+    assert job.process.returncode == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM])

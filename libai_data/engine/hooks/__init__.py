@@ -6,6 +6,7 @@ from libai_data.engine.hooks.iteration_timer import IterationTimer
 from libai_data.engine.hooks.lr_schedule import LRScheduler
 from libai_data.engine.hooks.periodic_writer import PeriodicWriter
 from libai_data.engine.hooks.progress_bar import ProgressBar
+from libai_data.engine.hooks.stop_on_signal import StopOnSignal
 from libai_data.engine.train_loop import HookBase
 
 __all__ = [
@@ -17,4 +18,5 @@ __all__ = [
     "PeriodicCheckpointer",
     "PeriodicWriter",
     "ProgressBar",
+    "StopOnSignal",
 ]

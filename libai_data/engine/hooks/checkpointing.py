@@ -19,7 +19,7 @@ class PeriodicCheckpointer(HookBase):
     """Writes a checkpoint every `period` steps, and one named "<prefix>_final" after the last.
 
     A periodic checkpoint that cannot be written (a full disk) is reported, and the training goes on with the older
-    ones; the last one must be written.
+    ones; the last one must be written, and so must that of a training that is asked to stop.
 
     Args:
         checkpointer: writes them.
@@ -50,21 +50,31 @@ class PeriodicCheckpointer(HookBase):
         iteration = self.trainer.iter
         if (iteration + 1) % self._period:
             return
-        name = f"{self._prefix}_{iteration:07d}"
         try:
-            self._checkpointer.save(name, iteration=iteration)
+            self._save(iteration)
         except CheckpointError as error:
             logger.error("%s The training goes on; earlier checkpoints are untouched.", error)
-            return
-        self._recent.append(name)
-        if self._max_to_keep is not None:
-            while len(self._recent) > self._max_to_keep:
-                self._checkpointer.remove(self._recent.pop(0))
+
+    def on_stop(self) -> None:
+        """Write one of the step done last, unless there is one."""
+        iteration = self.trainer.iter - 1
+        if iteration >= self.trainer.start_iter and self._name(iteration) not in self._recent:
+            self._save(iteration)
 
     def after_train(self) -> None:
         """Write the last one."""
         if self.trainer.iter > self.trainer.start_iter:
             self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
+
+    def _name(self, iteration: int) -> str:
+        return f"{self._prefix}_{iteration:07d}"
+
+    def _save(self, iteration: int) -> None:
+        self._checkpointer.save(self._name(iteration), iteration=iteration)
+        self._recent.append(self._name(iteration))
+        if self._max_to_keep is not None:
+            while len(self._recent) > self._max_to_keep:
+                self._checkpointer.remove(self._recent.pop(0))
 
 
 class BestCheckpointer(HookBase):

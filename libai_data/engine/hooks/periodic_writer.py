@@ -36,6 +36,10 @@ class PeriodicWriter(HookBase):
         """Write what the last hooks put."""
         self._write()
 
+    def on_stop(self) -> None:
+        """Write what there is up to the step done last."""
+        self._write()
+
     def close(self) -> None:
         """Close the writers."""
         for writer in self._writers:

@@ -1,0 +1,85 @@
+"""A training that is told to end saves first, and says by its exit code that it can go on."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Any, Dict, Optional, Sequence
+
+from libai_data.engine.liveness import watch_over_ranks
+from libai_data.engine.train_loop import HookBase, TrainingStopped
+from libai_data.errors import ConfigError, nearest
+from libai_data.launch import FORWARDED, STOPPED
+from libai_data.mesh import synchronize
+
+logger = logging.getLogger(__name__)
+
+_KNOWN = {signum.name: signum for signum in FORWARDED}
+
+
+class StopOnSignal(HookBase):
+    """Ends the training at the next step boundary after a signal, with a checkpoint and exit code 85.
+
+    It is enough that one rank gets the signal: the ranks agree on the step (`StopAgreement`). A training whose last
+    step comes first just ends. The checkpoint is written by `PeriodicCheckpointer.on_stop`; this hook comes after it.
+
+    Args:
+        signals: names of signals that the launcher forwards, such as "SIGTERM".
+
+    Raises:
+        ConfigError: An unknown signal.
+    """
+
+    def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1")) -> None:
+        for name in signals:
+            if name not in _KNOWN:
+                raise ConfigError(
+                    f"train.checkpointer.stop_signals has {name!r}; known are {sorted(_KNOWN)}.{nearest(name, _KNOWN)}"
+                )
+        self._signals = [_KNOWN[name] for name in signals]
+        self._before: Dict[int, Any] = {}
+        self._got: Optional[int] = None
+
+    def before_train(self) -> None:
+        """Listen to the signals."""
+        self._liveness = watch_over_ranks()
+        self._liveness.stop.begin(self.trainer.start_iter)
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning(
+                "Signals reach the main thread alone: here they end the training at once, without a checkpoint."
+            )
+            return
+        for signum in self._signals:
+            self._before[signum] = signal.signal(signum, self._take)
+
+    def before_step(self) -> None:
+        """Stop, where that is the step that the ranks agreed on."""
+        if self._liveness.stop.reaches(self.trainer.iter):
+            raise TrainingStopped
+
+    def on_stop(self) -> None:
+        """Wait until all ranks have come here; from now on the signals are ignored, since the process ends."""
+        for signum in self._signals:
+            if signum in self._before:
+                signal.signal(signum, signal.SIG_IGN)
+        self._before.clear()
+        synchronize()
+        logger.info(
+            "Stopped before step %d, on %s; ends with exit code %d. Resume to go on.",
+            self.trainer.iter,
+            signal.Signals(self._got).name if self._got else "another rank's signal",
+            STOPPED,
+        )
+
+    def close(self) -> None:
+        """Give the signals back."""
+        for signum, handler in self._before.items():
+            # None: it was not installed from Python, and cannot be put back.
+            signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+        self._before.clear()
+
+    def _take(self, signum: int, frame: Optional[FrameType]) -> None:
+        self._got = signum
+        self._liveness.ask_to_stop()

@@ -1,0 +1,100 @@
+"""How all ranks come to stop before the same step, when a signal may have reached only one of them.
+
+Ranks are some steps apart, since OneFlow computes behind them, and a rank in the middle of a step may need another one
+to come as far. So nobody waits within a step. The rank that was asked asks rank 0; rank 0 asks all where they are; a
+thread of each answers with the step that its main thread is in, and lets it begin no other until the answer comes. That
+is one more than the furthest of these steps: nobody has begun it, and everybody can come to it. While nobody is asked
+to stop, the ranks exchange nothing.
+
+The ranks form a tree; a rank speaks with the one above it and those below it, in words that begin with "stop: ".
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Callable, List, Optional, Sequence
+
+PREFIX = "stop: "
+_ASKED, _WHERE, _IN, _BEFORE = (PREFIX + word for word in ("asked", "where", "in ", "before "))
+
+Send = Callable[[str], None]
+
+
+class StopAgreement:
+    """One rank's part in it. `reaches` belongs to the main thread, `ask` and `hear` to the one that receives words.
+
+    Args:
+        send_up: sends a word to the rank above; None on rank 0.
+        send_down: sends a word to each rank below.
+    """
+
+    def __init__(self, send_up: Optional[Send] = None, send_down: Sequence[Send] = ()) -> None:
+        self._send_up = send_up
+        self._send_down = list(send_down)
+        self._changed = threading.Condition()
+        self._step = -1
+        self._held = False
+        self._stop_before: Optional[int] = None
+        self._asked = False
+        self._steps: List[int] = []
+
+    def begin(self, start_iter: int) -> None:
+        """A training begins with this step."""
+        with self._changed:
+            self._step = start_iter - 1
+
+    def reaches(self, step: int) -> bool:
+        """Whether to stop before `step`; if not, it counts as begun. Waits while the ranks agree on it."""
+        with self._changed:
+            while self._held and self._stop_before is None:
+                self._changed.wait()
+            if self._stop_before is not None and step >= self._stop_before:
+                return True
+            self._step = step
+            return False
+
+    def ask(self) -> None:
+        """This rank was asked to stop."""
+        if self._asked:
+            return
+        self._asked = True
+        if self._send_up is None:
+            self._inquire()
+        else:
+            self._send_up(_ASKED)
+
+    def hear(self, word: str) -> None:
+        """Take a word of a rank above or below."""
+        if word == _ASKED:
+            self.ask()
+        elif word == _WHERE:
+            self._inquire()
+        elif word.startswith(_IN):
+            self._gather(int(word[len(_IN) :]))
+        elif word.startswith(_BEFORE):
+            self._decide(int(word[len(_BEFORE) :]))
+
+    def _inquire(self) -> None:
+        for send in self._send_down:
+            send(_WHERE)
+        with self._changed:
+            self._held = True
+            step = self._step
+        self._gather(step)
+
+    def _gather(self, step: int) -> None:
+        self._steps.append(step)
+        if len(self._steps) <= len(self._send_down):
+            return
+        furthest = max(self._steps)
+        if self._send_up is None:
+            self._decide(furthest + 1)
+        else:
+            self._send_up(f"{_IN}{furthest}")
+
+    def _decide(self, stop_before: int) -> None:
+        for send in self._send_down:
+            send(f"{_BEFORE}{stop_before}")
+        with self._changed:
+            self._stop_before = stop_before
+            self._changed.notify_all()
