@@ -84,18 +84,37 @@ def test_a_restored_optimizer_goes_on_bit_for_bit_whatever_its_groups(tmp_path: 
     assert_equal_weights(other, weights(model))
 
 
-def test_random_generators_go_on(tmp_path: Path) -> None:
+def test_random_generators_go_on_wherever_they_stand(tmp_path: Path) -> None:
     import random
 
-    model = new_model()
+    model = TinyModel(dropout=0.5)
     checkpointer = Checkpointer(model, str(tmp_path))
-    flow.manual_seed(5)
-    checkpointer.save("a")
-    drawn = [random.random(), np.random.rand(), flow.rand(1).numpy().item(), np.random.randn()]
-    random.seed(0)
-    np.random.seed(0)
+
+    def draw() -> List[Any]:
+        ones = flow.ones(20)
+        masks = [model.dropout(ones).numpy().tolist(), flow._C.dropout(ones, 0.5, True).numpy().tolist()]
+        return [random.random(), np.random.rand(), np.random.randn(), flow.rand(1).numpy().item(), *masks]
+
+    def seed_all(seed: int) -> None:
+        random.seed(seed)
+        np.random.seed(seed)
+        flow.manual_seed(seed)
+
+    seed_all(5)
+    begun = draw()
+    checkpointer.save("a", iteration=3)
+    drawn = [draw(), draw()]
+    checkpointer.save("b", iteration=5)
+    later = draw()
+    seed_all(0)
+    draw()
     checkpointer.load(str(tmp_path / "a"))
-    assert [random.random(), np.random.rand(), flow.rand(1).numpy().item(), np.random.randn()] == drawn
+    assert [draw(), draw()] == drawn
+    checkpointer.load(str(tmp_path / "b"))
+    assert draw() == later
+    # What is drawn after one checkpoint is not drawn again after the next.
+    assert len({str(values) for values in (begun[3:], drawn[0][3:], later[3:])}) == 3
+    assert len({str(values[4]) for values in (begun, drawn[0], later)}) == 3
 
 
 def test_states_of_other_objects_are_kept(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
 from libai_data.engine.checkpoint.folder import STATE, CheckpointFolder
 from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
-from libai_data.engine.checkpoint.random_state import gather_random_states, restore_random_states
+from libai_data.engine.checkpoint.random_state import RandomStates
 from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
 from libai_data.errors import CheckpointError, nearest
 from libai_data.mesh import broadcast_py_object, get_mesh, is_main_process
@@ -56,6 +56,7 @@ class Checkpointer(CheckpointFolder):
         self.optimizer = optimizer
         self.graph = graph
         self.stateful = stateful
+        self._random = RandomStates(model)
 
     def save(
         self,
@@ -89,7 +90,7 @@ class Checkpointer(CheckpointFolder):
             step, slots = optimizer_state.collect(self.model, self.optimizer, self.graph)
             writer.tensors(_OPTIMIZER, slots)
         mesh = get_mesh()
-        writer.json(_RANDOM, gather_random_states(self.model))
+        writer.json(_RANDOM, self._random.gather(iteration))
         writer.json(
             STATE,
             {
@@ -150,7 +151,7 @@ class Checkpointer(CheckpointFolder):
                     f"{directory} has no state of '{key}'; it has that of {sorted(state['stateful'])}"
                 )
             value.load_state_dict(state["stateful"][key])
-        restore_random_states(json.loads((directory / _RANDOM).read_text()), self.model)
+        self._random.restore(json.loads((directory / _RANDOM).read_text()), state["iteration"])
         logger.info("Restored checkpoint %s.", directory)
         return state
 
