@@ -1,0 +1,191 @@
+"""A training that is killed at any moment, or told to stop, goes on exactly: the same samples, the same losses."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Callable, Dict, List
+
+import numpy as np
+import pytest
+
+from libai_data.launch import STOPPED
+from libai_data.samplers import Order
+from tests.distributed.jobs import Ended, Job, start_by_launcher
+from tests.distributed.launcher import _parent, _session_members
+
+SCRIPT = Path(__file__).parent / "scripts" / "interrupted_training.py"
+RANKS, STEPS, PERIOD = 4, 100, 3
+SAMPLES, BATCH, SEED = 40, 8, 1234
+WATCHDOG = 90.0
+KILLS = 6
+SECONDS_TO_START = 5.0
+DROPOUT = "0.5"
+
+
+def noted(folder: Path, rank: int) -> List[str]:
+    path = folder / f"taken-{rank}"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def steps_taken(folder: Path) -> Dict[int, List[str]]:
+    """Step -> the samples of its global batch; each run that came to a step must have taken the same."""
+    per_rank = []
+    for rank in range(RANKS):
+        taken: Dict[int, List[str]] = {}
+        for line in noted(folder, rank):
+            if line != "run":
+                step, *samples = line.split()
+                assert taken.setdefault(int(step), samples) == samples, f"rank {rank}, step {step}"
+        per_rank.append(taken)
+    # 2 x 2: ranks 0 and 1 are tensor peers, and so are ranks 2 and 3.
+    assert per_rank[0] == per_rank[1]
+    assert per_rank[2] == per_rank[3]
+    return {step: per_rank[0][step] + per_rank[2][step] for step in per_rank[0]}
+
+
+def uninterrupted() -> Dict[int, List[str]]:
+    """What each step is to take, from the order alone."""
+    epochs, indices = Order(SAMPLES, SEED).locate(np.arange(STEPS * BATCH))
+    samples = [f"{epoch}:{index}" for epoch, index in zip(epochs.tolist(), indices.tolist())]
+    return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)}
+
+
+def losses(folder: Path) -> List[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+    found = {line["iteration"]: line["total_loss"] for line in lines if "total_loss" in line}
+    assert sorted(found) == list(range(STEPS))
+    return [found[step] for step in range(STEPS)]
+
+
+def start(job: Job, *trainings: str) -> subprocess.Popen:
+    start_by_launcher(job, SCRIPT, RANKS, str(STEPS), str(PERIOD), *trainings)
+    return job.processes[-1]
+
+
+def await_steps(folder: Path, lines: int, process: subprocess.Popen) -> bool:
+    """Wait until rank 0 has noted so many lines; False if the training ended before."""
+    path, deadline = folder / "taken-0", time.monotonic() + WATCHDOG
+    while not path.exists() or path.read_bytes().count(b"\n") < lines:
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < deadline, "the training makes no steps"
+        time.sleep(0.001)
+    return True
+
+
+def finish(folder: Path, dropout: str) -> None:
+    with Job() as job:
+        start(job, f"{folder}={dropout}")
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0], ended.output
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a training with dropout and of one without, which nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    with Job() as job:
+        start(job, f"{folder}/dropout={DROPOUT}", f"{folder}/plain=0")
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0], ended.output
+    return folder
+
+
+def kill_at_a_random_moment(folder: Path, chance: random.Random) -> str:
+    """Resume the training and kill all of it; returns what it was doing."""
+    with Job() as job:
+        before = len(noted(folder, 0))
+        process = start(job, f"{folder}={DROPOUT}")
+        if chance.random() < 0.2:
+            time.sleep(chance.uniform(0, SECONDS_TO_START))
+        else:
+            await_steps(folder, before + 1 + chance.randrange(1, 3 * STEPS // (2 * KILLS)), process)
+            time.sleep(chance.uniform(0, 0.05))
+        ended_before = process.poll() is not None
+        # The launcher takes all its ranks with it; the machine would too.
+        process.kill()
+        job.wait(WATCHDOG)
+        if ended_before:
+            return "ended before"
+        if list(folder.glob("*.partial")) or list(folder.glob("*.replaced")):
+            return "saving"
+        return "training" if len(noted(folder, 0)) > before else "starting"
+
+
+def kill_again_and_again(folder: Path, seed: int) -> List[str]:
+    chance = random.Random(seed)
+    doing = [kill_at_a_random_moment(folder, chance) for _ in range(KILLS)]
+    print(f"killed while: {doing}")
+    return doing
+
+
+def check_killed_training(folder: Path, whole: Path, seed: int) -> None:
+    kill_again_and_again(folder, seed)
+    finish(folder, DROPOUT)
+    assert steps_taken(folder) == uninterrupted()
+    assert losses(folder) == losses(whole / "dropout")
+    left = {path.name for path in folder.iterdir()}
+    assert not [name for name in left if name.endswith((".partial", ".replaced"))]
+
+
+def test_an_uninterrupted_training_takes_the_order_as_it_is(whole: Path) -> None:
+    assert steps_taken(whole / "dropout") == uninterrupted()
+    assert losses(whole / "dropout") != losses(whole / "plain")
+
+
+def test_a_training_killed_at_random_moments_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, whole: Path) -> None:
+    check_killed_training(tmp_path, whole, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_60_kills_at_random_moments_change_nothing(tmp_path: Path, whole: Path, seed: int) -> None:
+    check_killed_training(tmp_path, whole, seed)
+
+
+def signal_to_the_launcher(launcher: int) -> None:
+    os.kill(launcher, signal.SIGTERM)
+
+
+def signal_to_rank_2_alone(launcher: int) -> None:
+    ranks = [pid for pid in _session_members(launcher) if _parent(pid) == launcher]
+    alone = [pid for pid in ranks if b"\0RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    assert len(alone) == 1
+    os.kill(alone[0], signal.SIGUSR1)
+
+
+def stop(folder: Path, steps: int, send: Callable[[int], None]) -> Ended:
+    with Job() as job:
+        process = start(job, f"{folder}=0")
+        assert await_steps(folder, len(noted(folder, 0)) + 1 + steps, process)
+        send(process.pid)
+        return job.wait(WATCHDOG)
+
+
+def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_checkpoint(
+    tmp_path: Path, whole: Path
+) -> None:
+    for send, name in ((signal_to_the_launcher, "SIGTERM"), (signal_to_rank_2_alone, "another rank's signal")):
+        ended = stop(tmp_path, 20, send)
+        assert ended.codes == [STOPPED], ended.output
+        assert not ended.left
+        last = {noted(tmp_path, rank)[-1].split()[0] for rank in range(RANKS)}
+        assert len(last) == 1
+        step = int(last.pop())
+        assert step < STEPS - 1
+        assert f"Stopped before step {step + 1}, on {name}; ends with exit code 85." in ended.output
+        assert (tmp_path / "last_checkpoint").read_text() == f"model_{step:07d}"
+        assert [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").open()][-1] == step
+    finish(tmp_path, "0")
+    assert steps_taken(tmp_path) == uninterrupted()
+    # Nothing was done twice: each rank noted each step once.
+    assert [line for line in noted(tmp_path, 3) if line != "run"] == [
+        line for line in noted(whole / "plain", 3) if line != "run"
+    ]
+    assert losses(tmp_path) == losses(whole / "plain")
