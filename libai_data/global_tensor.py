@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -128,23 +130,63 @@ def local_to_global(
     Raises:
         SchemaError: The layout fits neither the shape nor the mesh, or OneFlow lacks the dtype.
     """
-    mesh = get_mesh()
     tensor = as_flow_tensor(local)
-    placement = get_layer_placement(placement_idx, device_type)
     if tensor.is_global:
-        return tensor.to_global(sbp=nd_sbp(sbp_list), placement=placement)
+        return tensor.to_global(sbp=nd_sbp(sbp_list), placement=get_layer_placement(placement_idx, device_type))
+    way = _way(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
+    if way.narrow is not None:
+        tensor = tensor.narrow(*way.narrow)
+    whole = _fill(tensor, way)
+    return whole if way.moved_to is None else whole.to_global(sbp=way.moved_to, placement=way.placement)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How the local tensors of a field become global ones.
+
+    Args:
+        shape: of the global tensor.
+        placement: of the global tensor.
+        sbp: with which each rank fills its own part.
+        taken_over: the part is taken as it is; else it is copied into place.
+        narrow: dim, start and length of the rank's part of its shard; None for all of it.
+        moved_to: sbp to which data is moved afterwards; None if it is in its place already.
+    """
+
+    shape: Tuple[int, ...]
+    placement: Any
+    sbp: List[Any]
+    taken_over: bool
+    narrow: Optional[Tuple[int, int, int]] = None
+    moved_to: Optional[List[Any]] = None
+
+
+# A batch has the layout of the one before, and OneFlow takes longer to make a placement than to take over a tensor.
+@lru_cache(maxsize=512)
+def _way(
+    mesh: ParallelMesh,
+    shape: Tuple[int, ...],
+    sbp_list: Tuple[str, ...],
+    placement_idx: int,
+    device_type: Optional[str],
+    is_part: bool,
+) -> _Way:
+    placement = get_layer_placement(placement_idx, device_type)
     data_dim, tensor_dim = split_dims(sbp_list)
-    shard = list(tensor.shape)
+    shard = list(shape)
     if is_part and tensor_dim is not None:
         shard[tensor_dim] *= mesh.tensor_parallel_size
-    shape = global_shape(shard, sbp_list, mesh)
+    whole, sbp = global_shape(shard, sbp_list, mesh), nd_sbp(sbp_list)
+    narrow = moved_to = None
     if data_dim != 0 and mesh.data_parallel_size > 1:
-        rows = _fill(tensor, shape, nd_sbp(("split_0", sbp_list[1] if is_part else "broadcast")), placement)
-        return rows.to_global(sbp=nd_sbp(sbp_list), placement=placement)
-    if tensor_dim is not None and mesh.tensor_parallel_size > 1 and not is_part:
+        moved_to, sbp = sbp, nd_sbp(("split_0", sbp_list[1] if is_part else "broadcast"))
+    elif tensor_dim is not None and mesh.tensor_parallel_size > 1 and not is_part:
         length = shard[tensor_dim] // mesh.tensor_parallel_size
-        tensor = tensor.narrow(tensor_dim, mesh.tensor_parallel_rank * length, length)
-    return _fill(tensor, shape, nd_sbp(sbp_list), placement)
+        narrow = (tensor_dim, mesh.tensor_parallel_rank * length, length)
+    # Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
+    # would send rank 0's bytes over those that each rank already holds.
+    taken_over = _is_alone(placement) or all("split" in str(entry) for entry in sbp)
+    return _Way(whole, placement, sbp, taken_over, narrow, moved_to)
 
 
 def _packed(tensor: Any) -> Any:
@@ -158,17 +200,14 @@ def _packed(tensor: Any) -> Any:
     return tensor.clone() if tensor.storage_offset() else tensor
 
 
-def _fill(part: Any, shape: Tuple[int, ...], sbp: List[Any], placement: Any) -> Any:
-    """The global tensor whose part on this rank is `part`; no communication.
-
-    Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
-    would send rank 0's bytes over those that each rank already holds, so these are copied into place instead.
-    """
+def _fill(part: Any, way: _Way) -> Any:
+    """The global tensor whose part on this rank is `part`; no communication."""
     import oneflow as flow
 
-    if _is_alone(placement) or all("split" in str(entry) for entry in sbp):
-        return _packed(part.to(placement.type)).to_global(placement=placement, sbp=sbp, check_meta=False)
-    whole = flow.empty(shape, dtype=part.dtype, placement=placement, sbp=sbp)
+    if way.taken_over:
+        on_device = part.to(way.placement.type)
+        return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
+    whole = flow.empty(way.shape, dtype=part.dtype, placement=way.placement, sbp=way.sbp)
     own = whole.to_local()
     if own.numel():
         own.copy_(_packed(part))
