@@ -2,61 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import AbstractSet, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from libai_data.errors import ContractError
-from libai_data.global_batch.gather import digest_of, gather_words
+from libai_data.global_batch.gather import checksum_of, digest_of, gather_words
+from libai_data.global_batch.schema_check import raise_differences, signature_of
 from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import BatchInfo, DistTensorData, RowIndices
 
-_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER = range(7)
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER, _FIELDS = range(8)
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
 
 
 def check_contract(
-    fields: Mapping[str, DistTensorData], info: Optional[BatchInfo], rows: Optional[RowIndices], order: str = ""
+    fields: Mapping[str, DistTensorData],
+    info: Optional[BatchInfo],
+    rows: Optional[RowIndices],
+    order: str = "",
+    parts: AbstractSet[str] = frozenset(),
 ) -> None:
     """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
 
-    All ranks must follow the same order and stand at the same step, epoch and position. Ranks that differ only in
-    tensor or pipeline coordinate must hold equal bytes of each field, and have read equal samples. Those that differ in
-    data coordinate must have read different samples.
+    All ranks must have the same fields, follow the same order and stand at the same step, epoch and position. Ranks
+    that differ only in tensor or pipeline coordinate must hold equal bytes of each field, and have read equal samples.
+    Those that differ in data coordinate must have read different samples.
 
     Args:
-        fields: this rank's local tensors, the same names in the same order on all ranks.
+        fields: this rank's local tensors.
         info: where the batch stands; None if it comes from no loader.
         rows: which samples this rank read; None where another read for it.
         order: what decides the order of the samples, in words.
+        parts: fields of which tensor peers hold different parts, and so different bytes.
 
     Raises:
+        SchemaError: On every rank alike: the fields differ.
         ContractError: On every rank alike, naming step, field or rows, and the ranks that differ.
     """
     mesh = get_mesh()
     if mesh.world_size == 1:
         return
-    heads = gather_words(_head(info, rows, order))
+    signature = signature_of(fields)
+    heads = gather_words(_head(info, rows, order, digest_of(repr(signature).encode())))
+    if len(set(heads[:, _FIELDS].tolist())) > 1:
+        raise_differences(signature)
     # Ranks at different places may hold different numbers of rows, which could not be gathered.
     problems = [*_different_orders(heads, order), *_different_places(heads)]
     if not problems:
         count = int(heads[0, _SIZE]) // mesh.data_parallel_size
-        table = gather_words(np.concatenate([_digests(fields), _samples(rows, count)]))
-        problems = _different_bytes(table, list(fields), mesh)
-        problems += _samples_read_wrongly(heads, table[:, len(fields) :], mesh)
+        whole = {name: value for name, value in fields.items() if name not in parts}
+        table = gather_words(np.concatenate([_checksums(whole), _samples(rows, count)]))
+        problems = _different_bytes(table, list(whole), mesh)
+        problems += _samples_read_wrongly(heads, table[:, len(whole) :], mesh)
     if problems:
         raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
 
 
-def _head(info: Optional[BatchInfo], rows: Optional[RowIndices], order: str) -> np.ndarray:
+def _head(info: Optional[BatchInfo], rows: Optional[RowIndices], order: str, fields: int) -> np.ndarray:
     place = (0, 0, 0, 0, 0) if info is None else (info.step, info.epoch, info.position, info.size, info.valid)
-    return np.array([*place, rows is not None, digest_of(order.encode())], dtype=np.int64)
+    return np.array([*place, rows is not None, digest_of(order.encode()), fields], dtype=np.int64)
 
 
-def _digests(fields: Mapping[str, DistTensorData]) -> np.ndarray:
-    arrays = [np.ascontiguousarray(value.tensor.numpy()) for value in fields.values()]
-    return np.array([digest_of(array.reshape(-1).view(np.uint8).data) for array in arrays], dtype=np.int64)
+def _checksums(fields: Mapping[str, DistTensorData]) -> np.ndarray:
+    return np.array([checksum_of(value.tensor.numpy()) for value in fields.values()], dtype=np.int64)
 
 
 def _samples(rows: Optional[RowIndices], count: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 
 import numpy as np
 
@@ -32,3 +33,8 @@ def gather_words(words: np.ndarray) -> np.ndarray:
 def digest_of(data: bytes | memoryview) -> int:
     """63 bits that differ where the bytes differ."""
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def checksum_of(array: np.ndarray) -> int:
+    """32 bits that, but for one chance in 2^32, differ where the bytes differ; several times as fast as a digest."""
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

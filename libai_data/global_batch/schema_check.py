@@ -43,9 +43,20 @@ def check_same_on_all_ranks(signature: List[FieldSignature]) -> None:
     if mesh.world_size == 1:
         return
     digests = gather_words(np.array([digest_of(repr(signature).encode())]))
-    if len(np.unique(digests)) == 1:
-        return
-    signatures = [broadcast_py_object(signature, src=rank) for rank in range(mesh.world_size)]
+    if len(np.unique(digests)) > 1:
+        raise_differences(signature)
+
+
+def raise_differences(signature: List[FieldSignature]) -> None:
+    """Tell every rank how the fields differ. Collective, like the comparison that found it out.
+
+    Args:
+        signature: of this rank's batch.
+
+    Raises:
+        SchemaError: On every rank alike.
+    """
+    signatures = [broadcast_py_object(signature, src=rank) for rank in range(get_mesh().world_size)]
     raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
 
 

@@ -37,16 +37,13 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
 def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:
     agreement = batch._agreement if isinstance(batch, Instance) else None
     is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
-    if agreement is None or not agreement.fields_agree or is_due:
+    if is_due and isinstance(batch, Instance) and agreement is not None:
+        check_contract(fields, batch._info, batch._rows, agreement.order, batch._parts)
+    elif agreement is None or not agreement.fields_agree:
         check_same_on_all_ranks(signature_of(fields))
-    if agreement is None or not isinstance(batch, Instance):
-        return
-    agreement.fields_agree = not agreement.per_batch
-    if is_due:
-        # Tensor-parallel peers that read parts hold different bytes by design.
-        whole = {name: value for name, value in fields.items() if name not in batch._parts}
-        check_contract(whole, batch._info, batch._rows, agreement.order)
-    agreement.batches += 1
+    if agreement is not None:
+        agreement.fields_agree = not agreement.per_batch
+        agreement.batches += 1
 
 
 def _laid_out(name: str, value: Any) -> DistTensorData:

@@ -10,6 +10,8 @@ import pytest
 from libai_data.errors import ContractError
 from libai_data.global_batch import contract
 from libai_data.global_batch.contract import check_contract
+from libai_data.global_batch.gather import checksum_of, digest_of
+from libai_data.global_batch.schema_check import signature_of
 from libai_data.mesh import get_mesh, set_mesh
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import BatchInfo, DistTensorData, RowIndices
@@ -36,14 +38,16 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
             every = []
             for arrays, info, rows, order in ranks:
                 fields = {name: DistTensorData(array) for name, array in arrays.items()}
-                first = contract._head(info, rows, order)
-                second = lambda f=fields, r=rows: np.concatenate([_digests(f), contract._samples(r, 2)])  # noqa: E731
-                every.append(first if number == 0 else second())
+                first = contract._head(info, rows, order, digest_of(repr(signature_of(fields)).encode()))
+                if number == 0:
+                    every.append(first)
+                else:
+                    every.append(np.concatenate([_checksums(fields), contract._samples(rows, 2)]))
             assert len(words) == len(every[0])
             return np.stack(every)
 
         monkeypatch.setattr(contract, "gather_words", gather)
-        monkeypatch.setattr(contract, "_digests", _digests)
+        monkeypatch.setattr(contract, "_checksums", _checksums)
         monkeypatch.setattr(contract, "broadcast_py_object", lambda order, src: ranks[src][3])
         set_mesh(ParallelMesh(*sizes))
         arrays, info, rows, order = ranks[0]
@@ -54,8 +58,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
     set_mesh(None if before.world_size == 1 else before)
 
 
-def _digests(fields: Dict[str, DistTensorData]) -> np.ndarray:
-    return np.array([contract.digest_of(value.tensor.tobytes()) for value in fields.values()], dtype=np.int64)
+def _checksums(fields: Dict[str, DistTensorData]) -> np.ndarray:
+    return np.array([checksum_of(value.tensor) for value in fields.values()], dtype=np.int64)
 
 
 def test_sound_ranks_pass(compared: Any) -> None:
