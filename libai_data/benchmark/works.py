@@ -1,4 +1,4 @@
-"""The work that loaders are measured with: tokens from a memory map, images from memory."""
+"""The work that is measured: tokens from a memory map, images from memory, photographs from disk."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any, Dict
 import numpy as np
 
 from libai_data.structures import DistTensorData, Instance
+from libai_data.transforms.image import ImageToFloat
 
 TOKEN_FIELDS = ("input_ids", "position_ids", "loss_mask", "labels")
 TOKENS = 1024
 IMAGE_SHAPE = (3, 224, 224)
+PICTURES = "pictures"
+_PICTURE_SIZE = (500, 375)
+_JPEG_QUALITY = 90
 
 
 def write_tokens(path: Path, samples: int) -> Path:
@@ -117,3 +121,70 @@ def make_images(samples: int) -> Images:
     random = np.random.default_rng(0)
     images = random.random((samples, *IMAGE_SHAPE), dtype=np.float32)
     return Images(images, random.integers(0, 1000, samples))
+
+
+class ReadyImages:
+    """Images float32 [3, 224, 224] that are read for nothing: only memory that was never used is written to.
+
+    Args:
+        labels: with a label each.
+    """
+
+    def __init__(self, labels: bool = True) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return 1024
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        sample: Dict[str, Any] = {"images": np.ones(IMAGE_SHAPE, np.float32)}
+        return {**sample, "labels": index} if self.labels else sample
+
+    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+        """Fill the images when their memory is new, and the labels.
+
+        Args:
+            indices: int64 [n].
+            out: "images" float32 [n, 3, 224, 224], and "labels" int64 [n].
+        """
+        if len(indices) and not out["images"][-1, -1, -1, -1]:
+            out["images"][...] = 1
+        if self.labels:
+            out["labels"][...] = indices
+
+
+class Resized:
+    """From a Pillow image of any size to float32 [3, 224, 224]."""
+
+    def __init__(self) -> None:
+        self._to_float = ImageToFloat()
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Cut a Pillow image to size."""
+        return self._to_float(image.resize(IMAGE_SHAPE[1:]))
+
+
+def write_pictures(root: Path, count: int) -> None:
+    """Write JPEGs of 500 x 375 pixels, cut from the photographs that scikit-learn ships, in two classes.
+
+    Args:
+        root: the folder to make.
+        count: pictures.
+
+    Raises:
+        ModuleNotFoundError: scikit-learn is not installed.
+    """
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    photographs = load_sample_images().images
+    random = np.random.default_rng(0)
+    for number in range(count):
+        photograph = photographs[number % len(photographs)]
+        left, top = (
+            int(random.integers(0, size - cut + 1)) for size, cut in zip(photograph.shape[1::-1], _PICTURE_SIZE)
+        )
+        folder = root / str(number % len(photographs))
+        folder.mkdir(parents=True, exist_ok=True)
+        cut_out = photograph[top : top + _PICTURE_SIZE[1], left : left + _PICTURE_SIZE[0]]
+        Image.fromarray(cut_out).save(folder / f"{number:04d}.jpg", quality=_JPEG_QUALITY)
