@@ -1,0 +1,252 @@
+"""Checks of any loader: what a training that is to be exact must be able to rely on.
+
+A factory makes the loader of each rank. The kit runs all ranks side by side in this process, stops them at every step,
+and goes on from the state there, on the same and on other numbers of ranks and workers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from libai_data.errors import ConfigError
+from libai_data.testing.recording import Factory, Pass, Step
+from libai_data.testing.report import CHECKS, Finding, Report
+
+_SHOWN = 5
+
+
+def check_conformance(
+    make_loader: Callable[..., Iterable[Any]],
+    samples: int,
+    *,
+    endless: bool = False,
+    worlds: Sequence[int] = (1, 2, 4),
+    workers: Sequence[int] = (0, 2),
+    indices_of: Optional[Callable[[Any], Sequence[int]]] = None,
+    title: str = "loader",
+) -> Report:
+    """Check a loader, of whatever library.
+
+    Args:
+        make_loader: makes the loader of one rank: `make_loader(rank, world, state)`, where `state` is None or what
+            `loader.state_dict()` returned; a loader without `state_dict` is not asked to go on. If it has a parameter
+            `workers`, it is also called with other numbers of workers. Loaders are iterables of batches; the stream
+            is to be the same on all worlds, so keep the global batch size.
+        samples: length of the dataset. Some dozens that no batch size divides show the most.
+        endless: the loader goes on from epoch to epoch; otherwise each `iter(loader)` is an epoch.
+        worlds: numbers of ranks to try.
+        workers: numbers of workers to try, the first of them throughout.
+        indices_of: returns the index of each row of a batch, and a negative number for padding. By default a batch is
+            a list of indices, or a batch of this library's loader.
+        title: of the report.
+
+    Returns:
+        A finding for each promise; `str(report)` is a table.
+
+    Raises:
+        ConfigError: The arguments are out of range, or the batches cannot be read.
+    """
+    if samples < 1 or not worlds or min(worlds) < 1:
+        raise ConfigError(f"samples is {samples} and worlds {list(worlds)}; both take numbers of at least 1")
+    factory = Factory(make_loader, samples, endless, indices_of)
+    return _Examination(factory, tuple(worlds), tuple(workers) if factory.takes_workers else ()).report(title)
+
+
+class _Examination:
+    """Collects the failures of each check."""
+
+    def __init__(self, factory: Factory, worlds: Tuple[int, ...], workers: Tuple[int, ...]) -> None:
+        self._factory = factory
+        self._worlds = worlds
+        self._workers = workers
+        self._cases: Counter = Counter()
+        self._failures: Dict[str, List[str]] = {name: [] for name in CHECKS}
+        self._why_not = dict.fromkeys(CHECKS, "")
+
+    def report(self, title: str) -> Report:
+        """Check everything."""
+        whole = {world: self._uninterrupted(world) for world in self._worlds}
+        self._same_on_all_worlds(whole)
+        for world, epochs in whole.items():
+            self._resumes(world, epochs)
+        self._with_other_workers()
+        return Report(
+            title,
+            tuple(
+                Finding(
+                    name,
+                    self._cases[name],
+                    len(self._failures[name]),
+                    self._failures[name][0] if self._failures[name] else self._why_not[name],
+                )
+                for name in CHECKS
+            ),
+        )
+
+    def _note(self, check: str, case: str, problem: str) -> None:
+        self._cases[check] += 1
+        if problem:
+            self._failures[check].append(f"{case}: {problem}")
+
+    def _play(self, world: int, states: Optional[List[Any]] = None, workers: Optional[int] = None) -> Iterator[Pass]:
+        """Two epochs, one after the other; the first is what is left of it after `states`."""
+        if workers is None and self._workers:
+            workers = self._workers[0]
+        job = self._factory.start(world, states, workers)
+        try:
+            for _ in range(2):
+                yield job.play(self._factory.samples if self._factory.endless else None)
+        finally:
+            job.close()
+
+    def _uninterrupted(self, world: int) -> List[Pass]:
+        epochs = list(self._play(world))
+        for number, each in enumerate(epochs):
+            case = f"world {world}, epoch {number}"
+            self._note("steps", case, _uneven(each))
+            if not self._factory.endless:
+                self._note("once", case, self._not_once(each.steps))
+        if self._factory.endless:
+            steps = [step for each in epochs for step in each.steps]
+            self._note("once", f"world {world}", self._not_once(steps))
+        return epochs
+
+    def _same_on_all_worlds(self, whole: Dict[int, List[Pass]]) -> None:
+        first = self._worlds[0]
+        for world in self._worlds[1:]:
+            problem = _different(_steps(whole[first]), _steps(whole[world]))
+            self._note("world", f"world {world} against {first}", problem)
+        if len(self._worlds) == 1:
+            self._why_not["world"] = self._why_not["elastic"] = "only one world size was given"
+
+    def _resumes(self, world: int, epochs: List[Pass]) -> None:
+        first = epochs[0]
+        reference = _steps(epochs) if self._factory.endless else first.steps
+        if any(state is None for state in first.states):
+            for name in ("state", "elastic", "epochs"):
+                self._why_not[name] = "the loader has no state_dict"
+            return
+        # After the last step of a pass that ends, a loader may stand at the end or at the next beginning.
+        for cut in range(len(first.steps) if self._factory.endless else len(first.steps) - 1):
+            states = first.states[cut]
+            assert states is not None  # checked above
+            before = reference[: cut + 1]
+            for other in self._worlds:
+                case = f"world {world} to {other}, cut after step {cut}"
+                given = states if other == world else [states[0]] * other
+                resumed = list(self._play(other, given))
+                rest = _steps(resumed) if self._factory.endless else resumed[0].steps
+                if other == world:
+                    self._note("state", case, _not_equal(reference[cut + 1 :], rest, cut + 1))
+                else:
+                    problem = _different(reference, before + rest) or self._not_once(before + rest)
+                    self._note("elastic", case, problem)
+                self._note("epochs", case, self._not_whole(before, resumed))
+
+    def _not_once(self, steps: List[Step]) -> str:
+        return _not_once(steps, self._factory.samples, self._factory.endless)
+
+    def _not_whole(self, before: List[Step], resumed: List[Pass]) -> str:
+        if self._factory.endless:
+            return _uneven(resumed[0]) or self._not_once(before + _steps(resumed))
+        problem = _uneven(resumed[0]) or self._not_once(before + resumed[0].steps)
+        if problem:
+            return f"the resumed epoch: {problem}"
+        problem = _uneven(resumed[1]) or self._not_once(resumed[1].steps)
+        return f"the epoch after it: {problem}" if problem else ""
+
+    def _with_other_workers(self) -> None:
+        if len(self._workers) < 2:
+            self._why_not["workers"] = "make_loader has no parameter `workers`, or only one number was given"
+            return
+        world = self._worlds[-1]
+        alone = list(self._play(world))
+        cut = len(alone[0].steps) // 2
+        for workers in self._workers[1:]:
+            with_more = list(self._play(world, workers=workers))
+            self._note("workers", f"{workers} workers", _not_equal(_steps(alone), _steps(with_more), 0))
+            states, other_states = alone[0].states[cut - 1], with_more[0].states[cut - 1]
+            if states is None or other_states is None or cut < 1:
+                continue
+            expected = alone[0].steps[cut:]
+            for case, given, number in (
+                (f"{self._workers[0]} to {workers} workers", states, workers),
+                (f"{workers} to {self._workers[0]} workers", other_states, self._workers[0]),
+            ):
+                rest = next(self._play(world, given, number)).steps
+                self._note("workers", f"{case}, cut after step {cut - 1}", _not_equal(expected, rest, cut))
+
+
+def _steps(epochs: List[Pass]) -> List[Step]:
+    return [step for each in epochs for step in each.steps]
+
+
+def _uneven(each: Pass) -> str:
+    if len(set(each.ended)) <= 1:
+        return ""
+    return f"the ranks take {each.ended} steps"
+
+
+def _not_once(steps: List[Step], samples: int, endless: bool) -> str:
+    """Whether an index comes twice within an epoch, or not at all, or is none of the dataset.
+
+    Where one epoch of an endless stream ends in the middle of a step, and the next begins, need not be known: at the
+    end of each step no index may be two epochs ahead of another.
+    """
+    counts: Counter = Counter(dict.fromkeys(range(samples), 0))
+    total = 0
+    for number, step in enumerate(steps):
+        indices = [index for each in step for index in each]
+        strangers = [index for index in indices if not 0 <= index < samples]
+        if strangers:
+            return f"step {number} has index {strangers[0]}; the dataset has {samples} samples"
+        counts.update(indices)
+        total += len(indices)
+        epoch = -(-total // samples) if endless else 1
+        often = [index for index in indices if counts[index] > epoch]
+        if often:
+            return f"index {often[0]} comes a {_ordinal(counts[often[0]])} time in step {number}, in epoch {epoch - 1}"
+    missing = sorted(index for index, count in counts.items() if count < max(1, total // samples))
+    return f"{len(missing)} of {samples} indices are missing: {_listed(missing)}" if missing else ""
+
+
+def _not_equal(expected: List[Step], found: List[Step], first: int) -> str:
+    """Whether `found` begins otherwise than `expected`, as far as that goes, or ends before."""
+    for number, (left, right) in enumerate(zip(expected, found)):
+        for rank, (ours, theirs) in enumerate(zip(left, right)):
+            if ours != theirs:
+                return f"step {first + number}, rank {rank} has {_listed(theirs)} instead of {_listed(ours)}"
+    if any(len(indices) > 0 for step in expected[len(found) :] for indices in step):
+        return f"it ends after step {first + len(found) - 1} instead of {first + len(expected) - 1}"
+    return ""
+
+
+def _different(expected: List[Step], found: List[Step]) -> str:
+    """Whether, wherever both have taken equally many samples, these are others."""
+    ours, theirs = _taken(expected), _taken(found)
+    for total in sorted(set(ours) & set(theirs)):
+        if ours[total] != theirs[total]:
+            changed = sorted((theirs[total] - ours[total]).elements())
+            lacking = sorted((ours[total] - theirs[total]).elements())
+            return f"the first {total} samples have {_listed(changed)} instead of {_listed(lacking)}"
+    return ""
+
+
+def _taken(steps: List[Step]) -> Dict[int, Counter]:
+    taken: Dict[int, Counter] = {}
+    counts: Counter = Counter()
+    for step in steps:
+        for indices in step:
+            counts.update(indices)
+        taken[sum(counts.values())] = counts.copy()
+    return taken
+
+
+def _listed(indices: Sequence[int]) -> str:
+    shown = ", ".join(map(str, indices[:_SHOWN]))
+    return f"[{shown}, ...]" if len(indices) > _SHOWN else f"[{shown}]"
+
+
+def _ordinal(number: int) -> str:
+    return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")

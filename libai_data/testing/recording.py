@@ -1,0 +1,150 @@
+"""Runs the loaders of all ranks of a job side by side, step by step, and notes what they yield."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+from libai_data.structures import Instance
+
+Step = List[List[int]]
+"""For each rank the indices that count in its batch."""
+
+_END = object()
+_MOST_STEPS_PER_SAMPLE = 4
+
+
+@dataclass
+class Pass:
+    """What one pass over the loaders yielded.
+
+    Attributes:
+        steps: of all ranks; a rank that has ended yields nothing.
+        states: after each step, each rank's state; None without states.
+        ended: for each rank the number of its steps, once it has ended.
+    """
+
+    steps: List[Step] = field(default_factory=list)
+    states: List[Optional[List[Any]]] = field(default_factory=list)
+    ended: List[Optional[int]] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        """Indices that count, of all ranks and steps."""
+        return sum(len(indices) for step in self.steps for indices in step)
+
+
+@dataclass(frozen=True)
+class Factory:
+    """How to make the loaders of a job, and how to read them.
+
+    Args:
+        make_loader: takes (rank, world, state), and `workers` if it has such a parameter.
+        samples: length of the dataset.
+        endless: whether a pass has no end.
+        indices_of: an index for each row of a batch, below 0 for padding; None reads lists of indices and Instances.
+    """
+
+    make_loader: Callable[..., Iterable[Any]]
+    samples: int
+    endless: bool
+    indices_of: Optional[Callable[[Any], Sequence[int]]]
+
+    @property
+    def takes_workers(self) -> bool:
+        """Whether `make_loader` can be told a number of workers."""
+        return "workers" in inspect.signature(self.make_loader).parameters
+
+    def start(self, world: int, states: Optional[List[Any]] = None, workers: Optional[int] = None) -> Job:
+        """The loaders of all ranks, from the beginning or from each rank's state on."""
+        more = {} if workers is None else {"workers": workers}
+        given = [None] * world if states is None else [copy.deepcopy(state) for state in states]
+        return Job(self, [self.make_loader(rank, world, given[rank], **more) for rank in range(world)])
+
+
+class Job:
+    """The loaders of all ranks.
+
+    Args:
+        factory: made them.
+        loaders: in the order of ranks.
+    """
+
+    def __init__(self, factory: Factory, loaders: List[Any]) -> None:
+        self._factory = factory
+        self._loaders = loaders
+        self._running: Optional[List[Iterator[Any]]] = None
+
+    @property
+    def has_states(self) -> bool:
+        """Whether all loaders can tell their state."""
+        return all(callable(getattr(loader, "state_dict", None)) for loader in self._loaders)
+
+    def play(self, samples: Optional[int] = None) -> Pass:
+        """Take what is left of a pass, rank by rank within each step.
+
+        Args:
+            samples: of an endless pass, take at least so many, and go on from there the next time.
+
+        Raises:
+            ConfigError: A loader that should end does not, or yields what cannot be read.
+        """
+        iterators = self._running or [iter(loader) for loader in self._loaders]
+        self._running = iterators if self._factory.endless else None
+        done = Pass(ended=[None] * len(iterators))
+        taken = 0
+        while samples is None or taken < samples:
+            step: Step = []
+            for rank, iterator in enumerate(iterators):
+                batch = next(iterator, _END) if done.ended[rank] is None else _END
+                if batch is _END and done.ended[rank] is None:
+                    done.ended[rank] = len(done.steps)
+                step.append([] if batch is _END else self._read(batch, rank))
+                del batch
+            if None not in done.ended:
+                break
+            done.steps.append(step)
+            done.states.append(self._states() if self.has_states else None)
+            taken += sum(map(len, step))
+            if len(done.steps) > _MOST_STEPS_PER_SAMPLE * self._factory.samples + 4:
+                raise ConfigError(
+                    f"after {len(done.steps)} steps over {self._factory.samples} samples the pass has not ended; if "
+                    "the stream is endless, say endless=True"
+                )
+        return done
+
+    def close(self) -> None:
+        """Close those loaders that can be closed."""
+        for loader in self._loaders:
+            if callable(getattr(loader, "close", None)):
+                loader.close()
+
+    def _states(self) -> List[Any]:
+        return [copy.deepcopy(loader.state_dict()) for loader in self._loaders]
+
+    def _read(self, batch: Any, rank: int) -> List[int]:
+        if self._factory.indices_of is not None:
+            indices = np.asarray(self._factory.indices_of(batch))
+        elif isinstance(batch, Instance):
+            indices = _counting_rows(batch, rank)
+        else:
+            indices = np.asarray(batch)
+        if indices.dtype.kind not in "iu" and indices.size:
+            raise ConfigError(
+                f"a batch of type {type(batch).__name__} holds no indices; pass indices_of, a function from a batch to "
+                "the index of each of its rows"
+            )
+        return [index for index in indices.reshape(-1).tolist() if index >= 0]
+
+
+def _counting_rows(batch: Instance, rank: int) -> np.ndarray:
+    """The indices of a batch of ours, without padding: `valid` counts rows of the whole batch."""
+    rows, info = batch._rows, batch._info
+    if rows is None or info is None:
+        raise ConfigError("this Instance does not say which samples it holds; pass indices_of")
+    return rows.indices[: max(0, info.valid - rank * len(rows.indices))]
