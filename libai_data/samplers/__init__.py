@@ -1,8 +1,23 @@
 """Samplers: which samples make up which batch."""
 
 from libai_data.samplers.cyclic import CyclicSampler
+from libai_data.samplers.ledger import Ledger
 from libai_data.samplers.order import Order
+from libai_data.samplers.resuming import OVERRIDES
 from libai_data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.samplers.single_round import SingleRoundSampler
+from libai_data.samplers.stream_state import StreamState
 
-__all__ = ["CyclicSampler", "IndexBatch", "Order", "SingleRoundSampler", "StreamSampler"]
+__all__ = [
+    "OVERRIDES",
+    "CyclicSampler",
+    "IndexBatch",
+    "Ledger",
+    "LeftOut",
+    "Order",
+    "SingleRoundSampler",
+    "StepSchedule",
+    "StreamSampler",
+    "StreamState",
+]

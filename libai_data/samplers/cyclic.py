@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from dataclasses import replace
 from math import ceil
-from typing import Optional, Sized
+from typing import List, Mapping, NamedTuple, Optional, Sized
 
+from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
 from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
+from libai_data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
+from libai_data.samplers.stream_state import StreamState
+
+
+class _Stretch(NamedTuple):
+    """Batches of equal size: where they begin, their rows, and the number of the first one."""
+
+    position: int
+    rows: int
+    number: int
 
 
 class CyclicSampler(StreamSampler):
@@ -42,9 +55,74 @@ class CyclicSampler(StreamSampler):
         order = Order(len(dataset), seed, shuffle)
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
         check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
+        self.drop_last = drop_last
+        self._skip_steps: Ranges = ()
+        self._micro_batches: Mapping[int, int] = {}
+        self._stretches: List[_Stretch] = [_Stretch(0, self.global_batch_size, 0)]
+        self._starts = [0]
         if drop_last:
-            whole_batches = order.size // self.global_batch_size * self.global_batch_size
-            self.order = Order(order.size, seed, shuffle, epoch_size=whole_batches)
+            self._leave_out_tail(self.global_batch_size)
+
+    def _leave_out_tail(self, batch_size: int) -> None:
+        self.order = replace(self.order, epoch_size=self.order.size // batch_size * batch_size)
+
+    def follow(
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None
+    ) -> None:
+        """Cut the stream into the steps of a schedule; to be called before a state is restored.
+
+        Args:
+            schedule: the global batch size of each step.
+            skip_steps: (first step, last step), both included: the samples that these steps would take in a run
+                without any skip are left out. The numbers of the steps count on.
+            micro_batches: global batch size -> batches that a step of this size is cut into; 1 where it is not given.
+
+        Raises:
+            ConfigError: A step is larger than the dataset, or cannot be cut so; or the schedule has several sizes, but
+                `drop_last` leaves out a tail that depends on the size.
+        """
+        micro_batches = dict(micro_batches or {})
+        for step, size in schedule.sizes:
+            count = micro_batches.get(size, 1)
+            if size % (count * self.data_parallel_size):
+                raise ConfigError(
+                    f"the {size} samples of a step (from step {step} on) cannot be cut into {count} batches for "
+                    f"{self.data_parallel_size} data-parallel ranks"
+                )
+            check_holds_a_batch(self.order.size, size, self.data_parallel_size)
+        if self.drop_last:
+            if len(schedule.sizes) > 1:
+                raise ConfigError(
+                    f"drop_last leaves out a tail that depends on the global batch size, which changes: "
+                    f"{list(schedule.sizes)}; set drop_last=False for the sampler"
+                )
+            self._leave_out_tail(schedule.sizes[0][1])
+        self._followed = schedule
+        self._skip_steps = skip_steps
+        self._micro_batches = micro_batches
+        left_out = left_out_by(skip_steps, schedule)
+        self._go_on_from(StreamState(self.position, self.order, left_out, schedule))
+
+    def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
+        return left_out_by(self._skip_steps, schedule)
+
+    def take_over(self, other: StreamSampler) -> None:
+        if isinstance(other, CyclicSampler):
+            self._micro_batches = other._micro_batches
+        super().take_over(other)
+
+    def _go_on_from(self, state: StreamState) -> None:
+        super()._go_on_from(state)
+        self._stretches = [_Stretch(0, self.global_batch_size, 0)]
+        schedule = state.schedule
+        for (_, size), position in zip(schedule.sizes, schedule.positions) if schedule is not None else ():
+            last = self._stretches[-1]
+            number = last.number + -(-(position - last.position) // last.rows)
+            # Sizes that only past steps had may not fit this mesh; nothing is read with them.
+            rows = size // self._micro_batches.get(size, 1)
+            rows = rows if rows % self.data_parallel_size == 0 else self.global_batch_size
+            self._stretches.append(_Stretch(position, rows, number))
+        self._starts = [stretch.position for stretch in self._stretches]
 
     @property
     def consumed_samples(self) -> int:
@@ -59,7 +137,8 @@ class CyclicSampler(StreamSampler):
     def set_epoch(self, epoch: int) -> None:
         """Go on at the beginning of this epoch."""
         check_at_least(0, epoch=epoch)
-        self.set_consumed_samples(epoch * self.order.epoch_size)
+        place = epoch * self.order.epoch_size
+        self.set_consumed_samples(place - self.left_out.count_before(place))
 
     def __len__(self) -> int:
         """Number of samples in the dataset, as LiBai's."""
@@ -69,4 +148,10 @@ class CyclicSampler(StreamSampler):
         return ceil(self.order.epoch_size / self.global_batch_size)
 
     def batch_at(self, position: int) -> Optional[IndexBatch]:
-        return self._part(position, self.global_batch_size)
+        following = bisect_right(self._starts, position)
+        start, rows, first = self._stretches[following - 1]
+        number = first + (position - start) // rows
+        if following == len(self._stretches):
+            return self._part(position, rows, rows, number)
+        left = (self._stretches[following].position - position) // rows
+        return self._part(position, rows, rows, number, batches_left=left)

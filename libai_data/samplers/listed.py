@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, Sequence
+from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.mesh import get_data_parallel_size
-from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_position
+from libai_data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.samplers.stream_state import check_position
 
 
 class ListedBatches:
@@ -54,14 +55,14 @@ class ListedBatches:
         """The round that was begun last (-1: none), and the number of samples that all ranks have taken in it."""
         return {"position": self.position, "epoch": self.epoch}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Go on after as many samples.
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on after as many samples; nothing that `override` could name is known of such a sampler.
 
         Raises:
             CheckpointError: The state is that of another kind of sampler.
         """
         if set(state) != {"position", "epoch"}:
-            raise CheckpointError(f"the data state {state} was saved by another kind of sampler")
+            raise CheckpointError(f"the data state {dict(state)} was saved by another kind of sampler")
         check_position(state["position"])
         self.position, self.epoch = int(state["position"]), int(state["epoch"])
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
-from typing import Tuple
+from typing import Callable, Tuple
 
 import numpy as np
 
@@ -78,10 +78,36 @@ class Order:
             indices[rows] = self._permute(int(epoch), offsets[rows])
         return epochs, indices
 
+    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        """Find where samples stand in an epoch; the inverse of `locate`.
+
+        Args:
+            epoch: the epoch.
+            indices: int64 [n], each within the dataset.
+
+        Returns:
+            Positions, int64 [n]; -1 where the epoch leaves the sample out.
+
+        Raises:
+            IndexError: An index lies outside the dataset.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
+            raise IndexError(f"a sample of {indices.tolist()} lies outside a dataset of {self.size} samples")
+        offsets = self._offsets_of(epoch, indices) if self.shuffle and len(indices) else indices
+        return np.where(offsets < self.epoch_size, epoch * self.epoch_size + offsets, -1)
+
+    def _offsets_of(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        if self.size < _SORTED_BELOW:
+            return np.argsort(_small_permutation(self.size, self.seed, epoch), kind="stable")[indices]
+        keys = _round_keys(self.seed, epoch)
+        return _walk(indices.astype(np.uint64), self.size, keys, _feistel_back).astype(np.int64)
+
     def _permute(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
         if self.size < _SORTED_BELOW:
             return _small_permutation(self.size, self.seed, epoch)[offsets]
-        return _walk(offsets.astype(np.uint64), self.size, _round_keys(self.seed, epoch)).astype(np.int64)
+        keys = _round_keys(self.seed, epoch)
+        return _walk(offsets.astype(np.uint64), self.size, keys, _feistel).astype(np.int64)
 
 
 def _round_keys(seed: int, epoch: int) -> Tuple[int, ...]:
@@ -94,14 +120,20 @@ def _small_permutation(size: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(mix64_array(mix64_array(keys) ^ np.uint64(combine64(seed, epoch))), kind="stable")
 
 
-def _walk(values: np.ndarray, size: int, keys: Tuple[int, ...]) -> np.ndarray:
-    """Encipher within the smallest grid that holds `size`, again and again until the value lies below `size`."""
+_Cipher = Callable[[np.ndarray, int, int, Tuple[int, ...]], np.ndarray]
+
+
+def _walk(values: np.ndarray, size: int, keys: Tuple[int, ...], cipher: _Cipher) -> np.ndarray:
+    """Encipher within the smallest grid that holds `size`, again and again until the value lies below `size`.
+
+    With the inverse cipher it walks the same cycles backwards, and so is the inverse.
+    """
     columns = isqrt(size - 1) + 1
     rows = -(-size // columns)
-    values = _feistel(values, columns, rows, keys)
+    values = cipher(values, columns, rows, keys)
     outside = np.flatnonzero(values >= np.uint64(size))
     while len(outside):
-        values[outside] = _feistel(values[outside], columns, rows, keys)
+        values[outside] = cipher(values[outside], columns, rows, keys)
         outside = outside[values[outside] >= np.uint64(size)]
     return values
 
@@ -111,4 +143,12 @@ def _feistel(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...])
     for number, key in enumerate(keys):
         modulus = np.uint64(columns if number % 2 == 0 else rows)
         left, right = right, (left + mix64_array(right ^ np.uint64(key)) % modulus) % modulus
+    return right * np.uint64(columns) + left
+
+
+def _feistel_back(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...]) -> np.ndarray:
+    right, left = np.divmod(values, np.uint64(columns))
+    for number, key in reversed(list(enumerate(keys))):
+        modulus = np.uint64(columns if number % 2 == 0 else rows)
+        left, right = (right + modulus - mix64_array(left ^ np.uint64(key)) % modulus) % modulus, left
     return right * np.uint64(columns) + left

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from copy import copy
-from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Optional, Sized, Tuple
+from dataclasses import dataclass, replace
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sized, Tuple
 
 import numpy as np
 
-from libai_data.errors import CheckpointError, ConfigError
-from libai_data.samplers.order import ORDER_VERSION, Order
+from libai_data.errors import ConfigError
+from libai_data.samplers.order import Order
+from libai_data.samplers.resuming import reconcile
+from libai_data.samplers.schedule import LeftOut, StepSchedule
+from libai_data.samplers.stream_state import StreamState
+
+logger = logging.getLogger(__name__)
 
 _WINDOW = 4096
 """Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
@@ -22,7 +28,7 @@ class IndexBatch:
     Args:
         step: number of the global batch since the stream's beginning.
         epoch: epoch of the global batch's first sample.
-        position: position of the global batch's first sample.
+        position: position of the global batch's first sample; what is left out on purpose has no position.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding.
         epochs: int64 [n], the epoch of each of this reader's samples.
@@ -70,13 +76,24 @@ class StreamSampler:
         self.data_parallel_rank = int(data_parallel_rank)
         self.data_parallel_size = int(data_parallel_size)
         self.position = int(position)
+        self.left_out = LeftOut()
+        self.schedule: Optional[StepSchedule] = None
+        self._followed: Optional[StepSchedule] = None
         self._serve((self.data_parallel_rank,))
 
     def _serve(self, shards: Tuple[int, ...]) -> None:
-        shard = np.arange(self.micro_batch_size, dtype=np.int64)
-        self._rows = np.concatenate([first * self.micro_batch_size + shard for first in shards])
-        self._window_start = 0
+        self._shards = shards
+        self._forget_window()
+
+    def _forget_window(self) -> None:
+        """Locate anew what comes, after something that decides it was changed."""
+        self._window_start = self._window_size = 0
         self._window = (np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.int64))
+
+    def _rows_of(self, size: int) -> np.ndarray:
+        """The rows of this reader's shards in a global batch of this size, int64 [n]."""
+        shard = np.arange(size // self.data_parallel_size, dtype=np.int64)
+        return np.concatenate([first * len(shard) + shard for first in self._shards])
 
     def serving(self, shards: Tuple[int, ...]) -> StreamSampler:
         """This sampler for a reader that serves several data-parallel ranks.
@@ -108,26 +125,37 @@ class StreamSampler:
             yield batch
             batch = self.batch_at(batch.position + batch.size)
 
-    def _part(self, position: int, valid: int) -> IndexBatch:
-        """Cut out this rank's rows; rows past `valid` repeat the last valid sample."""
-        size = self.global_batch_size
-        if valid < size:
-            epochs, indices = self.order.locate(position + np.minimum(self._rows, valid - 1))
-        else:
-            epochs, indices = self._full_part(position, size)
-        epoch = position // self.order.epoch_size
-        return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
+    def _part(self, position: int, size: int, valid: int, number: int, batches_left: int = _WINDOW) -> IndexBatch:
+        """Cut out this reader's rows; rows past `valid` repeat the last valid sample.
 
-    def _full_part(self, position: int, size: int) -> Tuple[np.ndarray, np.ndarray]:
+        Args:
+            position: of the global batch.
+            size: its rows.
+            valid: those that count.
+            number: of the batch since the stream's beginning.
+            batches_left: batches of this size that follow each other from here on.
+        """
+        if valid < size:
+            epochs, indices = self._locate(position + np.minimum(self._rows_of(size), valid - 1))
+        else:
+            epochs, indices = self._full_part(position, size, batches_left)
+        epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
+        return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
+
+    def _locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        return self.order.locate(self.left_out.places_of(positions))
+
+    def _full_part(self, position: int, size: int, batches_left: int) -> Tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         number, misfit = divmod(position - self._window_start, size)
-        if misfit or not 0 <= number < len(self._window[0]):
-            batches = min(_WINDOW // len(self._rows), self.order.epoch_size // size)
+        if misfit or size != self._window_size or not 0 <= number < len(self._window[0]):
+            rows = self._rows_of(size)
+            batches = min(_WINDOW // len(rows), self.order.epoch_size // size, batches_left)
             batches = max(1, batches)
             starts = position + size * np.arange(batches, dtype=np.int64)
-            epochs, indices = self.order.locate((starts[:, None] + self._rows).ravel())
+            epochs, indices = self._locate((starts[:, None] + rows).ravel())
             self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
-            self._window_start, number = position, 0
+            self._window_start, self._window_size, number = position, size, 0
         epochs, indices = self._window
         return epochs[number], indices[number]
 
@@ -136,35 +164,60 @@ class StreamSampler:
             self.position = batch.position + batch.size
             yield batch.indices.tolist()
 
-    def state_dict(self) -> Dict[str, Any]:
-        """The place in the stream and all that decides what comes next, as JSON."""
-        return {
-            "position": self.position,
-            "seed": self.order.seed,
-            "shuffle": self.order.shuffle,
-            "samples": self.order.size,
-            "epoch_size": self.order.epoch_size,
-            "order_version": ORDER_VERSION,
-        }
+    @property
+    def state(self) -> StreamState:
+        """The place in the stream and all that decides what comes next."""
+        return StreamState(int(self.position), self.order, self.left_out, self.schedule)
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def state_dict(self) -> Dict[str, Any]:
+        """`state`, as JSON."""
+        return self.state.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Go on where another sampler stopped, in O(1), whatever its batch size and number of ranks were.
+
+        A sampler that follows a schedule of steps refuses a state whose steps were of other sizes.
+
+        Args:
+            state: of a sampler.
+            override: what may differ nevertheless, of `OVERRIDES`; what is repeated or left out then, the log says.
 
         Raises:
             CheckpointError: The state belongs to another stream; both values are shown.
+            ConfigError: `override` names something unknown.
         """
-        own = self.state_dict()
-        missing = sorted(set(own) - set(state))
-        if missing:
-            raise CheckpointError(f"the data state lacks {missing}; it was not saved by this sampler: {state}")
-        different = {key: (state[key], own[key]) for key in own if key != "position" and state[key] != own[key]}
-        if different:
-            shown = ", ".join(f"{key} was {was} and is now {now}" for key, (was, now) in sorted(different.items()))
-            raise CheckpointError(
-                f"the data state belongs to another stream: {shown}; restore the old values, or start anew"
-            )
-        check_position(state["position"])
-        self.position = int(state["position"])
+        own = replace(self.state, left_out=LeftOut(), schedule=self._followed)
+        resumed, notes = reconcile(state, own, self._places_to_skip, override)
+        for note in notes:
+            logger.warning("%s", note)
+        self._go_on_from(resumed)
+
+    def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
+        """What this sampler leaves out on purpose in a run of this schedule."""
+        return LeftOut()
+
+    def take_over(self, other: StreamSampler) -> None:
+        """Go on in the stream of another sampler of the same dataset, whatever this one was told to follow."""
+        self.order = other.order
+        self._go_on_from(other.state)
+
+    def _go_on_from(self, state: StreamState) -> None:
+        self.position, self.left_out, self.schedule = state.position, state.left_out, state.schedule
+        self._forget_window()
+
+
+def can_follow(stream: Any, schedule: StepSchedule) -> Any:
+    """The stream, if it can be cut into steps.
+
+    Raises:
+        ConfigError: It has no `follow`, as a sampler of one round or of the user's own.
+    """
+    if callable(getattr(stream, "follow", None)):
+        return stream
+    raise ConfigError(
+        f"a {type(stream).__name__} has no endless stream that could follow steps of {schedule.sizes[0][1]} samples; "
+        "use CyclicSampler for training"
+    )
 
 
 def order_in_words(stream: Any) -> str:
@@ -174,16 +227,6 @@ def order_in_words(stream: Any) -> str:
         stream: anything with the `state_dict` of a sampler.
     """
     return ", ".join(f"{key} {value}" for key, value in sorted(stream.state_dict().items()) if key != "position")
-
-
-def check_position(position: Any) -> None:
-    """Refuse a saved position that cannot be one.
-
-    Raises:
-        CheckpointError: It is no int of at least 0.
-    """
-    if not isinstance(position, int) or isinstance(position, bool) or position < 0:
-        raise CheckpointError(f"the data state's position is {position!r}; it must be an int of at least 0")
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:

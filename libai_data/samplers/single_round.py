@@ -64,4 +64,5 @@ class SingleRoundSampler(StreamSampler):
         valid = min(self.global_batch_size, self.order.size - position)
         if valid <= 0 or (self.drop_last and valid < self.global_batch_size):
             return None
-        return self._part(position, valid)
+        size = self.global_batch_size
+        return self._part(position, size, valid, position // size)

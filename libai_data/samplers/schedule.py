@@ -1,0 +1,236 @@
+"""The schedule: which positions of the stream each step takes, and which places of the order no step takes.
+
+Two pure functions lead from a step to its samples, both of a few numbers that a checkpoint keeps:
+
+    step -> positions   `StepSchedule`: step k takes as many positions as its global batch size says, behind step k-1's
+    position -> place   `LeftOut`: the places that are left out on purpose are passed over
+
+`Order` then tells which sample is at a place. Unless something is left out, a position and its place are the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Iterable, List, Sequence, Tuple
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+
+Ranges = Tuple[Tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Places of the order that no step takes.
+
+    Args:
+        ranges: [first, end) each; they are put in order, and joined where they meet.
+
+    Raises:
+        ConfigError: A range that ends before it begins, or begins below 0.
+    """
+
+    ranges: Ranges = ()
+
+    def __post_init__(self) -> None:
+        joined: List[List[int]] = []
+        for first, end in sorted((int(first), int(end)) for first, end in self.ranges):
+            if not 0 <= first <= end:
+                raise ConfigError(f"places {first} to {end} cannot be left out: a range begins at 0 or later, and ends")
+            if joined and first <= joined[-1][1]:
+                joined[-1][1] = max(end, joined[-1][1])
+            elif first < end:
+                joined.append([first, end])
+        object.__setattr__(self, "ranges", tuple((first, end) for first, end in joined))
+
+    @cached_property
+    def _table(self) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """First places, ends, the positions that follow each range, and the places left out before the n-th range."""
+        bounds = np.array(self.ranges, dtype=np.int64).reshape(-1, 2)
+        before = np.concatenate([[0], np.cumsum(bounds[:, 1] - bounds[:, 0])])
+        return bounds[:, 0], bounds[:, 1], bounds[:, 0] - before[:-1], before
+
+    def places_of(self, positions: np.ndarray) -> np.ndarray:
+        """The places at these positions, int64 [n]."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if not self.ranges:
+            return positions
+        _, _, followers, before = self._table
+        return positions + before[np.searchsorted(followers, positions, side="right")]
+
+    def positions_of(self, places: np.ndarray) -> np.ndarray:
+        """The positions of these places, int64 [n]; -1 where they are left out."""
+        places = np.asarray(places, dtype=np.int64)
+        if not self.ranges:
+            return places
+        firsts, ends, _, before = self._table
+        number = np.searchsorted(firsts, places, side="right")
+        inside = (number > 0) & (places < ends[np.maximum(number - 1, 0)])
+        return np.where(inside, -1, places - before[number])
+
+    def end_of(self, position: int) -> int:
+        """The place behind the last one that is taken before `position`."""
+        return int(self.places_of(np.array([position - 1]))[0]) + 1 if position else 0
+
+    def count_before(self, place: int) -> int:
+        """How many places below `place` are left out."""
+        return sum(max(0, min(end, place) - first) for first, end in self.ranges)
+
+    def since(self, place: int) -> LeftOut:
+        """What is left out at `place` or later."""
+        return LeftOut(tuple((max(first, place), end) for first, end in self.ranges if end > place))
+
+    def joined(self, other: LeftOut) -> LeftOut:
+        """What either leaves out."""
+        return LeftOut(self.ranges + other.ranges)
+
+
+@dataclass(frozen=True)
+class StepSchedule:
+    """Step -> positions.
+
+    Args:
+        sizes: (step, global batch size) in ascending order: from this step on, a step takes so many samples. The first
+            entry is the first step that the schedule knows of.
+        first_position: where that step begins.
+
+    Raises:
+        ConfigError: No entry, steps that do not ascend, or a size below 1.
+    """
+
+    sizes: Ranges
+    first_position: int = 0
+
+    def __post_init__(self) -> None:
+        sizes: List[Tuple[int, int]] = []
+        for step, size in self.sizes:
+            if size < 1:
+                raise ConfigError(f"the global batch size from step {step} on is {size}; it must be at least 1")
+            if sizes and step <= sizes[-1][0]:
+                raise ConfigError(f"the batch size schedule goes from step {sizes[-1][0]} to {step}; steps must ascend")
+            if not sizes or size != sizes[-1][1]:
+                sizes.append((int(step), int(size)))
+        if not sizes or sizes[0][0] < 0:
+            raise ConfigError(f"the batch size schedule is {list(self.sizes)}; it must begin with step 0 or later")
+        object.__setattr__(self, "sizes", tuple(sizes))
+
+    @cached_property
+    def _steps(self) -> List[int]:
+        return [step for step, _ in self.sizes]
+
+    @cached_property
+    def positions(self) -> List[int]:
+        """Where the first step of each size begins."""
+        lengths = [(end - step) * size for (step, size), end in zip(self.sizes, self._steps[1:])]
+        return list(accumulate(lengths, initial=self.first_position))
+
+    @property
+    def first_step(self) -> int:
+        """The first step that the schedule knows of."""
+        return self.sizes[0][0]
+
+    def size_of(self, step: int) -> int:
+        """Samples of a step, over all ranks."""
+        return self.sizes[self._entry(step)][1]
+
+    def position_of(self, step: int) -> int:
+        """Where a step begins: so many samples were taken before it."""
+        entry = self._entry(step)
+        return self.positions[entry] + (step - self._steps[entry]) * self.sizes[entry][1]
+
+    def steps_at(self, positions: np.ndarray) -> np.ndarray:
+        """The steps that take these positions, int64 [n]; -1 where they lie before the first step."""
+        positions = np.asarray(positions, dtype=np.int64)
+        starts = np.array(self.positions)
+        entry = np.maximum(np.searchsorted(starts, positions, side="right") - 1, 0)
+        sizes = np.array(self.sizes)
+        steps = sizes[entry, 0] + (positions - starts[entry]) // sizes[entry, 1]
+        return np.where(positions < self.first_position, -1, steps)
+
+    def step_at(self, position: int) -> int:
+        """The step that takes a position; -1 before the first step."""
+        return int(self.steps_at(np.array([position]))[0])
+
+    def taken_by(self, first_step: int, last_step: int) -> LeftOut:
+        """The positions of steps `first_step` to `last_step`, both included, as far as the schedule knows them."""
+        if last_step < self.first_step:
+            return LeftOut()
+        first = max(first_step, self.first_step)
+        return LeftOut(((self.position_of(first), self.position_of(last_step + 1)),))
+
+    def continued(self, step: int, other: StepSchedule) -> StepSchedule:
+        """This schedule before `step`, and the sizes of another from it on."""
+        past = tuple(entry for entry in self.sizes if entry[0] < step)
+        future = tuple(entry for entry in other.sizes if entry[0] > step)
+        return StepSchedule((*past, (step, other.size_of(step)), *future), self.first_position)
+
+    def begun_at(self, step: int, position: int) -> StepSchedule:
+        """The sizes from `step` on, which begins at `position`."""
+        future = tuple(entry for entry in self.sizes if entry[0] > step)
+        return StepSchedule(((step, self.size_of(step)), *future), position)
+
+    def same_before(self, step: int, other: StepSchedule) -> bool:
+        """Whether another has the same sizes in all steps before `step` that this one knows of."""
+        steps = [known for known in (*self._steps, *other._steps) if self.first_step <= known < step]
+        return all(self.size_of(known) == other.size_of(known) for known in steps)
+
+    def same_from(self, step: int, other: StepSchedule) -> bool:
+        """Whether another has the same sizes in all steps from `step` on."""
+        steps = [known for known in (*self._steps, *other._steps) if known > step]
+        return all(self.size_of(known) == other.size_of(known) for known in (step, *steps))
+
+    def _entry(self, step: int) -> int:
+        # Before its first step, a schedule is continued backwards.
+        return max(0, bisect_right(self._steps, step) - 1)
+
+
+def left_out_by(skip_steps: Iterable[Tuple[int, int]], schedule: StepSchedule) -> LeftOut:
+    """What `train.skip_steps` leaves out: the places that these steps would take in a run without any skip.
+
+    Args:
+        skip_steps: (first step, last step), both included.
+        schedule: of the run.
+    """
+    return LeftOut(tuple(r for first, last in skip_steps for r in schedule.taken_by(first, last).ranges))
+
+
+def parse_sizes(key: str, value: Any) -> Ranges:
+    """Read a batch size schedule of a config: [[0, 64], [1000, 128]].
+
+    Raises:
+        ConfigError: It is malformed, or does not begin with step 0; the key is named.
+    """
+    sizes = _pairs(key, value, "[first step, global batch size]")
+    steps = [step for step, _ in sizes]
+    if not sizes or steps[0] != 0 or any(later <= step for step, later in zip(steps, steps[1:])):
+        raise ConfigError(f"{key} is {value}; its steps must ascend, and begin with 0, as [[0, 64], [1000, 128]]")
+    if any(size < 1 for _, size in sizes):
+        raise ConfigError(f"{key} is {value}; every global batch size must be at least 1")
+    return sizes
+
+
+def parse_skips(key: str, value: Any) -> Ranges:
+    """Read steps to skip of a config: [[1200, 1250]], both ends included.
+
+    Raises:
+        ConfigError: It is malformed; the key is named.
+    """
+    skips = _pairs(key, value, "[first step, last step]")
+    for first, last in skips:
+        if not 0 <= first <= last:
+            raise ConfigError(f"{key} has [{first}, {last}]; give first and last step, 0 <= first <= last")
+    return skips
+
+
+def _pairs(key: str, value: Any, form: str) -> Ranges:
+    try:
+        pairs: Sequence[Any] = [tuple(pair) for pair in value or ()]
+    except TypeError:
+        pairs = [()]
+    if any(len(pair) != 2 or not all(type(number) is int for number in pair) for pair in pairs):
+        raise ConfigError(f"{key} is {value}; it must be a list of {form}, such as [[0, 64]]")
+    return tuple((int(first), int(second)) for first, second in pairs)

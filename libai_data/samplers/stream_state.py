@@ -1,0 +1,92 @@
+"""The state of a stream: the few numbers from which all its samples follow, and their JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional
+
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.samplers.order import ORDER_VERSION, Order
+from libai_data.samplers.schedule import LeftOut, StepSchedule
+
+ORDER_KEYS = ("seed", "shuffle", "samples", "epoch_size", "order_version")
+"""What decides the order of the samples."""
+
+
+NOTHING = LeftOut()
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """A place in a stream.
+
+    Args:
+        position: samples that all ranks have taken; the position of the next one.
+        order: place -> (epoch, index).
+        left_out: places that no step takes.
+        schedule: the sizes of the steps; None if whoever iterates knows of no steps.
+    """
+
+    position: int
+    order: Order
+    left_out: LeftOut = NOTHING
+    schedule: Optional[StepSchedule] = None
+
+    @property
+    def place(self) -> int:
+        """The place behind the last sample that was taken."""
+        return self.left_out.end_of(self.position)
+
+    @property
+    def step(self) -> Optional[int]:
+        """The step that takes the next sample; None without a schedule."""
+        return None if self.schedule is None else self.schedule.step_at(self.position)
+
+    def to_json(self) -> Dict[str, Any]:
+        """Plain numbers, and lists of them where something is left out or the steps have sizes."""
+        state: Dict[str, Any] = {
+            "position": self.position,
+            "seed": self.order.seed,
+            "shuffle": self.order.shuffle,
+            "samples": self.order.size,
+            "epoch_size": self.order.epoch_size,
+            "order_version": ORDER_VERSION,
+        }
+        if self.left_out.ranges:
+            state["left_out"] = [list(places) for places in self.left_out.ranges]
+        if self.schedule is not None:
+            state["batch_sizes"] = [list(entry) for entry in self.schedule.sizes]
+            state["first_position"] = self.schedule.first_position
+        return state
+
+    @staticmethod
+    def from_json(state: Mapping[str, Any]) -> StreamState:
+        """Read what `to_json` made.
+
+        Raises:
+            CheckpointError: Something is missing or impossible.
+        """
+        missing = sorted({"position", *ORDER_KEYS} - set(state))
+        if missing:
+            raise CheckpointError(f"the data state lacks {missing}; it was not saved by this sampler: {dict(state)}")
+        check_position(state["position"])
+        try:
+            order = Order(state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"])
+            left_out = LeftOut(tuple((first, end) for first, end in state.get("left_out", ())))
+            schedule = None
+            if "batch_sizes" in state:
+                sizes = tuple((step, size) for step, size in state["batch_sizes"])
+                schedule = StepSchedule(sizes, state.get("first_position", 0))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise CheckpointError(f"the data state {dict(state)} is broken: {error}") from error
+        return StreamState(state["position"], order, left_out, schedule)
+
+
+def check_position(position: Any) -> None:
+    """Refuse a saved position that cannot be one.
+
+    Raises:
+        CheckpointError: It is no int of at least 0.
+    """
+    if not isinstance(position, int) or isinstance(position, bool) or position < 0:
+        raise CheckpointError(f"the data state's position is {position!r}; it must be an int of at least 0")
