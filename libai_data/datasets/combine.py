@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence, Tuple
 
+from libai_data.datasets.fingerprint import fingerprint_of
 from libai_data.errors import ConfigError
 
 
@@ -30,8 +31,17 @@ class ConcatDataset:
 
     def __getitem__(self, index: int) -> Any:
         check_index(index, len(self))
+        number, own_index = self.locate(index)
+        return self.datasets[number][own_index]
+
+    def locate(self, index: int) -> Tuple[int, int]:
+        """The number of the dataset that holds a sample, and the sample's index in it."""
         number = bisect_right(self._ends, index)
-        return self.datasets[number][index - (self._ends[number - 1] if number else 0)]
+        return number, index - (self._ends[number - 1] if number else 0)
+
+    def fingerprint(self) -> List[Dict[str, Any]]:
+        """Length and fingerprint of each dataset."""
+        return [{**fingerprint_of(dataset), "samples": len(dataset)} for dataset in self.datasets]
 
 
 class Subset:
@@ -59,6 +69,10 @@ class Subset:
     def __getitem__(self, index: int) -> Any:
         check_index(index, len(self))
         return self.dataset[self.start + index]
+
+    def fingerprint(self) -> Dict[str, Any]:
+        """Which part of which dataset."""
+        return {**fingerprint_of(self.dataset), "samples": len(self.dataset), "part": [self.start, self.stop]}
 
 
 def check_index(index: int, length: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Collection, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, in_one_line
@@ -19,8 +20,10 @@ from libai_data.global_batch.plan import ReadPlan
 from libai_data.loader.arena import Arena
 from libai_data.loader.batches import assemble
 from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.fingerprint import restore_stream
 from libai_data.mesh import broadcast_py_object
-from libai_data.samplers.sampler import StreamSampler, order_in_words
+from libai_data.samplers.sampler import StreamSampler, can_follow, order_in_words
+from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
 
 _SENT_AHEAD = 4
@@ -49,6 +52,7 @@ class _Told:
     samples: int = 0
     collates: bool = False
     check_every: int = 0
+    fingerprint: str = "{}"
     problem: str = ""
 
 
@@ -88,6 +92,7 @@ class SharedLoader:
         self._loader: Optional[DataLoader] = None
         told = self._open(open_dataset, make_stream, make_loader)
         facts = DatasetFacts(told.dataset_name, told.samples)
+        self.fingerprint: Dict[str, Any] = json.loads(told.fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
         if not isinstance(self.stream, StreamSampler):
@@ -120,7 +125,9 @@ class SharedLoader:
             try:
                 dataset = open_dataset()
                 self._loader = make_loader(dataset, make_stream(dataset, shards))
-                told = _Told(type(dataset).__name__, len(dataset), self._loader.collates, self._loader.check_every)
+                loader = self._loader
+                fingerprint = json.dumps(loader.fingerprint)
+                told = _Told(type(dataset).__name__, len(dataset), loader.collates, loader.check_every, fingerprint)
             except Exception as error:
                 failure = error
                 told = _Told(problem=in_one_line(error))
@@ -168,6 +175,11 @@ class SharedLoader:
         """Rows of a batch over all data-parallel ranks."""
         return self.stream.global_batch_size
 
+    @property
+    def collates(self) -> bool:
+        """Whether a collator makes the batches, so that their shapes may change."""
+        return self._agreement.per_batch
+
     def __len__(self) -> int:
         """Batches of one round, or of one epoch of an endless stream (rounded up)."""
         return self.stream.batches_per_round()
@@ -179,6 +191,9 @@ class SharedLoader:
         if not self.stream.endless and not self._restored:
             self.stream.position = 0
         self._restored = False
+        self._agreement.order = order_in_words(self.stream)
+        if self._loader is not None:
+            self._loader.stream.take_over(self.stream)
         for publisher in self._publishers:
             publisher.begin()
         self._feed.begin(self.stream.position)
@@ -257,18 +272,28 @@ class SharedLoader:
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
         return assemble(arrays, batch.layouts, batch.info, read, self._agreement)
 
+    def follow(
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None
+    ) -> None:
+        """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
+        can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
+
     def state_dict(self) -> Dict[str, Any]:
         """The place after the last batch that was taken, as JSON; the same on all ranks."""
-        return self.stream.state_dict()
+        return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Go on where `state` was saved; all ranks must restore the same one.
 
+        Args:
+            state: of a loader.
+            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+
         Raises:
-            CheckpointError: The state belongs to another stream.
+            CheckpointError: The state belongs to another dataset or stream; both values are shown.
         """
         self._forget_what_is_ready()
-        self.stream.load_state_dict(dict(state))
+        restore_stream(self.stream, self.fingerprint, state, override)
         self._restored = True
 
     def stats(self) -> Dict[str, Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from functools import partial
-from typing import Any, Dict, Iterator, Mapping, Optional
+from functools import cached_property, partial
+from typing import Any, Collection, Dict, Iterator, Mapping, Optional
 
 from libai_data.errors import ConfigError
 from libai_data.loader.arena import Arena, PrivateArena
@@ -12,6 +12,7 @@ from libai_data.loader.batches import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor, TaskRunner
 from libai_data.loader.failures import ErrorPolicy, FailureLog
+from libai_data.loader.fingerprint import fingerprint_with_samples, restore_stream
 from libai_data.loader.iteration import Iteration
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader, reads_parts
@@ -22,7 +23,8 @@ from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
 from libai_data.samplers.listed import as_stream
-from libai_data.samplers.sampler import order_in_words
+from libai_data.samplers.sampler import can_follow, order_in_words
+from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
 
 WORKER_TYPES = ("process", "thread")
@@ -57,6 +59,7 @@ class DataLoader:
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
         check_every: batches from one comparison between the ranks of what they hold to the next (see
             `check_contract`); 0 never compares.
+        content_hash: samples, spread over the dataset, whose contents are hashed into its fingerprint; 0 reads none.
         tensor_part: this rank's place on the tensor axis; a dataset that can read parts of samples then reads, of a
             field that this axis splits, this rank's part alone.
 
@@ -81,6 +84,7 @@ class DataLoader:
         timeout: float = 600.0,
         start_method: str = "auto",
         check_every: int = 100,
+        content_hash: int = 0,
         tensor_part: Optional[TensorPart] = None,
     ) -> None:
         _check("num_workers", num_workers, num_workers >= 0, "at least 0")
@@ -88,6 +92,7 @@ class DataLoader:
         _check("timeout", timeout, timeout >= 0, "at least 0 (seconds; 0 waits for ever)")
         _check("worker_type", worker_type, worker_type in WORKER_TYPES, f"one of {WORKER_TYPES}")
         _check("check_every", check_every, check_every >= 0, "at least 0 (batches; 0 never compares)")
+        _check("content_hash", content_hash, content_hash >= 0, "at least 0 (samples; 0 reads none)")
         self.dataset = dataset
         self.batch_sampler = batch_sampler
         self.mixup_func = mixup_func
@@ -103,6 +108,7 @@ class DataLoader:
         )
         self._layouts = parse_layouts(layouts)
         self.check_every = check_every
+        self._content_hash = content_hash
         self._tensor_part = tensor_part
         self._timeout = timeout
         self._start_method = start_method
@@ -215,18 +221,33 @@ class DataLoader:
         starter = WorkerStarter(cargo, self._start_method)
         return ProcessExecutor(starter, self.num_workers, self._arena, self._timeout)
 
+    @cached_property
+    def fingerprint(self) -> Dict[str, Any]:
+        """What the state keeps of the dataset: its name, and what `fingerprint()` of the dataset says."""
+        return fingerprint_with_samples(self.dataset, self._content_hash)
+
+    def follow(
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None
+    ) -> None:
+        """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
+        can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
+
     def state_dict(self) -> Dict[str, Any]:
         """The place after the last batch that was taken (those read ahead are not counted), as JSON."""
-        return self.stream.state_dict()
+        return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Go on where `state` was saved; takes effect with the next `iter(loader)`.
 
+        Args:
+            state: of a loader.
+            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+
         Raises:
-            CheckpointError: The state belongs to another stream.
+            CheckpointError: The state belongs to another dataset or stream; both values are shown.
         """
         self._break_off()
-        self.stream.load_state_dict(dict(state))
+        restore_stream(self.stream, self.fingerprint, state, override)
         self._restored = True
 
     def stats(self) -> Dict[str, Any]:

@@ -1,0 +1,33 @@
+"""Fingerprints: what a checkpoint keeps of a dataset, to tell it from another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any, Dict
+
+_MOST_CHARACTERS = 400
+
+
+def fingerprint_of(dataset: Any) -> Dict[str, Any]:
+    """The name of a dataset, and what it says itself of its content.
+
+    Args:
+        dataset: a dataset with a method `fingerprint()` may return anything that JSON can hold, such as a hash of its
+            files, or their names and sizes. It should be cheap, and equal as long as every index means the same sample.
+
+    Returns:
+        {"name": name of its class, "content": what `fingerprint()` returned}; a long answer is kept as a hash.
+    """
+    found: Dict[str, Any] = {"name": type(dataset).__name__}
+    own = getattr(dataset, "fingerprint", None)
+    if callable(own):
+        text = json.dumps(own(), sort_keys=True)
+        # As it will be read back: tuples become lists.
+        found["content"] = json.loads(text) if len(text) <= _MOST_CHARACTERS else hash_of(text.encode())
+    return found
+
+
+def hash_of(data: bytes) -> str:
+    """A short hash, as text."""
+    return hashlib.blake2b(data, digest_size=12).hexdigest()

@@ -1,0 +1,79 @@
+"""Whether a loader's dataset is the one that a state was saved with."""
+
+from __future__ import annotations
+
+from typing import Any, Collection, Dict, Mapping
+
+import numpy as np
+
+from libai_data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.errors import DataPipelineError
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of
+from libai_data.samplers.resuming import differences as stream_differences
+from libai_data.samplers.resuming import refuse
+from libai_data.samplers.sampler import StreamSampler
+from libai_data.structures import fields_of
+
+
+def fingerprint_with_samples(dataset: Any, samples: int = 0) -> Dict[str, Any]:
+    """The fingerprint of a dataset, and a hash of some of its samples.
+
+    Args:
+        dataset: the dataset.
+        samples: how many samples to read, spread evenly over it; with 0 none is read.
+    """
+    found = fingerprint_of(dataset)
+    if samples:
+        # Random transforms draw as for seed 0, so that another seed is no other dataset.
+        reader = SampleReader(dataset, 0, ErrorPolicy("raise", None))
+        indices = np.unique(np.linspace(0, len(dataset) - 1, samples).round().astype(np.int64))
+        found["samples"] = hash_of(b"".join(_bytes_of(reader, int(index)) for index in indices))
+    return found
+
+
+def _bytes_of(reader: SampleReader, index: int) -> bytes:
+    try:
+        fields = reader.sample(0, index)
+    except DataPipelineError as error:
+        return type(error.__cause__ or error).__name__.encode()
+    parts = []
+    for name, value in fields_of(fields).items():
+        array = np.ascontiguousarray(array_of(value, name))
+        parts.append(f"{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
+    return b"".join(parts)
+
+
+def restore_stream(
+    stream: Any, fingerprint: Mapping[str, Any], state: Mapping[str, Any], override: Collection[str]
+) -> None:
+    """Restore a loader's stream from the loader's state.
+
+    Args:
+        stream: the sampler.
+        fingerprint: of the loader's dataset.
+        state: of a loader; one of a sampler alone says nothing of the dataset.
+        override: what may differ.
+
+    Raises:
+        CheckpointError: The state belongs to another dataset or stream; both values are shown.
+    """
+    stream_state = {key: value for key, value in state.items() if key != "dataset"}
+    found = dataset_difference(state.get("dataset") or {}, fingerprint)
+    if isinstance(stream, StreamSampler):
+        # All that differs is said at once.
+        for name, words in stream_differences(stream_state, stream.state).items():
+            found[name] = f"{found[name]}, {words}" if name in found else words
+    refuse(found, override)
+    stream.load_state_dict(stream_state, override)
+
+
+def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, str]:
+    """{"dataset": what differs, in words}, or {} if nothing does; what only one of the two knows is not compared."""
+    words = [
+        f"dataset's {key} was {saved[key]!r} and is now {own[key]!r}"
+        for key in own
+        if key in saved and saved[key] != own[key]
+    ]
+    return {"dataset": ", ".join(words)} if words else {}
