@@ -33,6 +33,13 @@ def default_train() -> DictConfig:
             "train_micro_batch_size": 32,
             "global_batch_size": None,
             "num_accumulation_steps": None,
+            # Another global batch size from given steps on, [[first step, size], ...], as [[0, 64], [1000, 128]].
+            "batch_size_schedule": None,
+            # Leave out the samples that these steps would take, [[first step, last step], ...], both included.
+            "skip_steps": [],
+            # What may differ from the checkpoint that a run resumes from, as [seed]; otherwise it is refused. Of
+            # dataset, seed, shuffle, drop_last, global_batch_size, order_version.
+            "resume_override": [],
             # Steps of the optimizer to train; with train_epoch, the larger of the two is trained.
             "train_iter": 10000,
             "train_epoch": 0,

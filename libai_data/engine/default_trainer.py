@@ -12,6 +12,7 @@ from libai_data.config import instantiate, try_get_key
 from libai_data.engine import hooks
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
+from libai_data.engine.data_state import OVERRIDE_KEY, DataState, schedule_of, tokens_per_sample
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
@@ -32,6 +33,7 @@ from libai_data.engine.models import (
 from libai_data.engine.optim import build_optimizer
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config, set_key
+from libai_data.engine.step_plan import step_plan
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from libai_data.global_batch import check_forward_fields, to_global
@@ -80,14 +82,23 @@ class DefaultTrainer(TrainerBase):
         folder.recover()
         resume = try_get_key(cfg, "train.resume", default=False)
         self._resumed_from = folder.get_checkpoint_file() if resume else ""
-        self.start_iter = folder.peek(self._resumed_from)["iteration"] + 1 if self._resumed_from else 0
+        saved = folder.peek(self._resumed_from) if self._resumed_from else {}
+        self.start_iter = saved["iteration"] + 1 if saved else 0
         set_key(cfg, "train.start_iter", self.start_iter)
+        self._plan = step_plan(cfg)
         # What LiBai's overridden `build_train_loader`s look at; our own loader is told more exactly, by its state.
-        set_key(cfg, "dataloader.consumed_samples", self.start_iter * cfg.train.global_batch_size)
+        set_key(cfg, "dataloader.consumed_samples", self._plan.schedule.position_of(self.start_iter))
 
         self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
         self.test_loader: List[Any] = [loader for loader in others if loader is not None]
         self.test_loader.extend(self.build_test_loader(cfg, self.tokenizer) or [])
+        follows = self._plan.followed_by(self.train_loader)
+        self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
+        if saved and "train_loader" in saved["stateful"] and self._is_stateful(self.train_loader):
+            # Before anything costly is built: a checkpoint of another stream is refused here.
+            self._data_state.load_state_dict(saved["stateful"]["train_loader"])
+            if follows:
+                self._data_state.check_step(self.start_iter)
         self.auto_scale_hyperparams(cfg, self.train_loader)
         self.max_iter = cfg.train.train_iter
         self.global_batch_size = cfg.train.global_batch_size
@@ -96,6 +107,7 @@ class DefaultTrainer(TrainerBase):
         self.model = self.build_model(cfg)
         self.optimizer = self.build_optimizer(cfg, self.model)
         self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        self._tokens_per_sample = 0
         self.graph_train: Any = None
         self.graph_eval: Any = None
         if try_get_key(cfg, "graph.enabled", default=False):
@@ -148,13 +160,24 @@ class DefaultTrainer(TrainerBase):
     def run_step(self) -> None:
         """One step of the eager or graph trainer."""
         self._trainer.iter, self._trainer.max_iter = self.iter, self.max_iter
+        self._trainer.grad_acc_steps = self._plan.micro_batches_of(self.iter)
         self._trainer.run_step(self.get_batch, self.cfg.train.input_placement_device)
 
     def build_hooks(self) -> List[Optional[HookBase]]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
         train = self.cfg.train
+        # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at another
+        # moment on each rank, in which they would wait for each other.
+        trainer = weakref.proxy(self)
+        schedule = schedule_of(self.train_loader, self.global_batch_size)
         built: List[Optional[HookBase]] = [
-            hooks.IterationTimer(self.global_batch_size, train.log_period),
+            hooks.IterationTimer(schedule, train.log_period),
+            hooks.DataProgress(
+                self.train_loader,
+                self.global_batch_size,
+                train.log_period,
+                lambda: trainer._tokens_per_sample,
+            ),
             hooks.LRScheduler(),
             hooks.PeriodicCheckpointer(
                 self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
@@ -164,9 +187,6 @@ class DefaultTrainer(TrainerBase):
             metric = try_get_key(self.cfg, "train.evaluation.eval_metric", default="Acc@1")
             mode = try_get_key(self.cfg, "train.evaluation.eval_mode", default="max")
             period = train.evaluation.eval_period
-            # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at
-            # another moment on each rank, in which they would wait for each other.
-            trainer = weakref.proxy(self)
             built.append(hooks.EvalHook(period, lambda: trainer._evaluate()))
             built.append(hooks.BestCheckpointer(period, self.checkpointer, val_metric=metric, mode=mode))
         if is_main_process():
@@ -302,12 +322,13 @@ class DefaultTrainer(TrainerBase):
         return self._last_eval_results
 
     def _build_step_trainer(self) -> Any:
-        model = self.model
+        model, loader, this = self.model, self.train_loader, weakref.proxy(self)
 
         def check_inputs(inputs: Dict[str, Any]) -> None:
             check_forward_fields(model.forward, inputs)
+            this._tokens_per_sample = tokens_per_sample(loader, inputs)
 
-        steps = self.cfg.train.num_accumulation_steps
+        steps = self._plan.micro_batches_of(self.start_iter)
         trainer: Any
         if self.graph_train is not None:
             trainer = GraphTrainer(self.graph_train, self.train_loader, steps, check_inputs)
@@ -317,10 +338,14 @@ class DefaultTrainer(TrainerBase):
         self.losses = trainer.losses
         return trainer
 
+    @staticmethod
+    def _is_stateful(loader: Any) -> bool:
+        return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
     def _build_checkpointer(self) -> Checkpointer:
         stateful: Dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler)}
-        if hasattr(self.train_loader, "state_dict") and hasattr(self.train_loader, "load_state_dict"):
-            stateful["train_loader"] = self.train_loader
+        if self._is_stateful(self.train_loader):
+            stateful["train_loader"] = self._data_state
         return Checkpointer(
             self.model,
             self.cfg.train.output_dir,

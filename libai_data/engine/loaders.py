@@ -10,10 +10,13 @@ from omegaconf import OmegaConf
 
 from libai_data.config import instantiate, try_get_key
 from libai_data.config.signatures import parameters_of, target_of
+from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
+from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.mesh import get_data_parallel_size
+from libai_data.samplers.schedule import StepSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
         ConfigError: There is no such section.
     """
     section = required_section(cfg, "dataloader.train", "build_train_loader")
-    _fill_in(section, "train_batch_size", cfg.train.train_micro_batch_size)
+    _fill_in(section, "train_batch_size", step_plan(cfg).first.micro_batch_size)
     _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
     _fill_in(section, "seed", cfg.train.seed)
     _fill_in(section, "consumed_samples", try_get_key(cfg, "dataloader.consumed_samples", default=0))
@@ -96,10 +99,15 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     """
     train = cfg.train
     epochs = try_get_key(cfg, "train.train_epoch", default=0) or 0
-    per_epoch = _samples_per_epoch(data_loader) / train.global_batch_size
+    samples = _samples_per_epoch(data_loader)
+    schedule = schedule_of(data_loader, train.global_batch_size)
+    # With several batch sizes, periods are those of the last one.
+    per_epoch = samples / schedule.sizes[-1][1]
     if epochs:
         _require_epochs(per_epoch, "train.train_epoch", "train.train_iter")
-        train.train_iter = max(math.ceil(per_epoch * epochs - 1e-9), train.train_iter or 0)
+        train.train_iter = max(
+            _steps_of(math.ceil(samples * epochs - 1e-6), data_loader, schedule), train.train_iter or 0
+        )
     if not train.train_iter or train.train_iter < 1:
         raise ConfigError(
             f"train.train_iter is {train.train_iter} and train.train_epoch {epochs}: there is nothing to train"
@@ -108,12 +116,19 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     if not 0 <= ratio < 1:
         raise ConfigError(f"train.warmup_ratio is {ratio}; it is the share of steps that warm up, 0 <= ratio < 1")
     set_key(cfg, "train.warmup_iter", math.ceil(train.train_iter * ratio))
-    set_key(cfg, "train.samples", train.train_iter * train.global_batch_size)
+    set_key(cfg, "train.samples", schedule.position_of(train.train_iter))
     if try_get_key(cfg, "train.scheduler") is not None:
         _scale_schedule(cfg)
     _scale_period(cfg, "train.evaluation.eval_period", "train.evaluation.eval_after_n_epoch", per_epoch)
     _scale_period(cfg, "train.checkpointer.period", "train.checkpointer.save_model_after_n_epoch", per_epoch)
     logger.info("Training takes %d steps, %d of them to warm up.", train.train_iter, train.warmup_iter)
+
+
+def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
+    """Steps until the stream has come so far."""
+    state = stream_state_of(data_loader)
+    left_out = state.left_out.count_before(places) if state is not None else 0
+    return schedule.step_at(places - left_out - 1) + 1
 
 
 def _scale_schedule(cfg: Any) -> None:
@@ -139,6 +154,9 @@ def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) 
 
 
 def _samples_per_epoch(data_loader: Any) -> int:
+    state = stream_state_of(data_loader)
+    if state is not None:
+        return state.order.epoch_size
     dataset = getattr(data_loader, "dataset", None)
     return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else 0
 

@@ -11,11 +11,13 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from libai_data.config import WRITTEN_TRAIN_KEYS, LazyConfig, check_keys, check_targets, default_train, try_get_key
-from libai_data.engine.batch_arithmetic import complete_batch_sizes
+from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.liveness import watch_over_ranks
 from libai_data.engine.logging_setup import setup_logger
+from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
-from libai_data.mesh import get_data_parallel_size, get_rank, get_world_size, is_main_process, setup_dist_util
+from libai_data.mesh import get_rank, get_world_size, is_main_process, setup_dist_util
+from libai_data.samplers.resuming import check_overrides
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +50,17 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if args is not None:
         logger.info("Command line: %s", args)
-    logger.info(
-        "A step takes %d sample(s): %d on each data-parallel rank, %d time(s).",
-        cfg.train.global_batch_size,
-        cfg.train.train_micro_batch_size,
-        cfg.train.num_accumulation_steps,
-    )
+    plan = step_plan(cfg)
+    for step, size in plan.schedule.sizes:
+        sizes = plan.sizes[size]
+        since = f"From step {step} on, a" if len(plan.schedule.sizes) > 1 else "A"
+        logger.info(
+            "%s step takes %d sample(s): %d on each data-parallel rank, %d time(s).",
+            since,
+            size,
+            sizes.micro_batch_size,
+            sizes.num_accumulation_steps,
+        )
     if is_main_process():
         path = os.path.join(output_dir, "config.yaml")
         LazyConfig.save(cfg, path)
@@ -68,16 +75,16 @@ def complete_train_config(cfg: Any) -> None:
     Raises:
         ConfigError: They contradict each other.
     """
-    sizes = complete_batch_sizes(
-        try_get_key(cfg, "train.train_micro_batch_size"),
-        try_get_key(cfg, "train.global_batch_size"),
-        try_get_key(cfg, "train.num_accumulation_steps"),
-        get_data_parallel_size(),
-    )
-    set_key(cfg, "train.train_micro_batch_size", sizes.micro_batch_size)
-    set_key(cfg, "train.global_batch_size", sizes.global_batch_size)
-    set_key(cfg, "train.num_accumulation_steps", sizes.num_accumulation_steps)
-    set_key(cfg, "train.samples", cfg.train.train_iter * sizes.global_batch_size)
+    check_overrides(try_get_key(cfg, OVERRIDE_KEY) or ())
+    plan = step_plan(cfg)
+    sizes = list(plan.sizes.values())
+    set_key(cfg, "train.global_batch_size", plan.schedule.sizes[-1][1])
+    # With several global batch sizes, what differs between them stays open.
+    if len({each.micro_batch_size for each in sizes}) == 1:
+        set_key(cfg, "train.train_micro_batch_size", sizes[0].micro_batch_size)
+    if len({each.num_accumulation_steps for each in sizes}) == 1:
+        set_key(cfg, "train.num_accumulation_steps", sizes[0].num_accumulation_steps)
+    set_key(cfg, "train.samples", plan.schedule.position_of(cfg.train.train_iter or 0))
 
 
 def seed_all(seed: int) -> None:

@@ -156,6 +156,9 @@ class CommonMetricPrinter(EventWriter):
         parts = [f"iteration {iteration}/{self._max_iter - 1}", f"loss {value:.4g}"]
         parts += [f"{name} {new[name][0]:.4g}" for name in sorted(new) if "loss" in name and name != "total_loss"]
         for name, form in (
+            ("epoch", "epoch {:.3f}"),
+            ("consumed_samples", "samples {:.0f}"),
+            ("consumed_tokens", "tokens {:.0f}"),
             ("lr", "lr {:.3g}"),
             ("time", "{:.4f} s/step"),
             ("samples_per_second", "{:.1f} samples/s"),

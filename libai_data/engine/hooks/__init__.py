@@ -1,6 +1,7 @@
 """What happens around training steps."""
 
 from libai_data.engine.hooks.checkpointing import BestCheckpointer, PeriodicCheckpointer
+from libai_data.engine.hooks.data_progress import DataProgress
 from libai_data.engine.hooks.evaluation import EvalHook
 from libai_data.engine.hooks.iteration_timer import IterationTimer
 from libai_data.engine.hooks.lr_schedule import LRScheduler
@@ -11,6 +12,7 @@ from libai_data.engine.train_loop import HookBase
 
 __all__ = [
     "BestCheckpointer",
+    "DataProgress",
     "EvalHook",
     "HookBase",
     "IterationTimer",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import logging
 import time
+from typing import Union
 
 from libai_data.engine.train_loop import HookBase
+from libai_data.samplers.schedule import StepSchedule
 
 logger = logging.getLogger(__name__)
 
@@ -21,18 +23,19 @@ class IterationTimer(HookBase):
     hook.
 
     Args:
-        global_batch_size: samples of one step, over all ranks.
+        steps: samples of one step, over all ranks, or the schedule that says how many a step takes.
         period: measure over so many steps.
         warmup_iter: so many first steps are left out of the summary, since they compile and fill caches.
     """
 
-    def __init__(self, global_batch_size: int, period: int = 20, warmup_iter: int = 3) -> None:
-        self._global_batch_size = global_batch_size
+    def __init__(self, steps: Union[int, StepSchedule], period: int = 20, warmup_iter: int = 3) -> None:
+        self._schedule = steps if isinstance(steps, StepSchedule) else StepSchedule(((0, steps),))
         self._period = period
         self._warmup_iter = warmup_iter
         self._steps = 0
         self._seconds = 0.0
         self._all_steps = 0
+        self._all_samples = 0
         self._all_seconds = 0.0
         self._last_put = -1
         self._train_start = 0.0
@@ -55,6 +58,7 @@ class IterationTimer(HookBase):
         self._seconds += seconds
         if iteration - self.trainer.start_iter >= self._warmup_iter:
             self._all_steps += 1
+            self._all_samples += self._schedule.size_of(iteration)
             self._all_seconds += seconds
         if (iteration + 1) % self._period == 0 or iteration == self.trainer.max_iter - 1:
             self._put(iteration)
@@ -67,7 +71,7 @@ class IterationTimer(HookBase):
             logger.info(
                 "Trained at %.4f s/step, %.1f samples/s (the first %d steps left out).",
                 per_step,
-                self._global_batch_size / per_step,
+                self._all_samples / self._all_seconds,
                 self._warmup_iter,
             )
         logger.info("Training took %s, evaluation and checkpoints included.", datetime.timedelta(seconds=round(total)))
@@ -76,13 +80,15 @@ class IterationTimer(HookBase):
         storage = self.trainer.storage
         per_step = self._seconds / self._steps
         waits = storage.history("data_time").since(self._last_put) if "data_time" in storage.histories() else []
+        position_of = self._schedule.position_of
+        samples = position_of(iteration + 1) - position_of(iteration + 1 - self._steps)
         storage.put_scalars(
             smoothing_hint=False,
             time=per_step,
-            samples_per_second=self._global_batch_size / max(per_step, 1e-9),
+            samples_per_second=samples / max(self._seconds, 1e-9),
             data_wait_share=min(sum(waits) / max(self._seconds, 1e-9), 1.0),
             eta_seconds=per_step * (self.trainer.max_iter - iteration - 1),
         )
-        storage.samples = (iteration + 1) * self._global_batch_size
+        storage.samples = position_of(iteration + 1)
         storage.put_scalar("consumed_samples", storage.samples, smoothing_hint=False)
         self._steps, self._seconds, self._last_put = 0, 0.0, iteration

@@ -1,0 +1,107 @@
+"""The steps that a config describes: their global batch sizes, how each is cut into batches, which are skipped."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Dict
+
+from libai_data.config import try_get_key
+from libai_data.engine.batch_arithmetic import BatchSizes, complete_batch_sizes
+from libai_data.errors import ConfigError
+from libai_data.mesh import get_data_parallel_size
+from libai_data.samplers.schedule import Ranges, StepSchedule, parse_sizes, parse_skips
+
+logger = logging.getLogger(__name__)
+
+SCHEDULE_KEY = "train.batch_size_schedule"
+SKIP_KEY = "train.skip_steps"
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The steps of a training.
+
+    Args:
+        schedule: global batch size of each step.
+        sizes: of each global batch size in it, how a step is cut into batches.
+        skip_steps: (first step, last step), both included, whose samples are left out.
+    """
+
+    schedule: StepSchedule
+    sizes: Dict[int, BatchSizes]
+    skip_steps: Ranges = ()
+
+    @property
+    def first(self) -> BatchSizes:
+        """The sizes of the first step."""
+        return self.sizes[self.schedule.sizes[0][1]]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all steps are equal, and none is skipped."""
+        return len(self.schedule.sizes) == 1 and not self.skip_steps
+
+    def micro_batches_of(self, step: int) -> int:
+        """Batches in a step."""
+        return self.sizes[self.schedule.size_of(step)].num_accumulation_steps
+
+    def followed_by(self, loader: Any) -> bool:
+        """Let a train loader follow the plan, if it can.
+
+        Returns:
+            Whether it does. A loader of another make goes its own way, as does one with other batch sizes.
+
+        Raises:
+            ConfigError: It does not, though the steps are not all equal.
+        """
+        stream = getattr(loader, "stream", None)
+        rows = self.first.micro_batch_size * get_data_parallel_size()
+        problem = ""
+        if not callable(getattr(stream, "follow", None)) or not callable(getattr(loader, "follow", None)):
+            problem = f"the train loader ({type(loader).__name__}) is not one with libai_data's CyclicSampler"
+        elif getattr(loader, "global_batch_size", None) != rows:
+            problem = f"the train loader's batches have {loader.global_batch_size} rows, those of the config {rows}"
+        if not problem:
+            counts = {size: sizes.num_accumulation_steps for size, sizes in self.sizes.items()}
+            loader.follow(self.schedule, self.skip_steps, counts)
+        elif not self.is_plain:
+            raise ConfigError(f"{SCHEDULE_KEY} and {SKIP_KEY} need a loader that can follow them, but {problem}")
+        return not problem
+
+
+def step_plan(cfg: Any) -> StepPlan:
+    """Read the plan from a config; `train.global_batch_size` and the like may still be open.
+
+    Of micro-batch size and accumulation steps, the one that the config gives holds for all steps; the other follows.
+
+    Args:
+        cfg: the whole config.
+
+    Raises:
+        ConfigError: A schedule or a skip is malformed, or a size cannot be cut into batches.
+    """
+    micro, accumulation = (
+        try_get_key(cfg, f"train.{key}") for key in ("train_micro_batch_size", "num_accumulation_steps")
+    )
+    skips = parse_skips(SKIP_KEY, try_get_key(cfg, SKIP_KEY))
+    entries = parse_sizes(SCHEDULE_KEY, ramp) if (ramp := try_get_key(cfg, SCHEDULE_KEY)) else ()
+    total = try_get_key(cfg, "train.global_batch_size")
+    if not entries:
+        sizes = complete_batch_sizes(micro, total, accumulation, get_data_parallel_size())
+        return StepPlan(StepSchedule(((0, sizes.global_batch_size),)), {sizes.global_batch_size: sizes}, skips)
+    if total is not None and total != entries[-1][1]:
+        raise ConfigError(
+            f"train.global_batch_size is {total}, but {SCHEDULE_KEY} ends with {entries[-1][1]}; leave it None, "
+            "or make it that"
+        )
+    if len(entries) > 1 and try_get_key(cfg, "graph.enabled", default=False):
+        raise ConfigError(
+            f"{SCHEDULE_KEY} has several sizes, but a graph is compiled for one; set graph.enabled=False, or stop and "
+            "resume where the size changes"
+        )
+    try:
+        cut = {size: complete_batch_sizes(micro, size, accumulation, get_data_parallel_size()) for _, size in entries}
+    except ConfigError as error:
+        raise ConfigError(f"{SCHEDULE_KEY} is {[list(entry) for entry in entries]}: {error}") from error
+    return StepPlan(StepSchedule(entries), cut, skips)
