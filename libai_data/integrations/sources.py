@@ -1,0 +1,183 @@
+"""What an iterable is: how its rounds are opened, whether it yields batches, and what it can tell of its state."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import inspect
+import json
+import pickle
+from collections import abc
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.integrations.dali import PipelineRounds
+from libai_data.integrations.kinds import is_dali, is_dali_pipeline, is_ffcv, is_torch_loader, without_node_splitting
+
+SaveState = Callable[[], str]
+"""Gives the state of what is being iterated over, as JSON text."""
+
+
+class Source:
+    """An iterable, or what makes one, round after round.
+
+    Args:
+        thing: a list of batches, an iterable that can be iterated again, or a function that returns an iterable or
+            iterator: a generator function, a factory. A function may take the keywords `epoch`, and `shard` and
+            `num_shards`.
+        batches: whether it yields batches instead of samples; None for what its kind says.
+
+    Raises:
+        ConfigError: It is neither iterable nor callable.
+    """
+
+    def __init__(self, thing: Any, batches: Optional[bool] = None) -> None:
+        self.name = getattr(thing, "__qualname__", type(thing).__name__)
+        self.batches = _yields_batches(thing) if batches is None else batches
+        thing = PipelineRounds(thing) if is_dali_pipeline(thing) else without_node_splitting(thing)
+        self._thing = thing
+        self._is_factory = callable(thing) and not hasattr(thing, "__iter__") and not isinstance(thing, type)
+        if not self._is_factory and not hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"):
+            raise ConfigError(
+                f"a loader cannot be made of {thing!r:.100} ({type(thing).__name__}); pass an iterable, a generator "
+                "function or a dataset"
+            )
+        if isinstance(thing, (str, bytes, abc.Mapping)):
+            raise ConfigError(f"a {type(thing).__name__} is no iterable of samples; pass what it names or holds")
+        accepted = _keywords(thing) if self._is_factory else ()
+        self.takes_shard = "shard" in accepted and "num_shards" in accepted
+        self._takes_epoch = "epoch" in accepted
+        self._rounds_begun = 0
+
+    def rounds_to_replay(self, epoch: int) -> int:
+        """How many earlier rounds must be gone through before this one is what it would be in an unbroken run.
+
+        A function is called anew each round, and what has `set_epoch` is told the round. Of other iterables, such as a
+        torch DataLoader that shuffles, a round may depend on how many there were before it.
+        """
+        if self._is_factory or hasattr(self._thing, "set_epoch") or isinstance(self._thing, abc.Sequence):
+            return 0
+        return max(0, epoch - self._rounds_begun)
+
+    def open(
+        self, epoch: int, shard: int, num_shards: int, state: Optional[str] = None
+    ) -> Tuple[Iterator[Any], Optional[SaveState]]:
+        """Begin a round.
+
+        Args:
+            epoch: number of the round.
+            shard: which part of the samples is wanted, where a factory takes it.
+            num_shards: of how many.
+            state: what `SaveState` gave, to go on there.
+
+        Returns:
+            The iterator, and what gives its state if it can tell it.
+
+        Raises:
+            ConfigError: It can be iterated only once.
+        """
+        thing = self._made(epoch, shard, num_shards)
+        self._rounds_begun = max(self._rounds_begun, epoch + 1)
+        if hasattr(thing, "set_epoch"):
+            thing.set_epoch(epoch)
+        if _keeps_state(thing):
+            if state is not None:
+                thing.load_state_dict(decoded(state))
+            return self._adapted(iter(thing)), lambda: encoded(thing.state_dict())
+        iterator = iter(thing)
+        for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+            if hasattr(iterator, save) and hasattr(iterator, load):
+                if state is not None:
+                    getattr(iterator, load)(decoded(state))
+                return self._adapted(iterator), _StateOf(iterator, save)
+        if state is not None:
+            raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
+        return self._adapted(iterator), None
+
+    def _made(self, epoch: int, shard: int, num_shards: int) -> Any:
+        if self._is_factory:
+            arguments: Dict[str, Any] = {"epoch": epoch} if self._takes_epoch else {}
+            if self.takes_shard:
+                arguments.update(shard=shard, num_shards=num_shards)
+            return self._thing(**arguments)
+        if _is_its_own_iterator(self._thing) and self._rounds_begun:
+            if not hasattr(self._thing, "reset"):
+                raise ConfigError(
+                    f"{self.name} is an iterator, which can be gone through only once; pass the function that makes "
+                    "it, so that each round, and a resumed training, gets a new one"
+                )
+            self._thing.reset()
+        # A shallow copy takes the state of this round, and leaves the original as it was.
+        return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
+
+    def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        if is_dali(self._thing):
+            return (outputs for pipelines in iterator for outputs in _as_list(pipelines))
+        if is_ffcv(self._thing):
+            # It writes each batch over an older one, which may still be in use.
+            return (copy.deepcopy(batch) for batch in iterator)
+        return iterator
+
+
+class _StateOf:
+    """Asks an iterator for its state."""
+
+    def __init__(self, iterator: Any, method: str) -> None:
+        self._get = getattr(iterator, method)
+
+    def __call__(self) -> str:
+        return encoded(self._get())
+
+
+def _yields_batches(thing: Any) -> bool:
+    if is_torch_loader(thing):
+        return thing.batch_sampler is not None
+    return is_dali(thing) or is_ffcv(thing)
+
+
+def _keywords(function: Any) -> Iterable[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+
+
+def _is_its_own_iterator(thing: Any) -> bool:
+    return hasattr(thing, "__next__")
+
+
+def _as_list(pipelines: Any) -> List[Any]:
+    return list(pipelines) if isinstance(pipelines, (list, tuple)) else [pipelines]
+
+
+def _keeps_state(thing: Any) -> bool:
+    """Whether an iterable can be put where its state says, exactly."""
+    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        return False
+    # Hugging Face's streams lose what is in a shuffle buffer; counting does not.
+    examples = getattr(thing, "_ex_iterable", None)
+    while examples is not None:
+        if "BufferShuffled" in type(examples).__name__:
+            return False
+        examples = getattr(examples, "ex_iterable", None)
+    return True
+
+
+def encoded(state: Any) -> str:
+    """A state of any kind as JSON text; what JSON cannot hold is pickled into it."""
+    try:
+        text = json.dumps(state)
+        if json.loads(text) == state:
+            return text
+    except (TypeError, ValueError):
+        pass
+    return json.dumps({"pickled": base64.b64encode(pickle.dumps(state)).decode()})
+
+
+def decoded(text: str) -> Any:
+    """The inverse of `encoded`."""
+    state = json.loads(text)
+    if isinstance(state, dict) and set(state) == {"pickled"}:
+        return pickle.loads(base64.b64decode(state["pickled"]))
+    return state

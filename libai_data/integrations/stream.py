@@ -1,0 +1,273 @@
+"""A sampler over what cannot be indexed: it takes rows as they come, and says which are this reader's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from typing import Any, Collection, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+
+import numpy as np
+
+from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.integrations.rows import Mark, Place, ReadingOptions, Row, RowReader
+from libai_data.integrations.sources import Source
+from libai_data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.samplers.stream_state import check_position
+
+_PLACES_KEPT = 64
+"""More than batches can be between the one that is read and the one that the trainer has taken."""
+
+
+class TakenRows:
+    """The dataset of a loader over an iterable: gives out the rows that the sampler has taken, in its order.
+
+    Args:
+        source: the iterable.
+        options: how to go through it.
+    """
+
+    def __init__(self, source: Source, options: ReadingOptions) -> None:
+        self.source = source
+        self.options = options
+        self.taken: Deque[List[Any]] = deque()
+
+    def __len__(self) -> int:
+        """0: nobody knows."""
+        return 0
+
+    def __getitems__(self, indices: List[int]) -> List[Any]:
+        """The pieces of the batch whose indices these are."""
+        return self.taken.popleft()
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError(f"{self.source.name} yields samples in its own order; there is no sample {index} to be had")
+
+
+class IterableStream(StreamSampler):
+    """Deals the rows of an iterable out: global batch k of size B is rows [kB, (k+1)B), and data-parallel rank d takes
+    its d-th contiguous part, so that neither mesh nor read mode changes a batch.
+
+    An iterable that takes shards is opened once for each data-parallel rank instead, and its d-th shard's rows are what
+    rank d gets.
+
+    Args:
+        rows: the dataset that the rows are handed to; None on a rank that others read for.
+        micro_batch_size: rows of a batch for one data-parallel rank; None to take batches of the iterable as global
+            batches.
+        shards: coordinates on the data axis that this reader reads for.
+        data_parallel_size: size of the data axis.
+        ends: what happens to an end that fills no global batch: "drop", "pad" or "cycle".
+    """
+
+    def __init__(
+        self,
+        rows: Optional[TakenRows],
+        micro_batch_size: Optional[int],
+        shards: Tuple[int, ...],
+        data_parallel_size: int,
+        ends: str,
+    ) -> None:
+        # Not the base's: there is no order to compute.
+        self.endless = ends == "cycle"
+        self.ends = ends
+        self.shards = shards
+        self.data_parallel_size = data_parallel_size
+        self.position = 0
+        self.epoch = -1
+        self._size = None if micro_batch_size is None else micro_batch_size * data_parallel_size
+        self._rows = rows
+        self._is_sharded = rows is not None and rows.source.takes_shard
+        self._readers: List[RowReader] = []
+        if rows is not None:
+            taken = shards if self._is_sharded else (0,)
+            of = data_parallel_size if self._is_sharded else 1
+            self._readers = [RowReader(rows.source, rows.options, shard, of) for shard in taken]
+        self._stands_at: Optional[int] = None
+        self._places: OrderedDict[int, Tuple[Place, ...]] = OrderedDict()
+        self._restored: Optional[Dict[str, Any]] = None
+
+    @property
+    def global_batch_size(self) -> Optional[int]:  # type: ignore[override]
+        """Rows of a batch over all data-parallel ranks; None until the first batch of the iterable has told."""
+        return self._size
+
+    def batches_per_round(self) -> int:
+        raise TypeError("nobody knows how many batches an iterable yields")
+
+    def batches(self, position: int) -> Iterator[IndexBatch]:
+        """This reader's parts of all batches from `position` to the end of the round.
+
+        Raises:
+            CheckpointError: The iterable does not lead to this position.
+            SampleError: It raised, or yielded nothing for too long.
+        """
+        self._go_to(position)
+        while True:
+            batch = self._next_batch(position)
+            if batch is None:
+                self._stands_at = None
+                return
+            position += batch.size
+            self._stands_at = position
+            self._places[position] = tuple(reader.place for reader in self._readers)
+            while len(self._places) > _PLACES_KEPT:
+                self._places.popitem(last=False)
+            yield batch
+
+    def _go_to(self, position: int) -> None:
+        restored, self._restored = self._restored, None
+        if position == 0 and restored is None:
+            self.epoch += 1
+            places: Tuple[Place, ...] = tuple(Place(0 if self.endless else self.epoch) for _ in self._readers)
+        elif position and position == self._stands_at:
+            return
+        elif position and restored is None and position in self._places:
+            places = self._places[position]
+        else:
+            places = self._places_of(position, restored or {})
+        size = self._size or 1
+        for reader, place in zip(self._readers, places):
+            reader.begin(place, size // (self.data_parallel_size if self._is_sharded else 1))
+        if self._size is None:
+            self._learn_size()
+
+    def _places_of(self, position: int, restored: Mapping[str, Any]) -> Tuple[Place, ...]:
+        """Where the readers must go, as exactly as a state tells."""
+        epoch = int(restored.get("epoch", max(self.epoch, 0)))
+        if not self.endless:
+            self.epoch = epoch
+        if not self._is_sharded and "row" in restored:
+            kept = restored.get("source")
+            mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
+            return (Place(epoch, int(restored["row"]), str(restored.get("digest", "")), mark),)
+        digests = restored.get("digests", {})
+        rows, start = position // (self.data_parallel_size if self._is_sharded else 1), 0 if self.endless else epoch
+        return tuple(
+            Place(start, rows, str(digests.get(str(shard), ""))) for shard in self.shards[: len(self._readers)]
+        )
+
+    def _learn_size(self) -> None:
+        if self._rows is None:
+            raise RuntimeError("this rank reads nothing")
+        rows = self._readers[0].first_rows()
+        if rows % self.data_parallel_size:
+            raise SchemaError(
+                f"{self._rows.source.name} yields batches of {rows} rows, which cannot be shared by "
+                f"{self.data_parallel_size} data-parallel ranks; change them, or give micro_batch_size to cut anew"
+            )
+        if rows:
+            self._size = rows
+
+    def _next_batch(self, position: int) -> Optional[IndexBatch]:
+        size = self._size
+        if size is None or self._rows is None:
+            return None
+        rows, valid = self._sharded_part(size) if self._is_sharded else self._part_of_all(size)
+        if not rows:
+            return None
+        self._rows.taken.append([row.piece for row in rows])
+        epochs = np.array([row.epoch for row in rows], dtype=np.int64)
+        indices = np.array([row.number for row in rows], dtype=np.int64)
+        epoch = int(epochs[0]) if self.endless else self.epoch
+        return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
+
+    def _part_of_all(self, size: int) -> Tuple[List[Row], int]:
+        rows = self._readers[0].take(size)
+        if not rows or (len(rows) < size and self.ends == "drop"):
+            return [], 0
+        micro = size // self.data_parallel_size
+        own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
+        return [rows[min(number, len(rows) - 1)] for number in own], len(rows)
+
+    def _sharded_part(self, size: int) -> Tuple[List[Row], int]:
+        micro = size // self.data_parallel_size
+        rows: List[Row] = []
+        for shard, reader in zip(self.shards, self._readers):
+            part = reader.take(micro)
+            if len(part) < micro:
+                return [], 0
+            # Numbers that no other shard has.
+            rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
+        return rows, size
+
+    def agreement_word(self) -> int:
+        """A number that is equal on all ranks that have read the same rows so far; 0 if each has rows of its own."""
+        if self._is_sharded or not self._readers or not self._readers[0].place.digest:
+            return 0
+        return int(self._readers[0].place.digest[:15], 16)
+
+    def order_words(self) -> Dict[str, Any]:
+        """What a state must have in common with the stream that goes on from it."""
+        return {"ends": self.ends}
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The number of rows that all ranks have taken, and how an end is met."""
+        return {"position": self.position, **self.order_words()}
+
+    @property
+    def state(self) -> None:  # type: ignore[override]
+        """None: there is no order to compute, and so no state of one."""
+
+    def take_over(self, other: StreamSampler) -> None:
+        """Nothing to take over: the place is told when a pass begins."""
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on after as many rows; nothing that `override` could name is known of an iterable.
+
+        Raises:
+            CheckpointError: The state is that of another kind of stream.
+        """
+        if "position" not in state or "ends" not in state:
+            raise CheckpointError(f"the data state {dict(state)} was not saved by a loader over an iterable")
+        if (state["ends"] == "cycle") != self.endless:
+            raise CheckpointError(
+                f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream and "
+                "rounds cannot continue each other"
+            )
+        check_position(state["position"])
+        self.position = int(state["position"])
+
+    def details(self, position: int) -> Dict[str, Any]:
+        """What else a state can tell of a position reached lately: round, row, digest, the iterable's state."""
+        found: Dict[str, Any] = {"epoch": self.epoch, "num_shards": 1}
+        if self._size is not None:
+            found["global_batch_size"] = self._size
+        places = self._places.get(position) if position else None
+        if self._is_sharded:
+            found["num_shards"] = self.data_parallel_size
+            if places is not None and not self.endless:
+                found["digests"] = {str(shard): place.digest for shard, place in zip(self.shards, places)}
+        elif places is not None:
+            (place,) = places
+            found.update(epoch=place.epoch, row=place.index, digest=place.digest)
+            if place.mark is not None:
+                found["source"] = {"row": place.mark.index, "state": place.mark.state}
+        return found
+
+    def restore(self, details: Mapping[str, Any]) -> None:
+        """Take over what `details` told, for the next pass.
+
+        Raises:
+            CheckpointError: The iterable was sharded in another way.
+        """
+        num_shards = self.data_parallel_size if self._is_sharded else 1
+        if details.get("num_shards", 1) != num_shards:
+            raise CheckpointError(
+                f"the data state is that of an iterable in {details['num_shards']} shard(s), which now are "
+                f"{num_shards}; a factory that takes shards can only go on with as many data-parallel ranks"
+            )
+        if self._size is None and details.get("global_batch_size"):
+            size = int(details["global_batch_size"])
+            if size % self.data_parallel_size:
+                raise ConfigError(
+                    f"batches of {size} rows cannot be shared by {self.data_parallel_size} data-parallel ranks"
+                )
+            self._size = size
+        self._stands_at = None
+        self._places.clear()
+        self._restored = dict(details)
+
+    def close(self) -> None:
+        """End the reading ahead."""
+        self._stands_at = None
+        for reader in self._readers:
+            reader.close()

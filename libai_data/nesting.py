@@ -1,0 +1,133 @@
+"""Nested fields: taken apart into leaves that have a path each, and put together again."""
+
+from __future__ import annotations
+
+from collections import abc
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+
+import numpy as np
+
+from libai_data.errors import SchemaError
+
+TEXT = (str, bytes)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Stands in a skeleton for what lies at the end of a path.
+
+    Args:
+        path: names and numbers from the field on, joined by dots.
+        text: "str" or "bytes" for a list of these, one for each row; None for a tensor.
+    """
+
+    path: str
+    text: Optional[str] = None
+
+
+def is_named_tuple(value: Any) -> bool:
+    """Whether a value is a tuple with field names."""
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
+def is_numbers(value: Any) -> bool:
+    """Whether a value is a (nested) list of numbers, and so an array; an empty list is, a tuple is not."""
+    if not isinstance(value, list):
+        return False
+    while isinstance(value, list):
+        if not value:
+            return True
+        value = value[0]
+    return isinstance(value, (bool, int, float, np.generic))
+
+
+def is_texts(value: Any) -> bool:
+    """Whether a value is a list of strings, as a batch has it: one for each row."""
+    return isinstance(value, list) and bool(value) and all(isinstance(item, TEXT) for item in value)
+
+
+def is_nest(value: Any) -> bool:
+    """Whether a value of a batch has leaves, or is text, rather than being a tensor."""
+    if isinstance(value, abc.Mapping):
+        return True
+    return isinstance(value, (list, tuple)) and not is_numbers(value)
+
+
+def taken_apart(fields: Mapping[str, Any], leaves: Dict[str, Any]) -> Dict[str, Any]:
+    """Put the leaves of a batch's fields into `leaves`, by their paths.
+
+    Args:
+        fields: field name -> mapping, tuple, named tuple or list of such, down to tensors and lists of strings.
+        leaves: is filled.
+
+    Returns:
+        The skeleton: the fields with a `Leaf` in the place of each leaf.
+
+    Raises:
+        SchemaError: Two leaves have one path.
+    """
+    return {str(name): _apart(value, str(name), leaves) for name, value in fields.items()}
+
+
+def _apart(value: Any, path: str, leaves: Dict[str, Any]) -> Any:
+    if is_texts(value):
+        return _leaf(Leaf(path, type(value[0]).__name__), value, leaves)
+    if isinstance(value, abc.Mapping):
+        return {key: _apart(item, f"{path}.{key}", leaves) for key, item in value.items()}
+    if is_named_tuple(value):
+        return type(value)(*(_apart(item, f"{path}.{name}", leaves) for name, item in zip(value._fields, value)))
+    if is_nest(value):
+        parts = [_apart(item, f"{path}.{number}", leaves) for number, item in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    return _leaf(Leaf(path), value, leaves)
+
+
+def _leaf(leaf: Leaf, value: Any, leaves: Dict[str, Any]) -> Leaf:
+    if leaf.path in leaves:
+        raise SchemaError(f"two fields have the path '{leaf.path}'; rename one of them")
+    leaves[leaf.path] = value
+    return leaf
+
+
+def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
+    """Make of a skeleton what it is the skeleton of.
+
+    Args:
+        skeleton: what `taken_apart` returned, or a part of it.
+        value_of: gives what is to stand in the place of a leaf.
+    """
+    if isinstance(skeleton, Leaf):
+        return value_of(skeleton)
+    if isinstance(skeleton, dict):
+        return {key: put_together(item, value_of) for key, item in skeleton.items()}
+    parts = [put_together(item, value_of) for item in skeleton]
+    if is_named_tuple(skeleton):
+        return type(skeleton)(*parts)
+    return parts if isinstance(skeleton, list) else tuple(parts)
+
+
+def is_flat(skeleton: Mapping[str, Any]) -> bool:
+    """Whether all fields are tensors, so that leaves and fields are the same."""
+    return all(isinstance(part, Leaf) and part.text is None for part in skeleton.values())
+
+
+def text_to_array(texts: Sequence[Any]) -> np.ndarray:
+    """Strings as an array with a row for each, uint8 [n, 4 + longest]: a length in 4 bytes, then the string."""
+    packed: List[bytes] = [text.encode() if isinstance(text, str) else text for text in texts]
+    array = np.zeros((len(packed), 4 + max(map(len, packed), default=0)), dtype=np.uint8)
+    for row, text in zip(array, packed):
+        row[: 4 + len(text)] = np.frombuffer(len(text).to_bytes(4, "little") + text, dtype=np.uint8)
+    return array
+
+
+def array_to_text(array: np.ndarray, kind: Optional[str]) -> List[Any]:
+    """The strings that `text_to_array` made an array of.
+
+    Args:
+        array: uint8 [n, width].
+        kind: "str" or "bytes".
+    """
+    rows = [bytes(row) for row in np.ascontiguousarray(array)]
+    texts = [row[4 : 4 + int.from_bytes(row[:4], "little")] for row in rows]
+    return [text.decode() for text in texts] if kind == "str" else list(texts)
