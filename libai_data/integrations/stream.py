@@ -161,33 +161,34 @@ class IterableStream(StreamSampler):
         size = self._size
         if size is None or self._rows is None:
             return None
-        rows, valid = self._sharded_part(size) if self._is_sharded else self._part_of_all(size)
+        rows, valid, epoch = self._sharded_part(size) if self._is_sharded else self._part_of_all(size)
         if not rows:
             return None
         self._rows.taken.append([row.piece for row in rows])
         epochs = np.array([row.epoch for row in rows], dtype=np.int64)
         indices = np.array([row.number for row in rows], dtype=np.int64)
-        epoch = int(epochs[0]) if self.endless else self.epoch
         return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
 
-    def _part_of_all(self, size: int) -> Tuple[List[Row], int]:
+    def _part_of_all(self, size: int) -> Tuple[List[Row], int, int]:
+        """This reader's rows of the next global batch, how many of the batch count, and the batch's epoch."""
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
-            return [], 0
+            return [], 0, 0
         micro = size // self.data_parallel_size
         own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
-        return [rows[min(number, len(rows) - 1)] for number in own], len(rows)
+        return [rows[min(number, len(rows) - 1)] for number in own], len(rows), rows[0].epoch
 
-    def _sharded_part(self, size: int) -> Tuple[List[Row], int]:
+    def _sharded_part(self, size: int) -> Tuple[List[Row], int, int]:
+        """As `_part_of_all`; with shards that cycle, each at its own pace, there is no epoch of all."""
         micro = size // self.data_parallel_size
         rows: List[Row] = []
         for shard, reader in zip(self.shards, self._readers):
             part = reader.take(micro)
             if len(part) < micro:
-                return [], 0
+                return [], 0, 0
             # Numbers that no other shard has.
             rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
-        return rows, size
+        return rows, size, 0 if self.endless else self.epoch
 
     def agreement_word(self) -> int:
         """A number that is equal on all ranks that have read the same rows so far; 0 if each has rows of its own."""

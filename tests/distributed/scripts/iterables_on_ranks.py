@@ -1,0 +1,185 @@
+"""Loads iterables in every read mode, on each mesh of this world: `iterables_on_ranks.py FOLDER`.
+
+Each rank writes `FOLDER/<rank>.json`: mesh -> scenario -> read mode -> what it saw, and which error it got in each case
+of a failing iterable.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.errors import DataPipelineError
+from libai_data.global_batch import to_global
+from libai_data.integrations import default_collate, from_iterable
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.structures import batch_info
+from tests.integrations.rows import numbers, rows_of, sample
+
+FOLDER = Path(sys.argv[1])
+RANK, WORLD_SIZE = flow.env.get_rank(), flow.env.get_world_size()
+MODES = ("data_parallel", "node", "rank0")
+GLOBAL_BATCH = 8
+MESHES = {1: [(1, 1, 1)], 4: [(4, 1, 1), (2, 2, 1)]}
+
+
+def micro_batch() -> int:
+    return GLOBAL_BATCH // get_mesh().data_parallel_size
+
+
+def drained(loader: Any, count: int) -> List[Any]:
+    """Place and own rows of the next batches, which are made global too."""
+    found = []
+    for batch in islice(iter(loader), count):
+        info = batch_info(batch)
+        assert info is not None
+        assert to_global(batch)["y"].shape[0] == GLOBAL_BATCH
+        found.append([info.epoch, info.position, info.valid, rows_of(batch)])
+    return found
+
+
+def loaded(source: Any, count: int, **options: Any) -> List[Any]:
+    loader = from_iterable(source, micro_batch(), check_every=2, **options)
+    found = drained(loader, count)
+    loader.close()
+    return found
+
+
+def batches(size: int) -> Callable[..., Iterator[Any]]:
+    """A factory of batches of `numbers`."""
+
+    def made(epoch: int) -> Iterator[Any]:
+        rows = list(numbers(epoch))
+        return (default_collate(rows[start : start + size]) for start in range(0, len(rows), size))
+
+    return made
+
+
+def nested() -> Iterator[Any]:
+    for number in range(16):
+        yield {**sample(number), "inner": {"text": "x" * number, "ids": (np.full(3, number),)}}
+
+
+def texts(readers: str) -> List[Any]:
+    loader = from_iterable(nested, micro_batch(), readers=readers)
+    found = []
+    for batch in loader:
+        inner = to_global(batch)["inner"]
+        assert [len(text) for text in inner["text"]] == rows_of(batch)
+        assert tuple(inner["ids"][0].shape) == (GLOBAL_BATCH, 3)
+        found.append([0, 0, GLOBAL_BATCH, rows_of(batch)])
+    loader.close()
+    return found
+
+
+def resumed(readers: str) -> List[Any]:
+    """The stream from its fourth batch on, stopped in another read mode."""
+    stopped = from_iterable(numbers, micro_batch(), ends="cycle", readers=MODES[MODES.index(readers) - 1])
+    drained(stopped, 3)
+    kept = FOLDER / f"state-{get_mesh().data_parallel_size}-{readers}"
+    if RANK == 0:
+        kept.write_text(json.dumps(stopped.state_dict()))
+    flow.comm.barrier()
+    stopped.close()
+    loader = from_iterable(numbers, micro_batch(), ends="cycle", readers=readers)
+    loader.load_state_dict(json.loads(kept.read_text()))
+    found = drained(loader, 4)
+    loader.close()
+    return found
+
+
+def shards(shard: int, num_shards: int) -> Iterator[Any]:
+    """Every `num_shards`-th of 30 samples; the shards are of unequal lengths."""
+    yield from (sample(number) for number in range(shard, 30, num_shards))
+
+
+SCENARIOS: Dict[str, Callable[[str], List[Any]]] = {
+    "samples, cycle": lambda readers: loaded(numbers, 7, ends="cycle", readers=readers),
+    "samples, drop": lambda readers: loaded(numbers, 7, ends="drop", readers=readers),
+    "samples, pad": lambda readers: loaded(numbers, 7, ends="pad", readers=readers),
+    "batches": lambda readers: loaded(batches(5), 7, batches=True, ends="cycle", readers=readers),
+    "map-style": lambda readers: loaded(list(map(sample, range(22))), 7, ends="cycle", shuffle=True, readers=readers),
+    "texts": texts,
+    "resumed": resumed,
+    "shards, drop": lambda readers: loaded(shards, 9, ends="drop", readers=readers),
+    "shards, cycle": lambda readers: loaded(shards, 9, ends="cycle", readers=readers),
+}
+
+
+def raises(rank: int) -> Any:
+    def breaks() -> Iterator[Any]:
+        yield from (sample(number) for number in range(20))
+        if rank in (RANK, -1):
+            raise OSError("the disk is gone")
+        yield from (sample(number) for number in range(20, 60))
+
+    return breaks
+
+
+def ends_early() -> Iterator[Any]:
+    yield from (sample(number) for number in range(20 if RANK == 1 else 60))
+
+
+def differs() -> Iterator[Any]:
+    yield from (sample(number + (RANK == 1)) for number in range(60))
+
+
+def hangs() -> Iterator[Any]:
+    yield from (sample(number) for number in range(20))
+    if RANK == 0:
+        time.sleep(3)
+    yield from (sample(number) for number in range(20, 60))
+
+
+def opens() -> Any:
+    if RANK == 0:
+        raise FileNotFoundError("no such bucket")
+    return iter(())
+
+
+FAULTS: Dict[str, Callable[[str], Any]] = {
+    "raises on all": lambda readers: loaded(raises(-1), 9, readers=readers),
+    "raises on rank 0": lambda readers: loaded(raises(0), 9, readers=readers),
+    "raises on rank 1": lambda readers: loaded(raises(1), 9, readers=readers),
+    "ends early on rank 1": lambda readers: loaded(ends_early, 9, readers=readers),
+    "differs on rank 1": lambda readers: loaded(differs, 9, readers=readers),
+    "hangs on rank 0": lambda readers: loaded(hangs, 9, readers=readers, timeout=0.6),
+    "cannot be opened on rank 0": lambda readers: loaded(opens, 9, readers=readers),
+}
+
+
+def error_of(case: Callable[[str], Any], readers: str) -> List[Any]:
+    """The error that a case ends with, or how many batches came, and how long it took."""
+    start = time.monotonic()
+    try:
+        outcome = f"{len(case(readers))} batches"
+    except DataPipelineError as error:
+        outcome = f"{type(error).__name__}: {error}"
+    return [outcome, time.monotonic() - start]
+
+
+def main() -> None:
+    found: Dict[str, Any] = {"meshes": {}, "faults": {}}
+    for sizes in MESHES[WORLD_SIZE]:
+        set_mesh(ParallelMesh(*sizes, rank=RANK))
+        found["meshes"]["x".join(map(str, sizes))] = {
+            name: {readers: [get_mesh().data_parallel_rank, scenario(readers)] for readers in MODES}
+            for name, scenario in SCENARIOS.items()
+        }
+    if WORLD_SIZE > 1:
+        set_mesh(ParallelMesh(WORLD_SIZE, 1, 1, rank=RANK))
+        found["faults"] = {
+            name: {readers: error_of(case, readers) for readers in MODES} for name, case in FAULTS.items()
+        }
+    (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Iterables on four ranks: each global batch is that of one rank, and ends and failures come for all ranks at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.distributed.launcher import launch_ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "iterables_on_ranks.py"
+MODES = ("data_parallel", "node", "rank0")
+Found = List[Dict[str, Any]]
+
+
+def launched(folder: Path, ranks: int) -> Found:
+    launch = launch_ranks(SCRIPT, ranks, str(folder), timeout=150)
+    assert launch.returncode == 0, launch.output
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What one rank saw."""
+    return launched(tmp_path_factory.mktemp("alone"), 1)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each of four ranks saw."""
+    return launched(tmp_path_factory.mktemp("four"), 4)
+
+
+def whole(found: Found, mesh: str, scenario: str, readers: str) -> List[Any]:
+    """The global batches, after checking that ranks of one shard saw the same, and all equally many."""
+    shards: Dict[int, List[Any]] = {}
+    for each in found:
+        shard, batches = each["meshes"][mesh][scenario][readers]
+        assert shards.setdefault(shard, batches) == batches
+    assert len({len(batches) for batches in shards.values()}) == 1
+    joined = []
+    for parts in zip(*(shards[shard] for shard in sorted(shards))):
+        assert len({tuple(part[:3]) for part in parts}) == 1
+        joined.append([*parts[0][:3], [row for part in parts for row in part[3]]])
+    return joined
+
+
+@pytest.mark.parametrize("mesh", ["4x1x1", "2x2x1"])
+@pytest.mark.parametrize(
+    "scenario", ["samples, cycle", "samples, drop", "samples, pad", "batches", "map-style", "texts", "resumed"]
+)
+def test_global_batches_are_those_of_one_rank_in_every_read_mode(
+    scenario: str, mesh: str, alone: Found, four: Found
+) -> None:
+    expected = whole(alone, "1x1x1", scenario, "data_parallel")
+    assert expected
+    for readers in MODES:
+        assert whole(alone, "1x1x1", scenario, readers) == expected, readers
+        assert whole(four, mesh, scenario, readers) == expected, readers
+
+
+def test_the_scenarios_are_what_they_claim(alone: Found) -> None:
+    cycle = whole(alone, "1x1x1", "samples, cycle", "rank0")
+    assert [batch[0] for batch in cycle] == [0, 0, 0, 1, 1, 1, 2]
+    assert [batch[2] for batch in whole(alone, "1x1x1", "samples, pad", "rank0")] == [8, 8, 6]
+    assert len(whole(alone, "1x1x1", "samples, drop", "rank0")) == 2
+    assert whole(alone, "1x1x1", "resumed", "node") == cycle[3:]
+
+
+@pytest.mark.parametrize(("mesh", "shards"), [("4x1x1", 4), ("2x2x1", 2)])
+def test_each_shard_of_a_factory_goes_to_its_ranks_and_unequal_ends_come_together(
+    mesh: str, shards: int, four: Found
+) -> None:
+    rows = 8 // shards
+    own = [list(range(shard, 30, shards)) for shard in range(shards)]
+    steps = min(len(each) for each in own) // rows
+    for readers in MODES:
+        found = whole(four, mesh, "shards, drop", readers)
+        assert [batch[3] for batch in found] == [
+            [row for each in own for row in each[step * rows : (step + 1) * rows]] for step in range(steps)
+        ]
+        cycled = [batch[3] for batch in whole(four, mesh, "shards, cycle", readers)]
+        assert cycled == [
+            [each[place % len(each)] for each in own for place in range(step * rows, (step + 1) * rows)]
+            for step in range(9)
+        ]
+
+
+TOLD = {
+    "raises on all": (r"SampleError: raises.<locals>.breaks raised OSError after 20 item.*disk is gone", r".*"),
+    "raises on rank 0": (r"SampleError: .*breaks raised OSError.*disk is gone", r"PeerError: rank(\(s\) \[0\]| 0)"),
+    "hangs on rank 0": (
+        r"SampleError: hangs has yielded nothing for 0.6 s, after 20 item",
+        r"PeerError: rank(\(s\) \[0\]| 0)",
+    ),
+    "cannot be opened on rank 0": (r"SampleError: opens raised FileNotFoundError.*no such bucket", r".*Error: .*"),
+}
+
+
+@pytest.mark.parametrize("readers", MODES)
+@pytest.mark.parametrize("fault", TOLD)
+def test_a_failing_iterable_is_named_and_no_rank_is_left_waiting(fault: str, readers: str, four: Found) -> None:
+    first, *others = [each["faults"][fault][readers] for each in four]
+    on_the_rank, elsewhere = TOLD[fault]
+    assert re.match(on_the_rank, first[0]), first
+    for outcome, _ in others:
+        assert re.match(elsewhere, outcome), outcome
+        assert "batches" not in outcome[:12]
+    assert max(seconds for _, seconds in (first, *others)) < 10
+
+
+def test_a_rank_that_raises_alone_or_ends_early_or_reads_other_rows_is_named_on_all(four: Found) -> None:
+    faults = [each["faults"] for each in four]
+    for rank, each in enumerate(faults):
+        raised = each["raises on rank 1"]["data_parallel"][0]
+        pattern = "SampleError: .*breaks" if rank == 1 else r"PeerError: rank\(s\) \[1\] could not read .*breaks"
+        assert re.match(pattern, raised), raised
+        early = each["ends early on rank 1"]["data_parallel"][0]
+        assert re.match(r"ContractError: ends_early has ended on rank\(s\) \[1\], but goes on for the others", early)
+        other = each["differs on rank 1"]["data_parallel"][0]
+        assert re.match(r"ContractError: differs yields other samples on rank\(s\) \[1\] than on rank 0", other)
+        for readers in ("node", "rank0"):  # Rank 1 reads nothing.
+            assert each["raises on rank 1"][readers][0] == each["differs on rank 1"][readers][0] == "7 batches"
