@@ -7,12 +7,15 @@ import oneflow as flow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from oneflow import nn
 
 from libai_data.build import build_image_test_loader
 from libai_data.engine.evaluation import (
     ClsEvaluator,
     DatasetEvaluator,
     DatasetEvaluators,
+    MeanLossEvaluator,
+    PerplexityEvaluator,
     flatten_results_dict,
     inference_on_dataset,
 )
@@ -130,3 +133,90 @@ def test_top_0_is_refused() -> None:
 
 def test_nested_results_get_flat_names() -> None:
     assert flatten_results_dict({"a": {"b": {"c": 1}, "d": 2}, "e": 3}) == {"a/b/c": 1, "a/d": 2, "e": 3}
+
+
+class WithLosses(nn.Module):
+    """Returns each sample's own loss."""
+
+    def __init__(self, model: TinyModel, whole: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.whole = whole
+
+    def forward(self, points: Any, labels: Any) -> Dict[str, Any]:
+        scores = self.model(points)["prediction_scores"]
+        losses = flow._C.sparse_softmax_cross_entropy(scores, labels)
+        return {"prediction_scores": scores, "each_loss": losses.mean() if self.whole else losses}
+
+
+def true_mean_loss(model: TinyModel, dataset: TinyDataset) -> float:
+    scores = scores_of(model, dataset.points).astype(np.float64)
+    own = np.take_along_axis(scores, dataset.labels[:, None], axis=1)[:, 0]
+    return float((np.log(np.exp(scores).sum(axis=1)) - own).mean())
+
+
+@pytest.mark.parametrize("losses_name", [None, "each_loss"], ids=["of scores", "of the model"])
+@pytest.mark.parametrize(("length", "batch"), [(21, 4), (3, 8), (1, 1)])
+def test_the_mean_loss_is_that_of_all_samples_whatever_the_batches(
+    model: TinyModel, length: int, batch: int, losses_name: Any
+) -> None:
+    dataset = TinyDataset(length)
+    loader = build_image_test_loader(dataset, batch, num_workers=0)
+    evaluators = [PerplexityEvaluator(losses_name=losses_name), ClsEvaluator((1,))]
+    found = inference_on_dataset(WithLosses(model), loader, batch, 1e5, to_global, "cpu", evaluators)
+    assert found["loss"] == pytest.approx(true_mean_loss(model, dataset), rel=1e-5)
+    assert found["perplexity"] == pytest.approx(np.exp(found["loss"]), rel=1e-12)
+
+
+def test_labels_below_0_do_not_count(model: TinyModel) -> None:
+    dataset = TinyDataset(10)
+    expected = true_mean_loss(model, dataset)
+    doubled = TinyDataset(20)
+    doubled.points[:10], doubled.labels[:10] = dataset.points, dataset.labels
+    doubled.labels[10:] = [-1, -100] * 5
+    loader = build_image_test_loader(doubled, 4, num_workers=0)
+    found = inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", MeanLossEvaluator())
+    assert found == {"loss": pytest.approx(expected, rel=1e-5)}
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "whole", "message"),
+    [
+        (MeanLossEvaluator("logits"), False, "needs 'logits'"),
+        (MeanLossEvaluator(labels_name="targets"), False, "needs 'targets'"),
+        (MeanLossEvaluator("each_loss"), False, "must have one dim more"),
+        (MeanLossEvaluator(losses_name="each_loss"), True, "one number for the whole batch"),
+    ],
+)
+def test_what_is_no_loss_of_samples_is_refused(
+    model: TinyModel, evaluator: MeanLossEvaluator, whole: bool, message: str
+) -> None:
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    with pytest.raises(SchemaError, match=message):
+        inference_on_dataset(WithLosses(model, whole), loader, 4, 1e5, to_global, "cpu", evaluator)
+
+
+def test_without_a_label_that_counts_there_is_no_mean() -> None:
+    with pytest.raises(SchemaError, match="nothing was evaluated"):
+        MeanLossEvaluator().evaluate()
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite(model: TinyModel) -> None:
+    evaluator = PerplexityEvaluator()
+    evaluator.process({}, {"losses of MeanLossEvaluator": flow.tensor([1e4])})
+    assert evaluator.evaluate() == {"perplexity": float("inf"), "loss": 1e4}
+
+
+def test_what_an_evaluator_makes_of_the_outputs_travels_instead_of_them(model: TinyModel) -> None:
+    class Sums(Collecting):
+        def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+            return {"sums": outputs["prediction_scores"].sum(dim=1)}
+
+    sums, everything = Sums(), Collecting()
+    loader = build_image_test_loader(TinyDataset(5), 4, num_workers=0)
+    evaluators = DatasetEvaluators([sums, DatasetEvaluators([everything])])
+    with pytest.raises(ValueError, match="'batches'"):
+        inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", evaluators)
+    for some, all_of_them in zip(sums.outputs, everything.outputs):
+        assert list(some) == ["sums"]
+        np.testing.assert_allclose(some["sums"], all_of_them["prediction_scores"].sum(axis=1), atol=1e-6)

@@ -3,12 +3,15 @@
 from libai_data.engine.evaluation.classification import ClsEvaluator
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from libai_data.engine.evaluation.inference import inference_context, inference_on_dataset
+from libai_data.engine.evaluation.loss import MeanLossEvaluator, PerplexityEvaluator
 from libai_data.engine.evaluation.results import flatten_results_dict, print_csv_format
 
 __all__ = [
     "ClsEvaluator",
     "DatasetEvaluator",
     "DatasetEvaluators",
+    "MeanLossEvaluator",
+    "PerplexityEvaluator",
     "flatten_results_dict",
     "inference_context",
     "inference_on_dataset",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 
 class DatasetEvaluator:
     """Takes inputs and outputs of a model batch by batch, and sums them up in the end.
+
+    Write `process` and `evaluate`; the rest has defaults. Each sample of the dataset comes once, however many ranks
+    there are.
 
     Attributes:
         input_fields: inputs that `process` wants to see; None for all. What it does not name need not travel to rank 0.
@@ -18,13 +21,26 @@ class DatasetEvaluator:
     def reset(self) -> None:
         """Begin a new round."""
 
+    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+        """Choose what travels to rank 0, or compute something smaller of it first. Called on every rank.
+
+        Args:
+            inputs: argument of the model -> tensor of the whole batch, padding included; global where there are several
+                ranks.
+            outputs: output of the model -> tensor, likewise.
+
+        Returns:
+            What `process` gets as its outputs. By default all.
+        """
+        return outputs
+
     def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
         """Take one batch. Called on rank 0.
 
         Args:
             inputs: field -> local CPU tensor [samples that count, ...].
-            outputs: output of the model -> local CPU tensor; those with the batch's rows have as many rows as `inputs`,
-                in the same order, others are as the model returned them.
+            outputs: what `prepare` returned, as local CPU tensors; those with the batch's rows have as many rows as
+                `inputs`, in the same order, others are as they were.
         """
 
     def evaluate(self) -> Optional[Dict[str, Any]]:
@@ -44,6 +60,7 @@ class DatasetEvaluators(DatasetEvaluator):
 
     def __init__(self, evaluators: Sequence[DatasetEvaluator]) -> None:
         self._evaluators = list(evaluators)
+        self._chosen: List[Dict[str, str]] = []
         fields = [getattr(evaluator, "input_fields", None) for evaluator in self._evaluators]
         if all(each is not None for each in fields):
             self.input_fields = sorted({name for each in fields for name in each or ()})
@@ -53,10 +70,23 @@ class DatasetEvaluators(DatasetEvaluator):
         for evaluator in self._evaluators:
             evaluator.reset()
 
+    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+        """What each prepares; a tensor that several choose is there once."""
+        chosen: Dict[str, Any] = {}
+        names: Dict[int, str] = {}
+        self._chosen = []
+        for evaluator in self._evaluators:
+            own = {}
+            for name, tensor in evaluator.prepare(inputs, outputs).items():
+                own[name] = names.setdefault(id(tensor), f"{len(names)} {name}")
+                chosen[own[name]] = tensor
+            self._chosen.append(own)
+        return chosen
+
     def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
         """Give the batch to each."""
-        for evaluator in self._evaluators:
-            evaluator.process(inputs, outputs)
+        for evaluator, chosen in zip(self._evaluators, self._chosen):
+            evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items()})
 
     def evaluate(self) -> Dict[str, Any]:
         """All metrics.

@@ -6,12 +6,18 @@ import logging
 import time
 from collections import abc
 from contextlib import contextmanager
+from itertools import count
 from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Union
+
+import numpy as np
 
 from libai_data.engine.batches import call_get_batch
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
-from libai_data.errors import SchemaError
-from libai_data.mesh import broadcast_py_object, is_main_process, synchronize, tensor_to_rank0
+from libai_data.errors import ContractError, SchemaError
+from libai_data.global_batch.gather import gather_words
+from libai_data.global_batch.shared_loader import SharedLoader
+from libai_data.mesh import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
+from libai_data.samplers.sampler import StreamSampler
 from libai_data.structures import batch_info
 
 logger = logging.getLogger(__name__)
@@ -33,8 +39,8 @@ def inference_on_dataset(
 
     Args:
         model: a `oneflow.nn.Module` or `nn.Graph`; in eval mode meanwhile. Returns a dict of tensors.
-        data_loader: any iterable of batches; ranks must get equally many. Rows that a batch's `BatchInfo` marks as
-            padding are dropped before the evaluator sees them.
+        data_loader: any iterable of batches; ranks must get equally many, which is checked. Rows that a batch's
+            `BatchInfo` marks as padding are dropped before the evaluator sees them.
         batch_size: samples of a global batch, for the log.
         eval_iter: at most so many batches.
         get_batch: turns a batch into the model's arguments.
@@ -44,6 +50,10 @@ def inference_on_dataset(
 
     Returns:
         What the evaluator returned on rank 0, on every rank.
+
+    Raises:
+        ContractError: Some ranks' loaders have ended, and others' have not.
+        SchemaError: The model returned local tensors, of which other ranks know nothing.
     """
     import oneflow as flow
 
@@ -53,7 +63,7 @@ def inference_on_dataset(
     start = time.perf_counter()
     samples = 0
     with inference_context(model), flow.no_grad():
-        for step, batch in enumerate(data_loader):
+        for step, batch in enumerate(_in_step(data_loader)):
             if step >= eval_iter:
                 break
             inputs = call_get_batch(get_batch, batch, input_placement_device)
@@ -65,7 +75,8 @@ def inference_on_dataset(
             valid = rows if info is None else info.valid
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
-            valid_inputs, valid_outputs = _on_rank0(seen, rows, valid), _on_rank0(outputs, rows, valid)
+            chosen = evaluator.prepare(inputs, outputs)
+            valid_inputs, valid_outputs = _on_rank0(seen, rows, valid), _on_rank0(chosen, rows, valid)
             samples += valid
             if is_main_process():
                 evaluator.process(valid_inputs, valid_outputs)
@@ -100,6 +111,30 @@ def inference_context(model: Any) -> Iterator[None]:
         module.train(was_training)
 
 
+def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches; before a rank goes on alone, or ends alone, all hear of it.
+
+    Over our samplers they end together by construction. Else all ranks tell before each batch whether they have one.
+    """
+    ours = isinstance(data_loader, SharedLoader) or isinstance(getattr(data_loader, "stream", None), StreamSampler)
+    if get_world_size() == 1 or ours:
+        yield from data_loader
+        return
+    batches, end = iter(data_loader), object()
+    for step in count():
+        batch = next(batches, end)
+        have = gather_words(np.array([batch is not end]))[:, 0].astype(bool)
+        if not have.all() and have.any():
+            raise ContractError(
+                f"the test loaders of ranks {np.flatnonzero(~have).tolist()} have ended after {step} batches, those of "
+                f"ranks {np.flatnonzero(have).tolist()} have not; give all ranks equally many batches, as "
+                "SingleRoundSampler does"
+            )
+        if batch is end:
+            return
+        yield batch
+
+
 def _rows(inputs: Dict[str, Any]) -> int:
     for value in inputs.values():
         if getattr(value, "ndim", 0) > 0:
@@ -111,6 +146,11 @@ def _on_rank0(tensors: Dict[str, Any], rows: int, valid: int) -> Dict[str, Any]:
     """Bring tensors to rank 0, and cut those with the batch's rows to the valid ones."""
     whole = {}
     for name, tensor in tensors.items():
+        if get_world_size() > 1 and not tensor.is_global:
+            raise SchemaError(
+                f"'{name}' is a local tensor, of which the other ranks' parts would be lost; evaluate global tensors "
+                "(to_global makes them of a batch)"
+            )
         local = tensor_to_rank0(tensor, device="cpu", to_local=True)
         if is_main_process():
             whole[name] = local[:valid] if local.ndim > 0 and local.shape[0] == rows else local

@@ -1,0 +1,109 @@
+"""Mean loss and perplexity, over samples or tokens that count."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Optional
+
+import numpy as np
+
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator
+from libai_data.errors import SchemaError
+from libai_data.mesh import is_main_process
+
+_LOSSES = "losses of MeanLossEvaluator"
+_LARGEST_EXPONENT = 700.0
+"""Beyond it, float64 has no e to the mean."""
+
+
+class MeanLossEvaluator(DatasetEvaluator):
+    """Mean cross-entropy of all samples, or of all tokens: "loss".
+
+    The mean of the means of batches would be another number, since the last batch is padded, and since batches have
+    different numbers of tokens that count. So each sample's (token's) own loss is taken. It is computed where the
+    scores lie; the scores need not travel.
+
+    Args:
+        scores_name: the model's output [samples, ..., classes], before softmax.
+        labels_name: the input [samples, ...]; labels below 0 do not count.
+        losses_name: an output [samples, ...] with a loss for each, to take instead of computing one from scores; those
+            of labels below 0 do not count, if the model has such an input.
+    """
+
+    def __init__(
+        self,
+        scores_name: str = "prediction_scores",
+        labels_name: str = "labels",
+        losses_name: Optional[str] = None,
+    ) -> None:
+        self.input_fields = (labels_name,)
+        self._scores_name = scores_name
+        self._labels_name = labels_name
+        self._losses_name = losses_name
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new round."""
+        self._sum = 0.0
+        self._count = 0
+
+    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+        """The loss of each sample or token, a tensor on the ranks that hold the scores."""
+        import oneflow as flow
+
+        name = self._losses_name or self._scores_name
+        if name not in outputs:
+            raise SchemaError(
+                f"the model returned {sorted(outputs)}, but the mean loss needs '{name}'; set scores_name, or "
+                "losses_name for a model that returns a loss for each sample"
+            )
+        if self._losses_name is not None:
+            return {_LOSSES: outputs[name]}
+        if self._labels_name not in inputs:
+            raise SchemaError(f"the batch has {sorted(inputs)}, but the mean loss needs '{self._labels_name}'")
+        scores, labels = outputs[name], inputs[self._labels_name]
+        if tuple(scores.shape[:-1]) != tuple(labels.shape):
+            raise SchemaError(
+                f"'{name}' has shape {tuple(scores.shape)} and '{self._labels_name}' {tuple(labels.shape)}; scores "
+                "must have one dim more, the classes, at the end"
+            )
+        if labels.is_global and labels.placement != scores.placement:
+            labels = labels.to_global(placement=scores.placement)
+        losses = flow._C.sparse_softmax_cross_entropy(
+            scores.reshape(-1, scores.shape[-1]), labels.reshape(-1).clamp(min=0)
+        )
+        return {_LOSSES: losses.reshape(*labels.shape)}
+
+    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+        """Add up one batch, in float64."""
+        losses = np.asarray(outputs[_LOSSES].numpy(), dtype=np.float64)
+        if losses.ndim == 0:
+            raise SchemaError(
+                f"'{self._losses_name}' is one number for the whole batch, padding included; return a loss for each "
+                "sample"
+            )
+        if self._labels_name in inputs:
+            labels = np.asarray(inputs[self._labels_name].numpy())
+            losses = losses[labels >= 0]
+        self._sum += float(losses.sum())
+        self._count += losses.size
+
+    def evaluate(self) -> Dict[str, float]:
+        """The mean on rank 0, {} elsewhere."""
+        return {"loss": self._mean()} if is_main_process() else {}
+
+    def _mean(self) -> float:
+        if self._count == 0:
+            raise SchemaError("nothing was evaluated: the test loader gave no label that counts")
+        return self._sum / self._count
+
+
+class PerplexityEvaluator(MeanLossEvaluator):
+    """Perplexity of a language model, e to the mean loss of all tokens, and that mean: "perplexity" and "loss"."""
+
+    def evaluate(self) -> Dict[str, float]:
+        """Both on rank 0, {} elsewhere."""
+        if not is_main_process():
+            return {}
+        mean = self._mean()
+        return {"perplexity": math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf, "loss": mean}

@@ -1,0 +1,117 @@
+"""Evaluation on any mesh counts each sample once, and gives the metrics of one rank."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, Callable, Dict, NamedTuple
+
+import numpy as np
+import pytest
+
+from libai_data.engine.evaluation.classification import correct_in_top_k
+from libai_data.samplers import Order
+from tests.distributed.launcher import launch_ranks
+from tests.distributed.scripts.evaluation_cases import CASES, LENGTH, MESHES, MICRO_BATCH, Case, Sentences
+
+SCRIPT = Path(__file__).parent / "scripts" / "evaluate_on_meshes.py"
+
+
+class Launched(NamedTuple):
+    """What the ranks of a world found and said; None if they failed."""
+
+    found: Any
+    output: str
+
+
+Launch = Callable[[int], Launched]
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Launch:
+    """Each world is launched once, when it is first asked for."""
+    worlds: Dict[int, Launched] = {}
+
+    def launch(world_size: int) -> Launched:
+        if world_size not in worlds:
+            folder = tmp_path_factory.mktemp("evaluated")
+            result = launch_ranks(SCRIPT, world_size, str(folder), timeout=150)
+            found = json.loads((folder / f"{world_size}.json").read_text()) if result.returncode == 0 else None
+            worlds[world_size] = Launched(found, result.output)
+        assert worlds[world_size].found is not None, worlds[world_size].output
+        return worlds[world_size]
+
+    return launch
+
+
+everywhere = pytest.mark.parametrize(
+    ("world_size", "mesh"),
+    [(world_size, "x".join(map(str, mesh))) for world_size, meshes in MESHES.items() for mesh in meshes],
+)
+
+
+def samples_of(case: Case, mesh: str) -> int:
+    if case.eval_iter > case.samples:
+        return case.samples
+    return min(case.samples, int(case.eval_iter) * MICRO_BATCH * int(mesh.split("x")[0]))
+
+
+@everywhere
+def test_each_sample_counts_once_with_its_own_scores(world_size: int, mesh: str, launched: Launch) -> None:
+    for case in CASES:
+        found = launched(world_size).found[mesh][case.name]
+        expected = samples_of(case, mesh)
+        indices = Order(case.samples, 0).locate(np.arange(expected))[1]
+        sentences = Sentences(case.samples).tokens[indices, :LENGTH]
+        assert Counter(tuple(tokens) for tokens, _ in found["seen"]) == Counter(map(tuple, sentences.tolist())), case
+        assert found["metrics"]["samples"] == expected
+        alone = launched(1).found["1x1x1"][Case(case.samples).name]["seen"]
+        by_tokens = {tuple(tokens): scores for tokens, scores in alone}
+        for tokens, scores in found["seen"]:
+            np.testing.assert_allclose(scores, by_tokens[tuple(tokens)], rtol=1e-4, atol=1e-5)
+
+
+@everywhere
+def test_metrics_are_those_of_one_rank_to_a_millionth(world_size: int, mesh: str, launched: Launch) -> None:
+    alone = launched(1).found["1x1x1"]
+    for case in CASES:
+        found = launched(world_size).found[mesh][case.name]["metrics"]
+        if case.eval_iter > case.samples:
+            assert found == pytest.approx(alone[Case(case.samples).name]["metrics"], rel=1e-6), case
+
+
+@everywhere
+def test_metrics_are_what_numpy_makes_of_the_scores(world_size: int, mesh: str, launched: Launch) -> None:
+    for case in CASES:
+        found = launched(world_size).found[mesh][case.name]
+        sentences = Sentences(case.samples)
+        place = {tuple(tokens): number for number, tokens in enumerate(sentences.tokens[:, :LENGTH].tolist())}
+        scores = np.array([scores for _, scores in found["seen"]], np.float32)
+        kinds = sentences.kinds[[place[tuple(tokens)] for tokens, _ in found["seen"]]]
+        for k in (1, 3):
+            expected = 100 * correct_in_top_k(scores, kinds, k) / len(kinds)
+            assert found["metrics"][f"Acc@{k}"] == pytest.approx(expected, rel=1e-6)
+        assert found["metrics"]["perplexity"] == pytest.approx(np.exp(found["metrics"]["loss"]), rel=1e-9)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_loaders_of_unequal_lengths_are_refused_on_all_ranks(world_size: int, launched: Launch) -> None:
+    others = [rank for rank in range(world_size) if rank != 1]
+    said = f"the test loaders of ranks {others} have ended after 1 batches, those of ranks [1] have not"
+    assert launched(world_size).output.count(said) == world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_local_tensors_whose_other_parts_would_be_lost_are_refused(world_size: int, launched: Launch) -> None:
+    assert (
+        launched(world_size).output.count("is a local tensor, of which the other ranks' parts would be") == world_size
+    )
+
+
+def test_loaders_of_all_read_modes_on_real_ranks_keep_every_promise(launched: Launch) -> None:
+    tables = launched(4).found["conformance"]
+    assert len(tables) == 6
+    for table in tables:
+        assert "BROKEN" not in table, table
+        assert table.count(" kept ") == 4, table
