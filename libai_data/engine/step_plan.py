@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from libai_data.config import try_get_key
 from libai_data.engine.batch_arithmetic import BatchSizes, complete_batch_sizes
@@ -70,17 +70,19 @@ class StepPlan:
         return not problem
 
 
-def step_plan(cfg: Any) -> StepPlan:
+def step_plan(cfg: Any, data_parallel_size: Optional[int] = None) -> StepPlan:
     """Read the plan from a config; `train.global_batch_size` and the like may still be open.
 
     Of micro-batch size and accumulation steps, the one that the config gives holds for all steps; the other follows.
 
     Args:
         cfg: the whole config.
+        data_parallel_size: by default that of the mesh.
 
     Raises:
         ConfigError: A schedule or a skip is malformed, or a size cannot be cut into batches.
     """
+    ranks = get_data_parallel_size() if data_parallel_size is None else data_parallel_size
     micro, accumulation = (
         try_get_key(cfg, f"train.{key}") for key in ("train_micro_batch_size", "num_accumulation_steps")
     )
@@ -88,7 +90,7 @@ def step_plan(cfg: Any) -> StepPlan:
     entries = parse_sizes(SCHEDULE_KEY, ramp) if (ramp := try_get_key(cfg, SCHEDULE_KEY)) else ()
     total = try_get_key(cfg, "train.global_batch_size")
     if not entries:
-        sizes = complete_batch_sizes(micro, total, accumulation, get_data_parallel_size())
+        sizes = complete_batch_sizes(micro, total, accumulation, ranks)
         return StepPlan(StepSchedule(((0, sizes.global_batch_size),)), {sizes.global_batch_size: sizes}, skips)
     if total is not None and total != entries[-1][1]:
         raise ConfigError(
@@ -101,7 +103,7 @@ def step_plan(cfg: Any) -> StepPlan:
             "resume where the size changes"
         )
     try:
-        cut = {size: complete_batch_sizes(micro, size, accumulation, get_data_parallel_size()) for _, size in entries}
+        cut = {size: complete_batch_sizes(micro, size, accumulation, ranks) for _, size in entries}
     except ConfigError as error:
         raise ConfigError(f"{SCHEDULE_KEY} is {[list(entry) for entry in entries]}: {error}") from error
     return StepPlan(StepSchedule(entries), cut, skips)

@@ -73,7 +73,7 @@ def _size_difference(saved: StreamState, own: StreamState) -> Dict[str, str]:
     new size was resumed with before: then it tells the truth of those to come.
     """
     before, now, step = saved.schedule, own.schedule, saved.step
-    if before is None or now is None or step is None or now.same_before(step, before) or now.same_from(step, before):
+    if before is None or now is None or step is None or before.same_before(step, now) or now.same_from(step, before):
         return {}
     return {
         "global_batch_size": f"global_batch_size was {_in_words(before)} and is now {_in_words(now)}, after "
