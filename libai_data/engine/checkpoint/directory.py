@@ -83,6 +83,14 @@ class PendingDirectory:
             file.write(json.dumps(content, indent=1).encode())
         self.add(name, file)
 
+    def add_same(self, name: str, directory: Path) -> None:
+        """Take a file of another such directory over as it is, without copying it where the file system has links."""
+        try:
+            os.link(directory / name, self.path(name))
+        except OSError:
+            shutil.copy2(directory / name, self.path(name))
+        self._files[name] = json.loads((directory / MANIFEST).read_text())["files"][name]
+
     def commit(self) -> None:
         """Write the manifest, flush everything, and give the directory its name."""
         with CheckedFile(self.path(MANIFEST)) as file:

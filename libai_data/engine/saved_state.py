@@ -1,0 +1,265 @@
+"""The data state within a checkpoint on disk: read in plain words, and changed with a backup."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
+from libai_data.engine.checkpoint.folder import LAST, STATE
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.samplers.schedule import LeftOut, StepSchedule, left_out_by
+from libai_data.samplers.stream_state import StreamState
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a checkpoint says of itself and of its data.
+
+    Args:
+        path: its directory.
+        content: all of its `state.json`.
+        stream: the place in the stream.
+    """
+
+    path: Path
+    content: Dict[str, Any]
+    stream: StreamState
+
+    @staticmethod
+    def read(path: str) -> SavedState:
+        """Read a checkpoint that is sound.
+
+        Args:
+            path: its directory, or the output folder of a run, whose last checkpoint is taken.
+
+        Raises:
+            CheckpointError: It is missing or damaged, or holds no data state of this package.
+        """
+        directory = Path(path)
+        if (directory / LAST).is_file():
+            directory = directory / (directory / LAST).read_text().strip()
+        verify(directory)
+        content: Dict[str, Any] = json.loads((directory / STATE).read_text())
+        data = content.get("stateful", {}).get("train_loader")
+        if not isinstance(data, dict) or "order_version" not in data:
+            raise CheckpointError(f"{directory} holds no data state of libai_data's endless stream; it holds {data}")
+        return SavedState(directory, content, StreamState.from_json(data))
+
+    @property
+    def data(self) -> Dict[str, Any]:
+        """The state of the train loader."""
+        data: Dict[str, Any] = self.content["stateful"]["train_loader"]
+        return data
+
+    @property
+    def step(self) -> int:
+        """The step that a run from this checkpoint continues with."""
+        return int(self.content["iteration"]) + 1
+
+    @property
+    def schedule(self) -> StepSchedule:
+        """The sizes of the steps.
+
+        Raises:
+            CheckpointError: They are not known.
+        """
+        if self.stream.schedule is None:
+            raise CheckpointError(f"the data state of {self.path} knows of no steps: {self.data}")
+        return self.stream.schedule
+
+    def check_step(self) -> None:
+        """Refuse a checkpoint whose step and position do not belong together.
+
+        Raises:
+            CheckpointError: With both.
+        """
+        position = self.schedule.position_of(self.step)
+        if position != self.stream.position:
+            raise CheckpointError(
+                f"{self.path} continues with step {self.step}, which begins at position {position}, but its data state "
+                f"stands at position {self.stream.position}"
+            )
+
+
+def in_words(saved: SavedState) -> List[str]:
+    """What a checkpoint would continue with, a line each."""
+    stream, order, mesh = saved.stream, saved.stream.order, saved.content.get("mesh", {})
+    epoch, offset = divmod(stream.place, order.epoch_size)
+    shown = " x ".join(f"{axis} {size}" for axis, size in mesh.items())
+    lines = [
+        f"Checkpoint {saved.path}, written after {saved.step} steps" + (f" on a mesh of {shown}." if shown else "."),
+        *_step_in_words(saved),
+        f"Taken so far: {stream.position} samples of all ranks. Epoch {epoch} is at {offset} of {order.epoch_size} "
+        f"samples ({offset / order.epoch_size:.1%}); the next epoch begins in {order.epoch_size - offset}.",
+        f"Dataset: {_dataset_in_words(saved.data)}, {order.size} samples, "
+        + (
+            f"shuffled anew each epoch with seed {order.seed}"
+            if order.shuffle
+            else f"in its own order (seed {order.seed})"
+        )
+        + (
+            f"; drop_last leaves out {order.size - order.epoch_size} each epoch."
+            if order.epoch_size < order.size
+            else "."
+        ),
+    ]
+    if stream.left_out.ranges:
+        passed = stream.left_out.count_before(stream.place)
+        to_come = stream.left_out.since(stream.place)
+        ranges = ", ".join(f"{first} to {end - 1}" for first, end in stream.left_out.ranges)
+        total = passed + sum(end - first for first, end in to_come.ranges)
+        lines.append(
+            f"Left out on purpose: {total} samples, at places {ranges} of the order; {passed} of them are passed, "
+            f"{total - passed} to come."
+        )
+    _, indices = order.locate(stream.left_out.places_of(stream.position + np.arange(_SHOWN)))
+    lines.append(f"Next samples: {', '.join(map(str, indices.tolist()))}, ...")
+    lines.append(f"The data state takes {len(json.dumps(saved.data))} bytes.")
+    return lines
+
+
+def _step_in_words(saved: SavedState) -> List[str]:
+    schedule = saved.stream.schedule
+    if schedule is None:
+        return [
+            f"It continues with step {saved.step} at position {saved.stream.position}; sizes of steps are not known."
+        ]
+    size = schedule.size_of(saved.step)
+    sizes = ", ".join(f"{size} from step {step} on" for step, size in schedule.sizes)
+    first = schedule.first_step
+    lines = [
+        f"It continues with step {saved.step}, which takes {size} samples from position {saved.stream.position} on.",
+        f"Global batch size: {sizes}.",
+    ]
+    if saved.stream.left_out.ranges:
+        uncut = schedule.step_at(saved.stream.place)
+        lines.append(f"In a run without skips, which train.skip_steps counts by, they are of step {uncut} and later.")
+    if first:
+        lines.append(
+            f"Which samples made up a step is known from step {first} on: there, the order was changed on purpose."
+        )
+    return lines
+
+
+def _dataset_in_words(data: Mapping[str, Any]) -> str:
+    fingerprint = data.get("dataset") or {}
+    name = str(fingerprint.get("name", "unknown"))
+    sources = sources_of(data)
+    if len(sources) > 1:
+        return f"{name} of " + ", ".join(f"{source} ({length})" for source, length in sources)
+    return f"{name} (content {fingerprint['content']})" if "content" in fingerprint else name
+
+
+def sources_of(data: Mapping[str, Any]) -> List[Tuple[str, int]]:
+    """Name and length of each dataset that a concatenated one is made of, as far as its fingerprint tells; else one."""
+    fingerprint = data.get("dataset") or {}
+    content = fingerprint.get("content")
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and {"name", "samples"} <= set(part) for part in content
+    ):
+        return [(str(part["name"]), int(part["samples"])) for part in content]
+    return [(str(fingerprint.get("name", "dataset")), int(data["samples"]))]
+
+
+def source_of(sources: Sequence[Tuple[str, int]], index: int) -> Tuple[str, int]:
+    """The source that holds a sample, numbered where there are several, and the sample's index in it."""
+    start = 0
+    for number, (name, length) in enumerate(sources):
+        if index < start + length:
+            return (f"{number}:{name}" if len(sources) > 1 else name), index - start
+        start += length
+    raise IndexError(f"sample {index} lies outside a dataset of {start} samples")
+
+
+def edited(
+    saved: SavedState,
+    position: Optional[int] = None,
+    seed: Optional[int] = None,
+    skips: Sequence[Tuple[int, int]] = (),
+    forget_skips: bool = False,
+) -> StreamState:
+    """A changed data state. The number of the next step stays.
+
+    Args:
+        saved: the checkpoint.
+        position: samples taken so far; the stream goes on there.
+        seed: decides the order from here on.
+        skips: (first step, last step), both included, whose samples are left out as well.
+        forget_skips: leave nothing out any more of what is still to come.
+
+    Returns:
+        The state. After a change of position or seed, the ledger begins anew.
+
+    Raises:
+        ConfigError: A skip of steps that are done, or a position below 0.
+    """
+    state, schedule = saved.stream, saved.schedule
+    if forget_skips:
+        past = tuple(r for r in state.left_out.ranges if r[0] < state.place)
+        state = replace(state, left_out=LeftOut(past))
+    if position is not None:
+        if position < 0:
+            raise ConfigError(f"position is {position}; it must be at least 0")
+        state = replace(state, position=position)
+    if seed is not None:
+        state = replace(state, order=replace(state.order, seed=seed))
+    if position is not None or seed is not None:
+        schedule = schedule.begun_at(saved.step, state.position)
+    left_out = state.left_out
+    for first, last in skips:
+        added = left_out_by([(first, last)], schedule).since(state.place)
+        if not 0 <= first <= last or not added.ranges:
+            raise ConfigError(
+                f"steps {first} to {last} cannot be skipped: give first and last step of those that are still to come, "
+                f"as a run without skips counts them; in such a run, the next sample belongs to step "
+                f"{schedule.step_at(state.place)}"
+            )
+        left_out = left_out.joined(added)
+    return replace(state, left_out=left_out, schedule=schedule)
+
+
+def write_edited(saved: SavedState, stream: StreamState) -> Path:
+    """Replace a checkpoint's data state; the checkpoint as it was stays beside it, whole.
+
+    Files that do not change are shared by both, where the file system can.
+
+    Args:
+        saved: the checkpoint.
+        stream: its new data state.
+
+    Returns:
+        The directory of the backup.
+    """
+    backup = _new_name(saved.path)
+    names = list(json.loads((saved.path / MANIFEST).read_text())["files"])
+    kept = PendingDirectory(backup)
+    changed = PendingDirectory(saved.path)
+    try:
+        for name in names:
+            kept.add_same(name, saved.path)
+            if name != STATE:
+                changed.add_same(name, saved.path)
+        data = {key: value for key, value in saved.data.items() if key == "dataset"}
+        stateful = {**saved.content["stateful"], "train_loader": {**stream.to_json(), **data}}
+        changed.add_json(STATE, {**saved.content, "stateful": stateful})
+        kept.commit()
+        changed.commit()
+    except OSError as error:
+        kept.discard()
+        changed.discard()
+        raise CheckpointError(f"{saved.path} could not be changed, and is as it was: {error}") from error
+    return backup
+
+
+def _new_name(path: Path) -> Path:
+    number = 1
+    while (candidate := path.with_name(f"{path.name}.before_edit_{number}")).exists():
+        number += 1
+    return candidate
