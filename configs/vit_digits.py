@@ -21,7 +21,7 @@ dataloader = DictConfig(
     {
         "train": LazyCall(build_image_train_loader)(
             dataset=[LazyCall(ImageFolderDataset)(root="data/digits/train", transform=_transform, mode="L")],
-            num_workers=0,
+            num_workers=1,
         ),
         "test": [
             LazyCall(build_image_test_loader)(

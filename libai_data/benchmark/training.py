@@ -16,7 +16,7 @@ DIGITS = "digits"
 CONFIG = Path(__file__).resolve().parent.parent.parent / "configs" / "vit_digits.py"
 """The example's config, which is part of the repository, and not of an installed package."""
 
-_STEPS, _STEPS_TO_WARM_UP, _QUICK_STEPS = 150, 20, 12
+_STEPS, _STEPS_TO_WARM_UP, _QUICK_STEPS = 80, 20, 12
 
 
 @dataclass(frozen=True)
