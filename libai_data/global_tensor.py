@@ -110,6 +110,7 @@ def local_to_global(
     placement_idx: int = 0,
     device_type: Optional[str] = None,
     is_part: bool = False,
+    is_shared: bool = False,
 ) -> Any:
     """Make the global tensor of which this rank holds the data-parallel shard `local`.
 
@@ -123,6 +124,8 @@ def local_to_global(
         placement_idx: the layer whose pipeline stage holds the tensor.
         device_type: "cpu" or "cuda"; by default the mesh's.
         is_part: `local` holds, of the dim that the tensor axis splits, this rank's part alone.
+        is_shared: other ranks have the memory of `local` too. Where several hold the same of the global tensor, each
+            gets a copy, so that a model that writes into its inputs does so for itself.
 
     Returns:
         A global OneFlow tensor [rows of all data-parallel ranks, ...].
@@ -136,7 +139,7 @@ def local_to_global(
     way = _way(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
     if way.narrow is not None:
         tensor = tensor.narrow(*way.narrow)
-    whole = _fill(tensor, way)
+    whole = _fill(tensor, way, is_shared)
     return whole if way.moved_to is None else whole.to_global(sbp=way.moved_to, placement=way.placement)
 
 
@@ -148,7 +151,8 @@ class _Way:
         shape: of the global tensor.
         placement: of the global tensor.
         sbp: with which each rank fills its own part.
-        taken_over: the part is taken as it is; else it is copied into place.
+        taken_over: OneFlow takes the part over as it is.
+        partial_sbp: `sbp`, with a partial sum in place of broadcast.
         narrow: dim, start and length of the rank's part of its shard; None for all of it.
         moved_to: sbp to which data is moved afterwards; None if it is in its place already.
     """
@@ -157,6 +161,7 @@ class _Way:
     placement: Any
     sbp: List[Any]
     taken_over: bool
+    partial_sbp: List[Any]
     narrow: Optional[Tuple[int, int, int]] = None
     moved_to: Optional[List[Any]] = None
 
@@ -171,6 +176,8 @@ def _way(
     device_type: Optional[str],
     is_part: bool,
 ) -> _Way:
+    import oneflow as flow
+
     placement = get_layer_placement(placement_idx, device_type)
     data_dim, tensor_dim = split_dims(sbp_list)
     shard = list(shape)
@@ -186,7 +193,8 @@ def _way(
     # Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
     # would send rank 0's bytes over those that each rank already holds.
     taken_over = _is_alone(placement) or all("split" in str(entry) for entry in sbp)
-    return _Way(whole, placement, sbp, taken_over, narrow, moved_to)
+    partial_sbp = [entry if "split" in str(entry) else flow.sbp.partial_sum for entry in sbp]
+    return _Way(whole, placement, sbp, taken_over, partial_sbp, narrow, moved_to)
 
 
 def _packed(tensor: Any) -> Any:
@@ -200,18 +208,40 @@ def _packed(tensor: Any) -> Any:
     return tensor.clone() if tensor.storage_offset() else tensor
 
 
-def _fill(part: Any, way: _Way) -> Any:
+def _fill(part: Any, way: _Way, is_shared: bool) -> Any:
     """The global tensor whose part on this rank is `part`; no communication."""
     import oneflow as flow
 
     if way.taken_over:
         on_device = part.to(way.placement.type)
         return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
-    whole = flow.empty(way.shape, dtype=part.dtype, placement=way.placement, sbp=way.sbp)
+    takes_over = part.is_floating_point() and not is_shared
+    whole = flow.empty(
+        way.shape, dtype=part.dtype, placement=way.placement, sbp=way.partial_sbp if takes_over else way.sbp
+    )
     own = whole.to_local()
-    if own.numel():
-        own.copy_(_packed(part))
-    return whole
+    if not takes_over:
+        if own.numel():
+            own.copy_(_packed(part))
+        return whole
+    return _as_gradient(whole, _packed(part.to(way.placement.type)) if own.numel() else own)
+
+
+def _as_gradient(whole: Any, part: Any) -> Any:
+    """A global tensor that takes over this rank's part where an axis broadcasts, too.
+
+    OneFlow 0.9 has no function for that, but does it in the backward pass of `to_local`, where each rank's part of a
+    gradient is taken as it is: as broadcast, if the tensor that was made local is a partial sum.
+
+    Args:
+        whole: a floating-point global tensor, whose memory is not looked at.
+        part: this rank's part.
+    """
+    import oneflow as flow
+
+    with flow.enable_grad():
+        whole.requires_grad = True
+        return flow.autograd.grad(whole.to_local(), whole, part)[0]
 
 
 def _is_alone(placement: Any) -> bool:

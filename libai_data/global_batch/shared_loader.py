@@ -100,7 +100,7 @@ class SharedLoader:
                 f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
                 f"SingleRoundSampler do; {type(self.stream).__name__} does not"
             )
-        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream))
+        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream), shares_memory=True)
         self._publishers: List[Publisher] = []
         self._feed = self._connect()
         self._ready: Deque[Optional[NodeBatch]] = deque()
