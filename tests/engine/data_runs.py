@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Optional
+from typing import Any, ClassVar, Dict, List, Optional, Type
 
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.mesh import set_mesh
@@ -58,12 +58,14 @@ def config_of(folder: Path, length: int = 40, **train: Any) -> Any:
     return cfg
 
 
-def train(cfg: Any, resume: bool = False, stop_after: Optional[int] = None) -> RecordingTrainer:
+def train(
+    cfg: Any, resume: bool = False, stop_after: Optional[int] = None, kind: Type[RecordingTrainer] = RecordingTrainer
+) -> RecordingTrainer:
     """Run a training; the trainer's `steps` holds what each step took."""
     set_mesh(None)
     cfg.train.resume = resume
     default_setup(cfg)
-    trainer = RecordingTrainer(cfg)
+    trainer = kind(cfg)
     trainer.steps = {}
     trainer.register_hooks([Stop(stop_after)])
     with contextlib.suppress(Stopped):
