@@ -63,11 +63,12 @@ def as_flow_tensor(tensor: Any) -> Any:
 
     if not isinstance(tensor, np.ndarray):
         return tensor
-    # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
-    as_it_lies = tensor.flags.c_contiguous and min(tensor.strides, default=0) >= 0
     try:
-        return flow.from_numpy(tensor if as_it_lies else tensor.copy())
+        return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
     except RuntimeError as error:
+        # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
+        if min(tensor.strides, default=0) < 0:
+            return as_flow_tensor(np.ascontiguousarray(tensor).copy())
         raise SchemaError(
             f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
             "float16, float32 or float64"

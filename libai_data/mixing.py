@@ -23,9 +23,13 @@ def mix64(value: int) -> int:
 
 def mix64_array(values: np.ndarray) -> np.ndarray:
     """Mix each element of a uint64 array."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(_FIRST)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(_SECOND)
-    return values ^ (values >> np.uint64(31))
+    shifted = values >> np.uint64(30)
+    mixed = values ^ shifted
+    mixed *= np.uint64(_FIRST)
+    mixed ^= np.right_shift(mixed, np.uint64(27), out=shifted)
+    mixed *= np.uint64(_SECOND)
+    mixed ^= np.right_shift(mixed, np.uint64(31), out=shifted)
+    return mixed
 
 
 def combine64(*parts: int) -> int:

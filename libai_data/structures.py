@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, Iterator, List, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -72,7 +72,7 @@ def _first_leaf(values: Any) -> Any:
     return values
 
 
-@dataclass
+@dataclass(init=False)
 class DistTensorData:
     """A tensor of one field and how it is to lie on the mesh.
 
@@ -85,12 +85,15 @@ class DistTensorData:
     """
 
     tensor: Any
-    sbp_list: List[str] = field(default_factory=lambda: list(DEFAULT_SBP))
-    placement_idx: int = 0
+    sbp_list: List[str]
+    placement_idx: int
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.tensor, np.ndarray) and not is_flow_tensor(self.tensor):
-            self.tensor = as_array(self.tensor)
+    # Written out, since samples have one for each field: what a dataclass would write takes twice as long.
+    def __init__(self, tensor: Any, sbp_list: Sequence[str] = DEFAULT_SBP, placement_idx: int = 0) -> None:
+        is_tensor = isinstance(tensor, np.ndarray) or is_flow_tensor(tensor)
+        self.tensor = tensor if is_tensor else as_array(tensor)
+        self.sbp_list = sbp_list if isinstance(sbp_list, str) else [*sbp_list]  # type: ignore[assignment]
+        self.placement_idx = placement_idx
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -175,7 +178,7 @@ class Instance:
     _agreement: Optional[Agreement] = None
 
     def __init__(self, **fields: Any) -> None:
-        self._fields = fields
+        self.__dict__["_fields"] = fields
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -188,6 +191,19 @@ class Instance:
             known = [] if name.startswith("_") else list(self._fields)
             raise AttributeError(f"no field '{name}'; there are {known}.{nearest(name, known)}")
         return self._fields[name]
+
+    def attach(
+        self, info: BatchInfo, rows: Optional[RowIndices], agreement: Agreement, parts: FrozenSet[str] = frozenset()
+    ) -> None:
+        """Make this a batch of a loader.
+
+        Args:
+            info: where it stands in the stream.
+            rows: which samples its rows are, where this rank read them.
+            agreement: shared by all batches of the loader.
+            parts: fields of which the tensors hold this tensor-parallel rank's part alone.
+        """
+        self.__dict__.update(_info=info, _rows=rows, _agreement=agreement, _parts=parts)
 
     def set(self, name: str, value: Any) -> None:
         """Set field `name`."""
@@ -290,8 +306,7 @@ def check_field_names(found: Sequence[str], expected: Sequence[str], whose: str)
     )
 
 
-@dataclass(frozen=True)
-class BatchInfo:
+class BatchInfo(NamedTuple):
     """Where a batch stands in the stream; equal on all ranks.
 
     Args:
@@ -309,8 +324,7 @@ class BatchInfo:
     valid: int
 
 
-@dataclass(frozen=True)
-class RowIndices:
+class RowIndices(NamedTuple):
     """Which samples this rank read for its rows of a batch: epochs and indices, int64 [rows] each."""
 
     epochs: np.ndarray

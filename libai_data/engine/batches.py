@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import time
-from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
@@ -140,7 +139,7 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
         parts = [batch.get(name) for batch in batches]
         if isinstance(value, DistTensorData):
             tensor = _join_tensors([part.tensor for part in parts])
-            joined.set(name, DistTensorData(tensor, list(value.sbp_list), value.placement_idx))
+            joined.set(name, DistTensorData(tensor, value.sbp_list, value.placement_idx))
         elif isinstance(value, list):
             joined.set(name, [item for part in parts for item in part])
         else:
@@ -148,7 +147,7 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
     infos = [batch_info(batch) for batch in batches]
     known = [info for info in infos if info is not None]
     if len(known) == len(infos):
-        joined._info = replace(known[0], size=sum(info.size for info in known), valid=sum(info.valid for info in known))
+        joined._info = known[0]._replace(size=sum(info.size for info in known), valid=sum(info.valid for info in known))
     return joined
 
 

@@ -11,7 +11,6 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
@@ -82,7 +81,7 @@ class NetworkPublisher:
             shape = [rows * len(pieces), *array.shape[1:]]
             fields.append([name, array.dtype.str, shape, list(layout.sbp_list), layout.placement_idx])
             buffers += [np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data for piece in pieces if piece.size]
-        self._put({"kind": "batch", "info": asdict(batch.info), "fields": fields}, buffers)
+        self._put({"kind": "batch", "info": batch.info._asdict(), "fields": fields}, buffers)
 
     def end(self) -> None:
         """Say that the pass is over."""

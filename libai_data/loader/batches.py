@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Dict, FrozenSet, Mapping, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -42,8 +42,7 @@ class PendingBatch:
         return len(self.index_batch.indices)
 
 
-@dataclass(frozen=True)
-class ReadyBatch:
+class ReadyBatch(NamedTuple):
     """A batch that has been read.
 
     Args:
@@ -66,6 +65,8 @@ class ReadyBatch:
 class BatchReader:
     """Reads batches through an executor.
 
+    `is_torn` says that its books may not be right any more, so that it must not be used again.
+
     Args:
         executor: does the reading.
         ring: the slots to read into.
@@ -73,6 +74,7 @@ class BatchReader:
         collates: whether the executor collates whole batches, instead of writing samples into slots.
         parts: tasks that a batch is cut into at most, so that one slow sample does not hold up the others.
         failures: takes note of skipped samples.
+        times: where the time of reading is counted.
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
     """
 
@@ -84,9 +86,11 @@ class BatchReader:
         collates: bool,
         parts: int,
         failures: FailureLog,
+        times: StageTimes,
         tensor_part: Optional[TensorPart] = None,
     ) -> None:
-        self.times = StageTimes()
+        self.times = times
+        self.is_torn = False
         self._executor = executor
         self._ring = ring
         self._layouts = layouts
@@ -95,6 +99,7 @@ class BatchReader:
         self._failures = failures
         self._tensor_part = tensor_part
         self._schema: Optional[SampleSchema] = None
+        self._read_in_part: FrozenSet[str] = frozenset()
         self._tasks: Dict[int, PendingBatch] = {}
         self._next_task = 0
         self._collated_bytes = 0
@@ -126,7 +131,7 @@ class BatchReader:
         except Exception as error:
             pending.error = error
             return
-        self._schema = schema
+        self._schema, self._read_in_part = schema, frozenset(schema.parts)
         self._executor.use_schema(schema)
         slot = self._prepare_slot(pending, schema)
         arrays = self._ring.arrays(slot, schema.batch_specs(pending.rows))
@@ -139,7 +144,11 @@ class BatchReader:
         return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
-        for rows in row_slices(pending.rows - first_row, self._parts_worth_it(pending.rows)):
+        parts = self._parts_worth_it(pending.rows)
+        if parts == 1:
+            self._send(pending, slice(first_row, pending.rows))
+            return
+        for rows in row_slices(pending.rows - first_row, parts):
             self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
 
     def _parts_worth_it(self, rows: int) -> int:
@@ -147,7 +156,7 @@ class BatchReader:
         times = self.times
         if self._parts == 1 or not times.samples:
             return self._parts
-        seconds = (times.source + times.transform + times.copy) / times.samples * rows
+        seconds = times.busy / times.samples * rows
         return max(1, min(self._parts, ceil(seconds / _SECONDS_WORTH_A_TASK)))
 
     def _send(self, pending: PendingBatch, rows: slice) -> None:
@@ -171,10 +180,11 @@ class BatchReader:
         self.times.add(result.times)
         if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
             self._ring.move(owner.slot, *result.collated.moved_to)
-        if not owner.abandoned:
+        if owner.abandoned:
+            if not owner.tasks_left:
+                self._give_back(owner)
+        elif result.skipped:
             self._failures.add(result.skipped)
-        elif not owner.tasks_left:
-            self._give_back(owner)
 
     def is_done(self, pending: PendingBatch) -> bool:
         """Whether all tasks of a batch are done; takes in the results that have come."""
@@ -204,8 +214,7 @@ class BatchReader:
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
-        parts = frozenset(self._schema.parts) if self._schema is not None else frozenset()
-        return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs, parts)
+        return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs, self._read_in_part)
 
     def abandon(self, pending: PendingBatch) -> None:
         """Take back the slot of a batch that nobody wants any more, once the tasks that are out are done."""
@@ -251,18 +260,16 @@ def assemble(
     Raises:
         SchemaError: OneFlow lacks a field's dtype; the field is named.
     """
-    instance = Instance()
+    fields = {}
     for name, array in arrays.items():
         try:
             tensor = as_flow_tensor(array)
         except SchemaError as error:
             raise SchemaError(f"field '{name}': {error}") from error
         layout = layouts[name]
-        instance.set(name, DistTensorData(tensor, list(layout.sbp_list), layout.placement_idx))
-    instance._agreement = agreement
-    instance._info = info
-    instance._rows = rows
-    instance._parts = parts
+        fields[name] = DistTensorData(tensor, layout.sbp_list, layout.placement_idx)
+    instance = Instance(**fields)
+    instance.attach(info, rows, agreement, parts)
     return instance
 
 

@@ -1,8 +1,8 @@
 """The board: the tasks that worker processes share, in shared memory, under a lock that no death leaves held.
 
-A worker takes the oldest task by itself, so that the trainer need not be awake to hand it out. The lock is a POSIX
-record lock, which the system releases when its holder dies; every change within it leaves the board usable at each
-instant.
+A worker takes the oldest task by itself, and says there that it has done it, so that the trainer need be awake neither
+to hand out tasks nor to hear of results; who does wait is woken by an event. The lock is a POSIX record lock, which the
+system releases when its holder dies; every change within it leaves the board usable at each instant.
 """
 
 from __future__ import annotations
@@ -13,157 +13,302 @@ import os
 import signal
 import struct
 import time
-from contextlib import contextmanager, suppress
-from typing import Iterator, NamedTuple, Optional, Tuple
+from contextlib import suppress
+from typing import List, NamedTuple, Optional, Tuple
 
-_HEAD, _TAIL = 0, 1
+from libai_data.loader.event import Event
+from libai_data.loader.timing import StageTimes
+
+CAPACITY = 4096
+"""Tasks that may wait, or be under way, at once."""
+
 _HEADER = 8
-_CLAIM = 2
-_ENTRY = 6
+_HEAD, _TAIL, _TRAINER_WAITS = 0, 1, 2
+
+_WORKER = 4
+_CLAIM, _SINCE, _SLEEPS, _WOKEN_AT = 0, 1, 2, 3
+
+_TASK = 6
+_TIMES = 4
+_SAMPLES = _TASK + _TIMES
+_DONE = _SAMPLES + 1
+_PUT_AT = _DONE + 1
+_ENTRY = _PUT_AT + 1
+
 _FLOCK = struct.Struct("@hhqqi4x")
 _SECONDS_TO_HOLD = 5.0
-CAPACITY = 4096
-"""Tasks that may wait at once."""
+_TURNS_BEFORE_SLEEP = 20
+_LONG = 2_000_000
+"""Nanoseconds after which a task that nobody has taken is worth waking a worker for."""
 
 
 class Entry(NamedTuple):
     """A task as it stands on the board; sizes in bytes.
 
     Args:
-        number: the task's.
         offset: of its slot in the arena.
         size: of its slot.
         first_row: the batch's row of its first sample.
         rows: its samples.
         batch_rows: rows of the whole batch.
+        hopeless: 1 if its samples are not to be tried, since workers have ended over them; others take their place.
     """
 
-    number: int
     offset: int
     size: int
     first_row: int
     rows: int
     batch_rows: int
+    hopeless: int = 0
 
 
 class Board:
-    """Tasks in the order in which they were put, and which worker has which.
+    """Tasks in the order in which they were put, which worker has which, and which are done.
 
     Args:
         workers: number of workers.
-        descriptors: of a board that another process made: its memory, and the pipe's reading end; by default a new one
-            is made.
+        descriptors: of a board that another process made: its memory, the trainer's event, and one event a worker; by
+            default a new one is made, and this process is the trainer.
     """
 
-    def __init__(self, workers: int, descriptors: Optional[Tuple[int, int]] = None) -> None:
+    def __init__(self, workers: int, descriptors: Optional[Tuple[int, int, List[int]]] = None) -> None:
         self.workers = workers
-        size = 8 * (_HEADER + _CLAIM * workers + _ENTRY * CAPACITY)
-        self._write_end = -1
+        size = 8 * (_HEADER + _WORKER * workers + _ENTRY * CAPACITY)
+        self._is_trainers = descriptors is None
         if descriptors is None:
             self._memory = os.memfd_create("libai_data_board", os.MFD_CLOEXEC)
             os.ftruncate(self._memory, size)
-            self._read_end, self._write_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self.event = Event()
+            self._wakers = [Event() for _ in range(workers)]
         else:
-            self._memory, self._read_end = descriptors
+            self._memory, event, wakers = descriptors
+            self.event = Event(event)
+            self._wakers = [Event(waker) for waker in wakers]
         # Not numpy's: of single words, a memoryview reads and writes three times as many.
-        words = memoryview(mmap.mmap(self._memory, size)).cast("q")
+        mapped = memoryview(mmap.mmap(self._memory, size))
+        words = mapped.cast("q")
         self._ends = words[:_HEADER]
-        self._claims = words[_HEADER : _HEADER + _CLAIM * workers]
-        self._entries = words[_HEADER + _CLAIM * workers :]
+        self._of_workers = words[_HEADER : _HEADER + _WORKER * workers]
+        self._entries = words[_HEADER + _WORKER * workers :]
+        self._times = mapped.cast("d")[_HEADER + _WORKER * workers :]
 
     @property
-    def descriptors(self) -> Tuple[int, int]:
-        """What a worker needs to see this board: its memory, and the pipe to wait on."""
-        return self._memory, self._read_end
+    def descriptors(self) -> Tuple[int, int, List[int]]:
+        """What a worker needs to see this board."""
+        return self._memory, self.event.fileno(), [waker.fileno() for waker in self._wakers]
 
-    def put(self, entry: Entry) -> int:
+    def waker(self, worker: int) -> Event:
+        """What a worker that has found no task waits for."""
+        return self._wakers[worker]
+
+    def put(self, entry: Entry, may_wait: int = 0) -> int:
         """Put a task behind the others; returns its place.
+
+        A worker that sleeps is woken if all do, if more than `may_wait` tasks wait, or if one has waited for long.
+
+        Args:
+            entry: the task.
+            may_wait: tasks that the workers that are awake may find waiting. Where tasks are done in no time, to wake
+                another worker for them would cost more than it gains.
 
         Raises:
             RuntimeError: The board is full.
         """
-        with self._locked():
+        self._lock()
+        try:
             place = self._ends[_TAIL]
             if place - self._ends[_HEAD] >= CAPACITY:
                 raise RuntimeError(f"more than {CAPACITY} tasks wait; lower prefetch")
             first = place % CAPACITY * _ENTRY
             for word, value in enumerate(entry, start=first):
                 self._entries[word] = value
+            self._entries[first + _DONE] = 0
+            self._entries[first + _PUT_AT] = now = time.monotonic_ns()
             self._ends[_TAIL] = place + 1
-        self.wake()
+            sleeper = self._sleeper(may_wait, now)
+        finally:
+            self._unlock()
+        if sleeper is not None:
+            self._wakers[sleeper].set()
         return place
 
     def wake(self) -> None:
-        """Let one waiting worker look for a task."""
-        # A pipe that is full of calls to look keeps every worker awake as it is.
-        with suppress(BlockingIOError):
-            os.write(self._write_end, b"+")
+        """Let the workers that sleep look for tasks, if any waits."""
+        self._lock()
+        try:
+            sleepers = self._sleepers() if self._ends[_HEAD] < self._ends[_TAIL] else []
+            for worker in sleepers:
+                self._set_awake(worker, time.monotonic_ns())
+        finally:
+            self._unlock()
+        for worker in sleepers:
+            self._wakers[worker].set()
 
-    def take(self, worker: int) -> Optional[Entry]:
-        """Take the oldest task for a worker, if there is one."""
-        with self._locked():
+    def _sleepers(self) -> List[int]:
+        return [worker for worker, sleeps in enumerate(self._of_workers[_SLEEPS::_WORKER]) if sleeps]
+
+    def _sleeper(self, may_wait: int, now: int) -> Optional[int]:
+        """The worker to wake, which from now on counts as awake."""
+        sleepers = self._sleepers()
+        head = self._ends[_HEAD]
+        if not sleepers or (
+            len(sleepers) < self.workers
+            and self._ends[_TAIL] - head <= may_wait
+            and now - self._entries[head % CAPACITY * _ENTRY + _PUT_AT] < _LONG
+        ):
+            return None
+        # The first, so that it is always the same if one is enough: its caches are warm.
+        self._set_awake(sleepers[0], now)
+        return sleepers[0]
+
+    def _set_awake(self, worker: int, now: int) -> None:
+        first = _WORKER * worker
+        self._of_workers[first + _WOKEN_AT], self._of_workers[first + _SLEEPS] = now, 0
+
+    def seconds_awake(self, worker: int) -> float:
+        """Seconds since a worker was woken last; 0 while it sleeps."""
+        first = _WORKER * worker
+        if self._of_workers[first + _SLEEPS]:
+            return 0.0
+        return (time.monotonic_ns() - self._of_workers[first + _WOKEN_AT]) / 1e9
+
+    def take(self, worker: int, done: Optional[StageTimes] = None) -> Optional[Tuple[int, Entry]]:
+        """Take the oldest task for a worker. If there is none, the worker counts as asleep.
+
+        Args:
+            worker: its number.
+            done: what the task that it has claimed took; None if it has claimed none, or has told the trainer itself.
+
+        Returns:
+            The task's place, and the task.
+        """
+        self._lock()
+        try:
+            trainer_waits = done is not None and self._note_done(worker, done)
             place = self._ends[_HEAD]
+            taken = None
             if place == self._ends[_TAIL]:
-                return None
-            first = place % CAPACITY * _ENTRY
-            entry = Entry(*self._entries[first : first + _ENTRY].tolist())
-            # First the claim, then the step: whoever dies between the two has not begun, and another takes the task.
-            self._set_claim(worker, place + 1, time.monotonic_ns())
-            self._ends[_HEAD] = place + 1
-        return entry
+                self._of_workers[_WORKER * worker + _SLEEPS] = 1
+            else:
+                first = place % CAPACITY * _ENTRY
+                taken = place, Entry(*self._entries[first : first + _TASK].tolist())
+                # First the claim, then the step: whoever dies between the two has not begun, and another takes it.
+                self._set_claim(worker, place + 1, time.monotonic_ns())
+                self._ends[_HEAD] = place + 1
+        finally:
+            self._unlock()
+        if trainer_waits:
+            self.event.set()
+        return taken
+
+    def _note_done(self, worker: int, times: StageTimes) -> bool:
+        """Mark a worker's claimed task as done; returns whether the trainer waits for that."""
+        place = self._of_workers[_WORKER * worker + _CLAIM] - 1
+        first = place % CAPACITY * _ENTRY
+        seconds = times.source, times.transform, times.copy, times.idle
+        for word, value in enumerate(seconds, start=first + _TASK):
+            self._times[word] = value
+        self._entries[first + _SAMPLES] = times.samples
+        # Last, since the trainer looks at it without the lock.
+        self._entries[first + _DONE] = 1
+        if self._ends[_TRAINER_WAITS] != place + 1:
+            return False
+        self._ends[_TRAINER_WAITS] = 0
+        return True
+
+    def is_done(self, place: int) -> bool:
+        """Whether the task at this place has been done."""
+        return bool(self._entries[place % CAPACITY * _ENTRY + _DONE])
+
+    def times(self, place: int) -> StageTimes:
+        """What the task at this place, which is done, took."""
+        first = place % CAPACITY * _ENTRY
+        source, transform, copy, idle = self._times[first + _TASK : first + _SAMPLES].tolist()
+        return StageTimes(source, transform, copy, idle, self._entries[first + _SAMPLES])
+
+    def trainer_waits(self, place: int) -> bool:
+        """Note that the trainer waits until the task at this place is done; returns False if it is.
+
+        Whoever finishes it sets `event`.
+        """
+        self._lock()
+        try:
+            if self.is_done(place):
+                return False
+            self._ends[_TRAINER_WAITS] = place + 1
+            return True
+        finally:
+            self._unlock()
 
     def clear_claim(self, worker: int) -> None:
-        """Forget what a worker was doing."""
+        """Forget what a worker was doing, and whether it sleeps."""
+        self._of_workers[_WORKER * worker + _SLEEPS] = 0
         self._set_claim(worker, 0, 0)
 
     def _set_claim(self, worker: int, place: int, since: int) -> None:
-        self._claims[_CLAIM * worker], self._claims[_CLAIM * worker + 1] = place, since
+        first = _WORKER * worker
+        self._of_workers[first + _CLAIM], self._of_workers[first + _SINCE] = place, since
 
     def claim(self, worker: int) -> Tuple[Optional[int], float]:
         """The place of the task that a worker took last and has not cleared, and the seconds since then."""
-        with self._locked():
-            place, since = self._claims[_CLAIM * worker : _CLAIM * (worker + 1)].tolist()
+        self._lock()
+        try:
+            first = _WORKER * worker
+            place, since = self._of_workers[first + _CLAIM], self._of_workers[first + _SINCE]
+        finally:
+            self._unlock()
         if place == 0:
             return None, 0.0
         return place - 1, (time.monotonic_ns() - since) / 1e9
 
     def is_waiting(self, place: int) -> bool:
         """Whether the task at this place has been taken by nobody yet."""
-        with self._locked():
+        self._lock()
+        try:
             return place >= self._ends[_HEAD]
+        finally:
+            self._unlock()
 
     def oldest_waiting(self) -> Optional[int]:
         """The place of the task that will be taken next, if one waits."""
-        with self._locked():
+        self._lock()
+        try:
             head = self._ends[_HEAD]
             return head if head < self._ends[_TAIL] else None
-
-    def close_writing_end(self) -> None:
-        """Close what no worker may hold: without a writing end, whoever waits at the pipe ends."""
-        if self._write_end >= 0:
-            os.close(self._write_end)
-            self._write_end = -1
+        finally:
+            self._unlock()
 
     def close(self) -> None:
-        """Let go of the board; waiting workers end."""
-        self.close_writing_end()
-        for descriptor in (self._memory, self._read_end):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._memory = self._read_end = -1
+        """Let go of the board."""
+        for event in (self.event, *self._wakers):
+            event.close()
+        if self._memory >= 0:
+            os.close(self._memory)
+        self._memory = -1
 
-    def _lock_for_trainer(self) -> None:
-        """Take the lock; whoever keeps it for long has been stopped in the midst, and is killed."""
-        deadline = time.monotonic() + _SECONDS_TO_HOLD
+    def _lock(self) -> None:
+        if not self._is_trainers:
+            fcntl.lockf(self._memory, fcntl.LOCK_EX)
+            return
+        # Whoever keeps the lock for long has been stopped in the midst, and is killed.
+        turns, deadline = 0, 0.0
         while True:
             try:
                 fcntl.lockf(self._memory, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except (BlockingIOError, PermissionError):
-                if time.monotonic() > deadline:
-                    self._kill_holder()
-                    deadline = time.monotonic() + _SECONDS_TO_HOLD
-                time.sleep(0.0001)
+                turns += 1
+            if turns < _TURNS_BEFORE_SLEEP:
+                os.sched_yield()
+                continue
+            deadline = deadline or time.monotonic() + _SECONDS_TO_HOLD
+            if time.monotonic() > deadline:
+                self._kill_holder()
+                deadline = 0.0
+            time.sleep(0.0001)
+
+    def _unlock(self) -> None:
+        fcntl.lockf(self._memory, fcntl.LOCK_UN)
 
     def _kill_holder(self) -> None:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -171,14 +316,3 @@ class Board:
         if kind != fcntl.F_UNLCK:
             with suppress(ProcessLookupError):
                 os.kill(holder, signal.SIGKILL)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        if self._write_end < 0:
-            fcntl.lockf(self._memory, fcntl.LOCK_EX)
-        else:
-            self._lock_for_trainer()
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._memory, fcntl.LOCK_UN)

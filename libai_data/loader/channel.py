@@ -35,14 +35,11 @@ class Channel:
         return self._end.fileno()
 
     def send(self, message: Any) -> None:
-        """Send a picklable message of any size, or a few bytes, which cost less.
+        """Send a picklable message of any size.
 
         Raises:
             OSError: The other end is gone.
         """
-        if type(message) is bytes and len(message) < _INLINE:
-            self._end.sendall(b"b" + message)
-            return
         packed = pickle.dumps(message, protocol=5)
         if len(packed) <= _INLINE:
             self._end.sendall(b"i" + packed)
@@ -72,7 +69,7 @@ class Channel:
         """
         data, descriptor = self._receive()
         if descriptor is None:
-            return data[1:] if data.startswith(b"b") else pickle.loads(memoryview(data)[1:])
+            return pickle.loads(memoryview(data)[1:])
         try:
             with mmap.mmap(descriptor, 0) as packed:
                 return pickle.loads(packed)

@@ -121,6 +121,7 @@ class DataLoader:
         self._iteration: Optional[Iteration] = None
         self._restored = False
         self._times = LoaderTimes()
+        self._stage_times = StageTimes()
 
     @property
     def global_batch_size(self) -> Optional[int]:
@@ -156,6 +157,8 @@ class DataLoader:
             also_kept: batches that its caller keeps besides the one in use.
         """
         self._break_off()
+        if self._reader is not None and self._reader.is_torn:
+            self._end_workers()
         if self._reader is None:
             self._reader = self._start()
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
@@ -199,6 +202,7 @@ class DataLoader:
             collates=self.collates,
             parts=self._parts(),
             failures=self._failures,
+            times=self._stage_times,
             tensor_part=self._tensor_part if reads_parts(self.dataset) else None,
         )
 
@@ -258,19 +262,21 @@ class DataLoader:
             and workers for the trainer, the trainer's share of waiting, the bottleneck, and counts of batches, samples
             and skipped samples.
         """
-        stages = self._reader.times if self._reader is not None else StageTimes()
-        return {**summary(stages, self._times), "skipped_samples": self._failures.skipped}
+        return {**summary(self._stage_times, self._times), "skipped_samples": self._failures.skipped}
 
     def close(self) -> None:
         """End the workers; batches that are in use stay valid. The loader starts anew when it is iterated again."""
         if self._iteration is not None:
             self._iteration.end()
             self._iteration = None
+        self._end_workers()
+        self._arena.close()
+        self._arena = self._new_arena()
+
+    def _end_workers(self) -> None:
         if self._close_executor is not None:
             self._close_executor()
         self._reader = None
-        self._arena.close()
-        self._arena = self._new_arena()
 
     def _break_off(self) -> None:
         if self._iteration is not None:

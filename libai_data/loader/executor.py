@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Deque, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -15,14 +14,13 @@ from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing
-from libai_data.loader.timing import StageTimes
+from libai_data.loader.timing import NO_TIMES, StageTimes
 from libai_data.structures import Fields, fields_of
 
 _MOST_SLOTS_REMEMBERED = 64
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """Some samples of one batch to read.
 
     Args:
@@ -32,6 +30,7 @@ class Task:
         first_row: the batch's row of the first of these samples.
         batch_rows: rows of the whole batch.
         slot: the slot to read into; None where an executor collates into memory of its own.
+        hopeless: workers have ended over these samples; others are to take their place untried.
     """
 
     number: int
@@ -40,6 +39,7 @@ class Task:
     first_row: int
     batch_rows: int
     slot: Optional[Slot] = None
+    hopeless: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,32 +59,19 @@ class Collated:
     moved_to: Optional[Tuple[int, int]] = None
 
 
-@dataclass(frozen=True)
-class TaskResult:
+class TaskResult(NamedTuple):
     """What became of a task: done, collated, or failed with `error`; and what it took."""
 
     number: int
     error: Optional[Exception] = None
     collated: Optional[Collated] = None
-    times: StageTimes = field(default_factory=StageTimes)
-    skipped: List[SkippedSample] = field(default_factory=list)
+    times: StageTimes = NO_TIMES
+    skipped: Sequence[SkippedSample] = ()
 
-
-_PLAIN = struct.Struct("<qddddq")
-
-
-def pack_plain(result: TaskResult) -> Optional[bytes]:
-    """A result that says no more than that a task is done, in a few bytes; None if it says more."""
-    if result.error is not None or result.collated is not None or result.skipped:
-        return None
-    times = result.times
-    return _PLAIN.pack(result.number, times.source, times.transform, times.copy, times.idle, times.samples)
-
-
-def unpack_plain(packed: bytes) -> TaskResult:
-    """The result that `pack_plain` packed."""
-    number, *times = _PLAIN.unpack(packed)
-    return TaskResult(number, times=StageTimes(*times))
+    @property
+    def says_only_done(self) -> bool:
+        """Whether there is no more to tell than that the task is done, and what it took."""
+        return self.error is None and self.collated is None and not self.skipped
 
 
 class Executor(Protocol):
@@ -157,7 +144,10 @@ class TaskRunner:
         if task.slot is None or self.schema is None:
             raise RuntimeError("a task without a collator needs a slot and a schema")
         rows = rows_of(self._arrays(self.schema, task.slot, task.batch_rows), task)
-        self.reader.read_into(self.schema, rows, task.epochs, task.indices)
+        if task.hopeless:
+            self.reader.substitute_into(self.schema, rows, task.epochs, task.indices)
+        else:
+            self.reader.read_into(self.schema, rows, task.epochs, task.indices)
 
     def _arrays(self, schema: SampleSchema, slot: Slot, batch_rows: int) -> Dict[str, np.ndarray]:
         """The arrays of a slot; slots are used again and again, and so are these."""

@@ -44,27 +44,46 @@ class Iteration:
         if self._over:
             raise StopIteration
         asked = time.perf_counter()
-        self._send_out()
-        if not self._pending:
+        try:
+            batch = self._next()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        if batch is None:
             self._over = True
             self._stream.position = 0
             raise StopIteration
-        pending = self._pending.popleft()
-        try:
-            batch = self._reader.finish(pending)
-        except BaseException:
-            self._pending.append(pending)
-            self.break_off()
-            raise
-        self._stream.position = pending.index_batch.position + pending.index_batch.size
         self._count(asked)
         return batch
 
+    def _next(self) -> Optional[ReadyBatch]:
+        self._send_out()
+        if not self._pending:
+            return None
+        batch = self._reader.finish(self._pending[0])
+        index_batch = self._pending.popleft().index_batch
+        self._stream.position = index_batch.position + index_batch.size
+        return batch
+
+    def _fail(self, error: BaseException) -> None:
+        """End this pass over an error: a batch's own, after which the workers go on, or one that came in between."""
+        if self._pending and error is self._pending[0].error:
+            self.break_off()
+            return
+        # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
+        self._reader.is_torn = True
+        self.end()
+
     def next_if_ready(self) -> Optional[ReadyBatch]:
         """The next batch if it has been read by now; nothing is waited for."""
-        if self._over or not self._pending or not self._reader.is_done(self._pending[0]):
+        if self._over or not self._pending:
             return None
-        return next(self)
+        try:
+            is_done = self._reader.is_done(self._pending[0])
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return next(self) if is_done else None
 
     def _send_out(self) -> None:
         while len(self._pending) <= self._ahead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from time import perf_counter
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
@@ -101,6 +102,12 @@ class SampleReader:
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
             self._or_substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch))
 
+    def substitute_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+        """Read the substitutes of samples over which workers have ended; see `read_into`."""
+        write = row_writer(schema, rows)
+        for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+            self._substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch), "workers ended over it")
+
     def _fill_one_by_one(self, write: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read sample after sample, with as little in between as can be."""
         dataset = self.dataset
@@ -142,6 +149,9 @@ class SampleReader:
                 return read(index)
             except SampleError as error:
                 reason = str(error)
+        return self._substitute(epoch, index, read, reason)
+
+    def _substitute(self, epoch: int, index: int, read: Callable[[int], Result], reason: str) -> Result:
         for attempt in range(SUBSTITUTES):
             chosen = substitute_index(self.seed, epoch, index, attempt, len(self.dataset))
             if chosen == index or chosen in self._policy.known_bad:
@@ -220,6 +230,9 @@ def reads_parts(dataset: Any) -> bool:
     return read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 
+_OF_MEMORYVIEWS = "?bBhHiIlLqQfd"
+"""dtypes of which memoryviews can be assigned to."""
+
 RowWriter = Callable[[int, Dict[str, Any]], None]
 """Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
 
@@ -232,30 +245,59 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
         rows: {field: [n, ...]}.
     """
     # Flat, and in the form in which samples have it, since each field of each sample is held against it.
-    targets = [
-        (spec, spec.name, (list(spec.layout.sbp_list), spec.layout.placement_idx, spec.shape, spec.dtype), target)
-        for spec, target in ((spec, rows[spec.name]) for spec in schema.fields)
-    ]
-    count = len(targets)
+    vectors: List[Any] = []
+    others: List[Any] = []
+    for spec in schema.fields:
+        target, layout = rows[spec.name], (list(spec.layout.sbp_list), spec.layout.placement_idx)
+        if len(spec.shape) == 1 and spec.dtype.isnative and spec.dtype.char in _OF_MEMORYVIEWS:
+            flat, places = target.reshape(-1).data, _places(spec.shape[0], len(target))
+            vectors.append((spec.name, *layout, flat, places, spec))
+        else:
+            others.append((spec.name, *layout, spec.dtype, spec.shape, target, spec))
+    count = len(schema.fields)
 
     def write(row: int, fields: Dict[str, Any]) -> None:
         if len(fields) != count:
             check_field_names(list(fields), schema.names, "the sample")
         try:
-            for spec, name, expected, target in targets:
+            for name, sbp_list, placement_idx, flat, places, spec in vectors:
                 value = fields[name]
-                if type(value) is DistTensorData:
-                    array = value.tensor
-                    # One comparison of all that must be equal costs half as much as four.
-                    if (value.sbp_list, value.placement_idx, array.shape, array.dtype) == expected:
-                        target[row] = array
+                if (
+                    type(value) is DistTensorData
+                    and value.placement_idx == placement_idx
+                    and value.sbp_list == sbp_list
+                ):
+                    try:
+                        # A memoryview takes only what has its very type and length, and takes less time than numpy.
+                        flat[places[row]] = value.tensor
                         continue
-                target[row] = _checked(spec, value)
+                    except (TypeError, ValueError, BufferError):
+                        pass
+                rows[name][row] = _checked(spec, value)
+            for name, sbp_list, placement_idx, dtype, shape, target, spec in others:
+                value = fields[name]
+                if (
+                    type(value) is DistTensorData
+                    and value.placement_idx == placement_idx
+                    and value.sbp_list == sbp_list
+                    # Of numpy's own dtypes there is one object each, which is quicker to compare than what it is.
+                    and (array := value.tensor).dtype is dtype
+                    and array.shape == shape
+                ):
+                    target[row] = array
+                else:
+                    target[row] = _checked(spec, value)
         except KeyError:
             check_field_names(list(fields), schema.names, "the sample")
             raise
 
     return write
+
+
+@lru_cache(maxsize=64)
+def _places(length: int, rows: int) -> Tuple[slice, ...]:
+    """Where rows of this length lie in flat memory."""
+    return tuple(slice(row * length, (row + 1) * length) for row in range(rows))
 
 
 def _checked(spec: FieldSpec, value: Any) -> np.ndarray:

@@ -7,6 +7,7 @@ import math
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Deque, Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
@@ -55,7 +56,10 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
 
 def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
     """The arrays that lie in a slot's bytes."""
-    return {spec.name: np.ndarray(spec.shape, spec.dtype, lease, spec.offset) for spec in specs}
+    return {spec.name: np.ndarray(spec.shape, _dtype(spec.dtype), lease, spec.offset) for spec in specs}
+
+
+_dtype = lru_cache(maxsize=None)(np.dtype)
 
 
 @dataclass

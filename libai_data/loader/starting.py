@@ -46,6 +46,8 @@ class WorkerStarter:
         if start_method not in START_METHODS:
             raise ConfigError(f"start_method is {start_method!r}; known are {START_METHODS}")
         self.dataset_name = type(cargo.dataset).__name__
+        self.collates = cargo.collator is not None
+        self.substitutes = cargo.policy.substitutes
         self._cargo = cargo
         self._shipped = -1
         if start_method != "fork":

@@ -27,6 +27,11 @@ class StageTimes:
     idle: float = 0.0
     samples: int = 0
 
+    @property
+    def busy(self) -> float:
+        """Seconds of work."""
+        return self.source + self.transform + self.copy
+
     def add(self, other: StageTimes) -> None:
         """Add another's seconds to these."""
         self.source += other.source
@@ -34,6 +39,10 @@ class StageTimes:
         self.copy += other.copy
         self.idle += other.idle
         self.samples += other.samples
+
+
+NO_TIMES = StageTimes()
+"""Of a result without times; never added to."""
 
 
 class _Running(threading.local):

@@ -20,13 +20,14 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.channel import Channel
 from libai_data.loader.collate import Collator
-from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, pack_plain, wants_to_end
+from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.lifeline import hold_on
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
+from libai_data.loader.timing import StageTimes
 from libai_data.structures import DistTensorData, fields_of
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
@@ -51,7 +52,8 @@ class Equipment:
     workers: int
     channel: int
     board_memory: int
-    board_pipe: int
+    trainers_event: int
+    waker: int
     arena: int
     lifeline: int
 
@@ -78,7 +80,9 @@ def indices_of(lease: np.ndarray, batch_rows: int) -> Tuple[np.ndarray, np.ndarr
 def work(equipment: Equipment, cargo: Cargo) -> None:
     """Do tasks until the trainer's process closes the channel, or is gone."""
     channel = Channel(socket.socket(fileno=equipment.channel))
-    board = Board(equipment.workers, (equipment.board_memory, equipment.board_pipe))
+    # Of the workers' events it needs its own alone.
+    wakers = [equipment.waker] * equipment.workers
+    board = Board(equipment.workers, (equipment.board_memory, equipment.trainers_event, wakers))
     arena = Arena(equipment.arena)
     reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
     _Worker(equipment.number, channel, board, arena, reader, cargo.collator).run()
@@ -103,35 +107,32 @@ class _Worker:
         self._runner = TaskRunner(reader, collator, SlotRing(arena))
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
-        self._pipe = board.descriptors[1]
-        self._events.register(self._pipe, select.POLLIN)
+        self._waker = board.waker(number)
+        self._events.register(self._waker.fileno(), select.POLLIN)
 
     def run(self) -> None:
         """Wait for messages and tasks until the channel closes."""
         self._tell(("ready", None))
         idle_since = time.perf_counter()
+        done: Optional[StageTimes] = None
         while True:
-            if not self._has_token():
-                if self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
-                    self._listen()
+            taken = self._board.take(self._number, done)
+            if taken is None:
+                done = None
+                self._sleep()
                 continue
+            self._reader.count_idle(time.perf_counter() - idle_since)
             # The schema was sent before the first task, and must be heard before it.
             while self._runner.schema is None and self._channel.speaks():
                 self._listen()
-            entry = self._board.take(self._number)
-            if entry is not None:
-                self._reader.count_idle(time.perf_counter() - idle_since)
-                self._do(entry)
-                idle_since = time.perf_counter()
+            done = self._do(*taken)
+            idle_since = time.perf_counter()
 
-    def _has_token(self) -> bool:
-        try:
-            token = os.read(self._pipe, 1)
-        except BlockingIOError:
-            return False
-        if not token:
-            os._exit(0)
-        return True
+    def _sleep(self) -> None:
+        """Wait for a task or a message."""
+        if self._channel.fileno() in {descriptor for descriptor, _ in self._events.poll()}:
+            self._listen()
+        self._waker.clear()
 
     def _listen(self) -> None:
         kind, content = self._receive()
@@ -160,22 +161,25 @@ class _Worker:
         except BaseException as error:
             return remote_failure(error)
 
-    def _do(self, entry: Entry) -> None:
+    def _do(self, place: int, entry: Entry) -> Optional[StageTimes]:
+        """Do a task; returns what it took, or None if there was more to tell, which the trainer then knows."""
         lease = self._arena.lease(entry.offset, entry.size)
         rows = slice(entry.first_row, entry.first_row + entry.rows)
         epochs, indices = (words[rows] for words in indices_of(lease, entry.batch_rows))
         slot = Slot(0, entry.offset, entry.size)
-        task = Task(entry.number, epochs, indices, entry.first_row, entry.batch_rows, slot)
+        task = Task(place, epochs, indices, entry.first_row, entry.batch_rows, slot, bool(entry.hopeless))
         try:
             result = self._runner.run(task)
         except BaseException as unusual:
             result = TaskResult(task.number, wants_to_end(task, unusual))
+        if result.says_only_done:
+            return result.times
         error: Any = None if result.error is None else remote_failure(result.error)
         collated: Optional[Collated] = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
-        result = TaskResult(entry.number, error, collated, result.times, result.skipped)
-        self._tell(pack_plain(result) or ("done", result))
+        self._tell(("done", TaskResult(place, error, collated, result.times, result.skipped)))
+        return None
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
         """Copy a collated batch into its slot, or into more room that the trainer allocates."""
@@ -197,7 +201,7 @@ class _Worker:
 def _sendable(name: str, value: Any) -> DistTensorData:
     """A field as an array, since what else a sample may hold need not survive being sent."""
     layout = layout_of(value, name)
-    return DistTensorData(array_of(value, name), list(layout.sbp_list), layout.placement_idx)
+    return DistTensorData(array_of(value, name), layout.sbp_list, layout.placement_idx)
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional, Sized, Tuple
+from dataclasses import replace
+from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sized, Tuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ _WINDOW = 4096
 """Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
 
 
-@dataclass(frozen=True)
-class IndexBatch:
+class IndexBatch(NamedTuple):
     """One reader's part of a global batch.
 
     Args:

@@ -1,0 +1,143 @@
+"""The crew: a loader's worker processes, started, spoken to, replaced one by one, and ended together."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import weakref
+from contextlib import suppress
+from typing import Any, List, Set, Tuple
+
+from libai_data.loader.arena import Arena
+from libai_data.loader.board import Board
+from libai_data.loader.channel import Channel
+from libai_data.loader.lifeline import Lifeline
+from libai_data.loader.starting import WorkerProcess, WorkerStarter
+from libai_data.loader.worker import Equipment
+
+_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+
+
+def _let_go_in_forked_child() -> None:
+    for crew in list(_crews):
+        crew.close_trainer_ends()
+
+
+# Any process forked from the trainer inherits the trainer's ends; while it held them, the workers could not see them
+# close.
+os.register_at_fork(after_in_child=_let_go_in_forked_child)
+
+
+class Crew:
+    """The workers of one loader, by number.
+
+    Args:
+        starter: starts workers of the loader.
+        count: how many.
+        board: where they find their tasks.
+        arena: where they write.
+    """
+
+    def __init__(self, starter: WorkerStarter, count: int, board: Board, arena: Arena) -> None:
+        self._starter = starter
+        self._board = board
+        self._arena = arena
+        self._lifeline = Lifeline()
+        self._welcome: List[Any] = []
+        self._events = select.poll()
+        self._events.register(board.event.fileno(), select.POLLIN)
+        self.processes: List[WorkerProcess] = []
+        self.channels: List[Channel] = []
+        _crews.add(self)
+        try:
+            for number in range(count):
+                process, channel = self._start(number)
+                self.processes.append(process)
+                self.channels.append(channel)
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.processes)
+
+    def _start(self, number: int) -> Tuple[WorkerProcess, Channel]:
+        ours, theirs = Channel.pair()
+        self._events.register(ours.fileno(), select.POLLIN)
+        memory, event, wakers = self._board.descriptors
+        equipment = Equipment(
+            number,
+            self._board.workers,
+            theirs.fileno(),
+            memory,
+            event,
+            wakers[number],
+            self._arena.descriptor,
+            self._lifeline.descriptor,
+        )
+        for message in self._welcome:
+            # It must lie ready: tasks wait for the worker from its first moment on.
+            _send(ours, message)
+        # A forked worker closes this process's ends; the newest is not listed yet.
+        process = self._starter.start(equipment, close_in_child=ours)
+        theirs.close()
+        return process, ours
+
+    def tell(self, number: int, message: Any) -> None:
+        """Send a worker a message, unless it is gone; its closed channel is heard soon enough."""
+        _send(self.channels[number], message)
+
+    def tell_all(self, message: Any) -> None:
+        """Send all workers a message, also those that are started later."""
+        self._welcome.append(message)
+        for channel in self.channels:
+            _send(channel, message)
+
+    def wait(self, seconds: float) -> List[int]:
+        """Wait for the board's event, or until some workers send or end; returns the numbers of these."""
+        ready: Set[int] = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
+        if self._board.event.fileno() in ready:
+            self._board.event.clear()
+        return [number for number, channel in enumerate(self.channels) if channel.fileno() in ready]
+
+    def hear(self, number: int) -> Any:
+        """What a worker says; None if it is gone."""
+        try:
+            return self.channels[number].receive()
+        except EOFError:
+            return None
+
+    def bury(self, number: int) -> str:
+        """Wait for a worker that ends; returns how it ended, in words."""
+        how = self.processes[number].wait()
+        self._events.unregister(self.channels[number].fileno())
+        self.channels[number].close()
+        return how
+
+    def replace(self, number: int) -> None:
+        """Start a worker in the place of one that was buried."""
+        self.processes[number], self.channels[number] = self._start(number)
+
+    def close_trainer_ends(self) -> None:
+        """Close what only the trainer may hold; the workers end when nobody holds it any more."""
+        for channel in self.channels:
+            channel.close()
+        self._lifeline.let_go()
+
+    def close(self) -> None:
+        """End all workers, at once."""
+        _crews.discard(self)
+        for process in self.processes:
+            process.send(signal.SIGKILL)
+        self.close_trainer_ends()
+        for process in self.processes:
+            process.wait()
+        self.processes.clear()
+        self._lifeline.close()
+        self._starter.close()
+
+
+def _send(channel: Channel, message: Any) -> None:
+    with suppress(OSError):
+        channel.send(message)

@@ -1,0 +1,92 @@
+"""What becomes of tasks whose worker ended: they are done again, one sample each, until it is known which one kills."""
+
+from __future__ import annotations
+
+from typing import Dict, List, Optional, Tuple
+
+from libai_data.errors import SampleError
+from libai_data.loader.executor import Task, TaskResult
+from libai_data.loader.timing import StageTimes
+
+DEATHS_ALLOWED = 3
+"""How often workers may end over the same samples before these are given up."""
+
+_A_HANG_COUNTS = 2
+
+
+class Redo:
+    """Counts the deaths over each task, and puts the results of the parts of one together.
+
+    Args:
+        dataset_name: named in errors.
+        may_part: tasks may be done sample by sample; not so where a collator takes the whole batch.
+        may_substitute: other samples take the place of those over which workers end.
+    """
+
+    def __init__(self, dataset_name: str, may_part: bool, may_substitute: bool) -> None:
+        self._dataset_name = dataset_name
+        self._may_part = may_part
+        self._may_substitute = may_substitute and may_part
+        self._deaths: Dict[Tuple[int, int], int] = {}
+        self._parts: Dict[int, int] = {}
+        self._results: Dict[int, List[Tuple[int, TaskResult]]] = {}
+
+    def after_death(self, task: Task, who: str, hung: bool) -> List[Task]:
+        """What to do in the place of a task whose worker ended.
+
+        Args:
+            task: the task.
+            who: which worker it was, and how it ended.
+            hung: it took too long, which is less likely to be chance than a death.
+
+        Raises:
+            SampleError: Workers have ended over it too often.
+        """
+        key = task.number, task.first_row
+        deaths = self._deaths.pop(key, 0) + (_A_HANG_COUNTS if hung else 1)
+        count = len(task.indices)
+        if count > 1 and self._may_part:
+            self._parts[task.number] = count
+            parts = [_one_of(task, row) for row in range(count)]
+            self._deaths.update({(part.number, part.first_row): deaths for part in parts})
+            return parts
+        if deaths < DEATHS_ALLOWED:
+            self._deaths[key] = deaths
+            return [task]
+        if self._may_substitute and not task.hopeless:
+            return [task._replace(hopeless=True)]
+        raise SampleError(
+            f"workers ended again and again over samples {task.indices.tolist()} of {self._dataset_name}; the last "
+            f"one was {who}. If memory is short, use fewer workers or a lower prefetch"
+        )
+
+    def result_of(self, task: Task, result: TaskResult) -> Optional[TaskResult]:
+        """The result of a whole task, once all of its parts are done.
+
+        Args:
+            task: the task, or a part of it.
+            result: what became of it.
+        """
+        self._deaths.pop((task.number, task.first_row), None)
+        result = result._replace(number=task.number)
+        if task.number not in self._parts:
+            return result
+        results = self._results.setdefault(task.number, [])
+        results.append((task.first_row, result))
+        if len(results) < self._parts[task.number]:
+            return None
+        del self._parts[task.number], self._results[task.number]
+        return _together(task.number, [part for _, part in sorted(results, key=lambda placed: placed[0])])
+
+
+def _one_of(task: Task, row: int) -> Task:
+    own = slice(row, row + 1)
+    return task._replace(epochs=task.epochs[own], indices=task.indices[own], first_row=task.first_row + row)
+
+
+def _together(number: int, results: List[TaskResult]) -> TaskResult:
+    times = StageTimes()
+    for result in results:
+        times.add(result.times)
+    error = next((result.error for result in results if result.error is not None), None)
+    return TaskResult(number, error, None, times, [skip for result in results for skip in result.skipped])
