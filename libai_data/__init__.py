@@ -20,6 +20,8 @@ if TYPE_CHECKING:
         build_nlp_train_val_test_loader,
     )
     from libai_data.config import LazyCall, LazyConfig, default_argument_parser, instantiate
+    from libai_data.data_stages import DataStages
+    from libai_data.datamodule import DataModule
     from libai_data.engine import (
         DefaultTrainer,
         EagerTrainer,
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
         TrainerBase,
         default_setup,
     )
+    from libai_data.integrations import from_iterable
     from libai_data.loader import DataLoader, trivial_batch_collator
     from libai_data.mesh import (
         ParallelMesh,
@@ -45,6 +48,8 @@ __version__ = "0.1.0"
 _MODULES: Dict[str, str] = {
     "CyclicSampler": "libai_data.samplers",
     "DataLoader": "libai_data.loader",
+    "DataModule": "libai_data.datamodule",
+    "DataStages": "libai_data.data_stages",
     "DefaultTrainer": "libai_data.engine",
     "DistTensorData": "libai_data.structures",
     "EagerTrainer": "libai_data.engine",
@@ -63,6 +68,7 @@ _MODULES: Dict[str, str] = {
     "build_nlp_train_val_test_loader": "libai_data.build",
     "default_argument_parser": "libai_data.config",
     "default_setup": "libai_data.engine",
+    "from_iterable": "libai_data.integrations",
     "get_data_parallel_rank": "libai_data.mesh",
     "get_data_parallel_size": "libai_data.mesh",
     "get_layer_placement": "libai_data.mesh",

@@ -119,6 +119,20 @@ def call_get_batch(
     return inputs
 
 
+def mixed_up(data: Any, mixup_func: Optional[Callable[..., Any]], device: str) -> Any:
+    """A batch whose images and labels a mixup function has mixed.
+
+    Args:
+        data: an Instance of local tensors.
+        mixup_func: takes and returns (images, labels), this rank's local tensors; None changes nothing.
+        device: "cuda" or "cpu", where it works.
+    """
+    if mixup_func is not None:
+        images, labels = data.get("images"), data.get("labels")
+        images.tensor, labels.tensor = mixup_func(images.tensor.to(device), labels.tensor.to(device))
+    return data
+
+
 def join_micro_batches(batches: Sequence[Any]) -> Any:
     """Join the local tensors of consecutive batches along dim 0, field by field.
 

@@ -9,6 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Type
 
 from libai_data.config import LazyConfig, default_argument_parser, try_get_key
 from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.datamodule_stages import stages_of
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.liveness import say_farewell
@@ -88,10 +89,20 @@ def evaluate(cfg: Any, trainer_class: Type[DefaultTrainer], resume: bool) -> Dic
             f"train.output_dir ({cfg.train.output_dir})"
         )
     checkpointer.load_weights(path)
-    loaders = trainer_class.build_test_loader(cfg, tokenizer)
+    data = stages_of(cfg)
+    if data is not None:
+        data.enter("test")
+    loaders = trainer_class.build_test_loader(cfg, tokenizer) if data is None else data.loaders("test")
     if not loaders:
-        raise ConfigError("--eval-only has nothing to evaluate on: the config has no dataloader.test")
+        raise ConfigError(
+            "--eval-only has nothing to evaluate on: the config has "
+            + ("no dataloader.test" if data is None else "a datamodule without test_dataloader")
+        )
     model.eval()
     if try_get_key(cfg, "graph.enabled", default=False):
         model = trainer_class.build_graph(cfg, model, is_train=False)
-    return trainer_class.test(cfg, loaders, model)
+    if data is None:
+        return trainer_class.test(cfg, loaders, model)
+    results = trainer_class.test(cfg, loaders, model, data=data)
+    data.leave("test")
+    return results

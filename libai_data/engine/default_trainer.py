@@ -9,10 +9,13 @@ from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from libai_data.config import instantiate, try_get_key
+from libai_data.data_stages import DataStages
 from libai_data.engine import hooks
+from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
 from libai_data.engine.data_state import OVERRIDE_KEY, DataState, schedule_of, tokens_per_sample
+from libai_data.engine.datamodule_stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
@@ -47,7 +50,7 @@ from libai_data.mesh import (
 logger = logging.getLogger(__name__)
 
 
-class DefaultTrainer(TrainerBase):
+class DefaultTrainer(RunsStages, TrainerBase):
     """Trains what a config describes, as LiBai's does.
 
     ::
@@ -62,21 +65,25 @@ class DefaultTrainer(TrainerBase):
 
     Args:
         cfg: the whole config, after `default_setup`.
+        datamodule: a `DataModule` or LightningDataModule, whose loaders are used instead of those of the config; by
+            default `cfg.datamodule`.
 
     Attributes:
         model, optimizer, lr_scheduler, train_loader: as built.
         test_loader: list of test loaders.
         graph_train, graph_eval: the graphs, in graph mode.
         checkpointer: saves and restores.
+        data: the stages of the data module; None without one.
     """
 
-    def __init__(self, cfg: Any) -> None:
+    def __init__(self, cfg: Any, datamodule: Any = None) -> None:
         super().__init__()
         self.cfg = cfg
         if not logging.getLogger("libai_data").handlers:
             setup_logger(rank=get_rank())
         complete_train_config(cfg)
         self.tokenizer = self.build_tokenizer(cfg)
+        self.data = stages_of(cfg, datamodule)
 
         folder = CheckpointFolder(cfg.train.output_dir)
         folder.recover()
@@ -89,9 +96,16 @@ class DefaultTrainer(TrainerBase):
         # What LiBai's overridden `build_train_loader`s look at; our own loader is told more exactly, by its state.
         set_key(cfg, "dataloader.consumed_samples", self._plan.schedule.position_of(self.start_iter))
 
-        self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
-        self.test_loader: List[Any] = [loader for loader in others if loader is not None]
-        self.test_loader.extend(self.build_test_loader(cfg, self.tokenizer) or [])
+        self.test_loader: List[Any] = []
+        if self.data is None:
+            self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
+            self.test_loader += [loader for loader in others if loader is not None]
+            self.test_loader += self.build_test_loader(cfg, self.tokenizer) or []
+        else:
+            self.data.datamodule.trainer = weakref.proxy(self)
+            self.data.enter("fit")
+            (self.train_loader,) = self.data.loaders("train")
+            self.test_loader += self.data.loaders("val")
         follows = self._plan.followed_by(self.train_loader)
         self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
         if saved and "train_loader" in saved["stateful"] and self._is_stateful(self.train_loader):
@@ -155,13 +169,16 @@ class DefaultTrainer(TrainerBase):
         for loader in (self.train_loader, *self.test_loader):
             if callable(getattr(loader, "close", None)):
                 loader.close()
+        if self.data is not None:
+            self.data.leave("fit")
         return self._last_eval_results
 
     def run_step(self) -> None:
         """One step of the eager or graph trainer."""
         self._trainer.iter, self._trainer.max_iter = self.iter, self.max_iter
         self._trainer.grad_acc_steps = self._plan.micro_batches_of(self.iter)
-        self._trainer.run_step(self.get_batch, self.cfg.train.input_placement_device)
+        get_batch = self.get_batch if self.data is None else get_batch_of(self.data)
+        self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
 
     def build_hooks(self) -> List[Optional[HookBase]]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
@@ -222,12 +239,7 @@ class DefaultTrainer(TrainerBase):
         Returns:
             Field name -> global tensor.
         """
-        if mixup_func is not None:
-            images, labels = data.get("images"), data.get("labels")
-            images.tensor, labels.tensor = mixup_func(
-                images.tensor.to(input_placement_device), labels.tensor.to(input_placement_device)
-            )
-        return to_global(data, device_type=input_placement_device)
+        return to_global(mixed_up(data, mixup_func, input_placement_device), device_type=input_placement_device)
 
     @classmethod
     def build_tokenizer(cls, cfg: Any) -> Any:
@@ -286,7 +298,14 @@ class DefaultTrainer(TrainerBase):
         return instantiate(cfg.train.evaluation.evaluator)
 
     @classmethod
-    def test(cls, cfg: Any, test_loaders: Iterable[Any], model: Any, evaluator: Evaluators = None) -> Dict[str, Any]:
+    def test(
+        cls,
+        cfg: Any,
+        test_loaders: Iterable[Any],
+        model: Any,
+        evaluator: Evaluators = None,
+        data: Optional[DataStages] = None,
+    ) -> Dict[str, Any]:
         """Evaluate a model on test loaders.
 
         Args:
@@ -294,6 +313,7 @@ class DefaultTrainer(TrainerBase):
             test_loaders: loaders of one round each.
             model: a module, or a graph for evaluation.
             evaluator: by default `build_evaluator`'s.
+            data: the stages of the data module whose loaders they are; by default `get_batch` makes the inputs.
 
         Returns:
             The results, on every rank; with several loaders, by the name of each dataset.
@@ -301,14 +321,14 @@ class DefaultTrainer(TrainerBase):
         evaluator = cls.build_evaluator(cfg) if evaluator is None else evaluator
         forward = _module_of(model).forward
         results: Dict[str, Any] = OrderedDict()
-        for loader in test_loaders:
+        for number, loader in enumerate(test_loaders):
             name = _new_name(type(getattr(loader, "dataset", loader)).__name__, results)
             results[name] = inference_on_dataset(
                 model,
                 loader,
                 cfg.train.test_micro_batch_size * get_data_parallel_size(),
                 cfg.train.evaluation.eval_iter,
-                cls.get_batch,
+                cls.get_batch if data is None else get_batch_of(data, number),
                 cfg.train.input_placement_device,
                 evaluator,
                 check_inputs=lambda inputs: check_forward_fields(forward, inputs),
@@ -317,9 +337,17 @@ class DefaultTrainer(TrainerBase):
         return next(iter(results.values())) if len(results) == 1 else results
 
     def _evaluate(self) -> Dict[str, Any]:
-        model = self.graph_eval if self.graph_eval is not None else self.model
-        self._last_eval_results = self.test(self.cfg, self.test_loader, model)
+        self._last_eval_results = self._test_on(self.test_loader)
         return self._last_eval_results
+
+    def eval_model(self) -> Any:
+        """The model, or in graph mode the graph for evaluation."""
+        return self.graph_eval if self.graph_eval is not None else self.model
+
+    def _test_on(self, loaders: List[Any]) -> Dict[str, Any]:
+        # Without a data module, by the arguments of LiBai's `test`, which may be overridden.
+        given: Dict[str, Any] = {} if self.data is None else {"data": self.data}
+        return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def _build_step_trainer(self) -> Any:
         model, loader, this = self.model, self.train_loader, weakref.proxy(self)
@@ -346,6 +374,8 @@ class DefaultTrainer(TrainerBase):
         stateful: Dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler)}
         if self._is_stateful(self.train_loader):
             stateful["train_loader"] = self._data_state
+        if self.data is not None and self._is_stateful(self.data.datamodule):
+            stateful["datamodule"] = self.data
         return Checkpointer(
             self.model,
             self.cfg.train.output_dir,

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections import abc
-from typing import Any, Dict, Mapping, Optional, Sequence
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
 from libai_data.errors import SchemaError, nearest
 from libai_data.nesting import TEXT, is_named_tuple, is_numbers, taken_apart
 from libai_data.structures import DistTensorData, Instance, as_array, is_flow_tensor
+
+
+class ArgumentNames(Tuple[str, ...]):
+    """Names of a model's arguments: for as many values as a tuple has, and for nothing that has names of its own."""
 
 
 def named(item: Any, names: Optional[Sequence[str]] = None) -> Dict[str, Any]:
@@ -27,7 +31,7 @@ def named(item: Any, names: Optional[Sequence[str]] = None) -> Dict[str, Any]:
     fields = fields_in(item)
     if fields is None:
         return _given_names(item, names)
-    if names is None:
+    if names is None or isinstance(names, ArgumentNames):
         return {name: value for name, value in fields.items() if not str(name).startswith("__")}
     for name in names:
         if name not in fields:
@@ -51,6 +55,8 @@ def fields_in(item: Any) -> Optional[Mapping[str, Any]]:
 def _given_names(item: Any, names: Optional[Sequence[str]]) -> Dict[str, Any]:
     several = isinstance(item, (tuple, list)) and not (names is not None and len(names) == 1 and is_numbers(item))
     values = list(item) if several else [item]
+    if isinstance(names, ArgumentNames):
+        names = names[: len(values)]
     if names is None:
         raise SchemaError(
             f"what comes is a {type(item).__name__} without names; give fields=[...], {len(values)} name(s) of "

@@ -1,0 +1,188 @@
+"""A data module's way through its stages: prepared once, set up for each, its loaders sharded over the mesh."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Dict, List, Optional, Sequence, Set
+
+import numpy as np
+
+from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.global_batch import to_global
+from libai_data.global_batch.gather import gather_words
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.global_batch.shared_loader import SharedLoader
+from libai_data.integrations.from_iterable import from_iterable
+from libai_data.integrations.items import ArgumentNames
+from libai_data.integrations.loader import IterableLoader, NestedBatches
+from libai_data.integrations.sources import decoded, encoded
+from libai_data.loader.dataloader import DataLoader
+from libai_data.mesh import get_mesh
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("fit", "validate", "test", "predict")
+_OURS = (DataLoader, SharedLoader, IterableLoader, NestedBatches)
+
+
+class DataStages:
+    """Takes a data module through its stages, on all ranks alike; with a trainer or without.
+
+    ::
+
+        stages = DataStages(datamodule)
+        stages.enter("fit")
+        for batch in stages.loaders("train")[0]:
+            loss = model(**stages.inputs(batch))
+        stages.leave("fit")
+
+    Args:
+        datamodule: a `DataModule`, or anything with its methods, such as a LightningDataModule.
+        train_batch_size: rows of a training batch for one data-parallel rank; None takes batches of other tools as
+            global batches. Loaders of this package keep their own.
+        test_batch_size: the same for the other loaders.
+        argument_names: names for the values of batches that are tuples, in their order: the arguments of
+            `model.forward`.
+    """
+
+    def __init__(
+        self,
+        datamodule: Any,
+        train_batch_size: Optional[int] = None,
+        test_batch_size: Optional[int] = None,
+        argument_names: Optional[Sequence[str]] = None,
+    ) -> None:
+        self.datamodule = datamodule
+        self._sizes = {"train": train_batch_size}
+        self._test_batch_size = test_batch_size
+        self._names = None if argument_names is None else ArgumentNames(argument_names)
+        self._is_prepared = False
+        self._entered: Set[str] = set()
+        self._loaders: Dict[str, List[Any]] = {}
+
+    def enter(self, stage: str) -> None:
+        """Prepare the data, the first time, and set them up for a stage. Collective.
+
+        Args:
+            stage: "fit", "validate", "test" or "predict".
+
+        Raises:
+            ConfigError: There is no such stage.
+            PeerError: `prepare_data` failed on another rank.
+        """
+        if stage not in STAGES:
+            raise ConfigError(f"stage is {stage!r}; known are {STAGES}.{nearest(str(stage), STAGES)}")
+        if not self._is_prepared:
+            self._prepare()
+            self._is_prepared = True
+        if stage not in self._entered:
+            self.datamodule.setup(stage=stage)
+            self._entered.add(stage)
+
+    def _prepare(self) -> None:
+        mesh = get_mesh()
+        per_node = getattr(self.datamodule, "prepare_data_per_node", True)
+        preparing = ReadPlan(mesh, "node").leader_of(mesh.rank) if per_node else 0
+        failure: Optional[Exception] = None
+        if preparing == mesh.rank:
+            try:
+                self.datamodule.prepare_data()
+            except Exception as error:
+                failure = error
+        # The others wait here, as long as it takes.
+        failed = np.flatnonzero(gather_words(np.array([failure is not None], dtype=np.int64))[:, 0]).tolist()
+        if failure is not None:
+            raise failure
+        if failed:
+            raise PeerError(
+                f"prepare_data of {type(self.datamodule).__name__} failed on rank(s) {failed}; their output tells why"
+            )
+
+    def leave(self, stage: str) -> None:
+        """Close the stage's loaders, and tear down what was set up for it."""
+        if stage not in self._entered:
+            return
+        self._entered.discard(stage)
+        for kind in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+            for loader in self._loaders.pop(kind, []):
+                if callable(getattr(loader, "close", None)):
+                    loader.close()
+        self.datamodule.teardown(stage=stage)
+
+    def loaders(self, kind: str) -> List[Any]:
+        """The loaders of a kind, made when they are first asked for.
+
+        What is no loader of this package is dealt out by `from_iterable`: training batches without end, others padded
+        (marked) at the end.
+
+        Args:
+            kind: "train", "val", "test" or "predict".
+
+        Raises:
+            ConfigError: Several training loaders, or none.
+        """
+        if kind not in self._loaders:
+            made = self._made(f"{kind}_dataloader")
+            several = list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made]
+            # The training builders return None for validation and test loaders that they have not built.
+            several = [loader for loader in several if loader is not None]
+            if kind == "train" and len(several) != 1:
+                raise ConfigError(
+                    f"train_dataloader of {type(self.datamodule).__name__} returned {len(several)} loaders; return "
+                    "one, over a ConcatDataset or a blend of the datasets"
+                )
+            self._loaders[kind] = [self._dealt_out(loader, kind) for loader in several]
+        return self._loaders[kind]
+
+    def _made(self, method: str) -> Any:
+        """What the module makes; nothing where it has not overridden what Lightning refuses."""
+        # Lightning's `from_datasets` sets them on the object.
+        defined = vars(self.datamodule).get(method) or getattr(type(self.datamodule), method, None)
+        if defined is None or (_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
+            return None
+        return getattr(self.datamodule, method)()
+
+    def _dealt_out(self, loader: Any, kind: str) -> Any:
+        if isinstance(loader, _OURS):
+            return loader
+        size = self._sizes.get(kind, self._test_batch_size)
+        ends = "cycle" if kind == "train" else "pad"
+        return from_iterable(loader, size, fields=self._names, batches=True, ends=ends)
+
+    def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> Dict[str, Any]:
+        """Make the model's arguments of a batch, by the module's hooks. Collective.
+
+        `transfer_batch_to_device` of a LightningDataModule, which moves torch tensors to a torch device, is not asked:
+        the batch becomes global tensors.
+
+        Args:
+            batch: of one of the loaders.
+            device: "cuda" or "cpu".
+            dataloader_idx: which of several loaders it comes from.
+        """
+        batch = self._hook("on_before_batch_transfer")(batch, dataloader_idx)
+        if _is_lightning(self.datamodule):
+            arguments = to_global(batch, device_type=device)
+        else:
+            arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
+        changed: Dict[str, Any] = self._hook("on_after_batch_transfer")(arguments, dataloader_idx)
+        return changed
+
+    def _hook(self, name: str) -> Any:
+        return getattr(self.datamodule, name, lambda batch, dataloader_idx: batch)
+
+    def state_dict(self) -> Dict[str, Any]:
+        """The module's own state, as JSON."""
+        return {"state": encoded(self.datamodule.state_dict())}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        """Give the module its state back."""
+        self.datamodule.load_state_dict(decoded(state["state"]))
+
+
+def _is_lightning(datamodule: Any) -> bool:
+    return any(_lightnings_own(base.__module__) for base in type(datamodule).__mro__)
+
+
+def _lightnings_own(module: str) -> bool:
+    return module.split(".")[0] in ("pytorch_lightning", "lightning")

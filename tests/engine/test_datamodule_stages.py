@@ -1,0 +1,184 @@
+"""The trainer with a data module: fit, validate, test, predict; with Lightning's own as well."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+
+from libai_data.build import build_image_test_loader, build_image_train_loader
+from libai_data.config import LazyCall, default_argument_parser
+from libai_data.datamodule import DataModule
+from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine.command import evaluate
+from libai_data.errors import ConfigError
+from libai_data.mesh import set_mesh
+from tests.engine.test_default_trainer import Stopped, metrics, trained, weights
+from tests.engine.tiny import TinyDataset, tiny_config
+
+
+class TinyModule(DataModule):
+    """The data of `tiny_config`, from loaders of this package."""
+
+    def __init__(self, length: int = 40) -> None:
+        self.save_hyperparameters()
+        self.calls: List[Any] = []
+        self.batches = 0
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(stage)
+
+    def teardown(self, stage: str) -> None:
+        self.calls.append(f"end of {stage}")
+
+    def train_dataloader(self) -> Any:
+        return build_image_train_loader(TinyDataset(self.hparams.length), 8, num_workers=0, seed=1234)
+
+    def val_dataloader(self) -> Any:
+        return build_image_test_loader(TinyDataset(21, seed=1), 4, num_workers=0)
+
+    test_dataloader = val_dataloader
+    predict_dataloader = val_dataloader
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.batches += 1
+        return batch
+
+    def state_dict(self) -> Dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: Dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+def config(folder: Path, **train: Any) -> Any:
+    """`tiny_config` without its loaders."""
+    cfg = tiny_config(str(folder), **train)
+    del cfg["dataloader"]
+    return cfg
+
+
+def with_module(cfg: Any, module: Any, resume: bool = False) -> Any:
+    return trained(cfg, lambda cfg: DefaultTrainer(cfg, datamodule=module), resume=resume)
+
+
+def test_a_training_with_a_module_is_that_with_the_same_loaders(tmp_path: Path) -> None:
+    plain = tiny_config(str(tmp_path / "plain"))
+    plain.train.seed = 1234
+    whole = trained(plain)
+    module = TinyModule()
+    trainer = with_module(config(tmp_path / "module"), module)
+    assert metrics(tmp_path / "module") == metrics(tmp_path / "plain")
+    assert metrics(tmp_path / "module", "Acc@1") == metrics(tmp_path / "plain", "Acc@1")
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(trainer)[name], value)
+    assert module.calls == ["fit", "end of fit"]
+
+
+def test_a_module_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    for name, stop_after in (("whole", None), ("cut", 7)):
+        cfg = config(tmp_path / name)
+        cfg.datamodule = LazyCall(TinyModule)(length=40)
+        trained(cfg, stop_after=stop_after)
+        set_mesh(None)
+    resumed = trained(cfg, resume=True)
+    assert resumed.start_iter == 5
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    # 12 steps, and 6 batches of each of the two evaluations after the checkpoint.
+    assert resumed.data.datamodule.batches == 12 + 2 * 6
+
+
+def test_it_validates_tests_and_predicts(tmp_path: Path) -> None:
+    module = TinyModule()
+    trainer = with_module(config(tmp_path, train_iter=5), module)
+    results = trainer.evaluate("validate")
+    assert trainer.evaluate("test") == results
+    assert results["Acc@1"] == metrics(tmp_path, "Acc@1")[4]
+    scores = trainer.predict()["prediction_scores"]
+    assert scores.shape == (21, 3)
+    assert module.calls[2:] == [
+        each for stage in ("validate", "test", "predict") for each in (stage, f"end of {stage}")
+    ]
+    with pytest.raises(ConfigError, match="only 'validate' and 'test' are evaluated"):
+        trainer.evaluate("fit")
+    cfg = config(tmp_path)
+    cfg.datamodule = LazyCall(TinyModule)()
+    cfg.train.load_weight = str(tmp_path / "model_final")
+    assert evaluate(cfg, DefaultTrainer, resume=False) == results
+
+
+def test_what_is_no_module_is_refused(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    default_setup(cfg, default_argument_parser().parse_args([]))
+    with pytest.raises(ConfigError, match="datamodule is a dict, which has no prepare_data"):
+        DefaultTrainer(cfg, datamodule={"train": 1})
+
+
+def lightning_module() -> Any:
+    """A LightningDataModule as its users write it."""
+    pl = pytest.importorskip("pytorch_lightning")
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset, random_split
+
+    class Points(pl.LightningDataModule):  # type: ignore[name-defined]
+        def __init__(self, batch_size: int = 5) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def setup(self, stage: str) -> None:
+            data = TinyDataset(60)
+            tensors = TensorDataset(torch.from_numpy(data.points), torch.from_numpy(data.labels))
+            self.parts = random_split(tensors, [40, 20], generator=torch.Generator().manual_seed(0))
+
+        def train_dataloader(self) -> Any:
+            generator = torch.Generator().manual_seed(1)
+            return DataLoader(self.parts[0], self.hparams.batch_size, shuffle=True, generator=generator)
+
+        def val_dataloader(self) -> Any:
+            return [DataLoader(self.parts[1], 6), DataLoader(self.parts[1], 3)]
+
+        def predict_dataloader(self) -> Any:
+            return DataLoader(self.parts[1], 7)
+
+    return Points()
+
+
+def test_a_lightning_module_runs_unchanged_and_resumes(tmp_path: Path) -> None:
+    class Stop(HookBase):
+        def after_step(self) -> None:
+            if self.trainer.iter == 7:
+                raise Stopped
+
+    whole = with_module(config(tmp_path / "whole"), lightning_module())
+    assert set(whole._last_eval_results) == {"IterableLoader", "IterableLoader_2"}
+    one, other = whole._last_eval_results.values()
+    assert one == other
+    assert whole.predict()["prediction_scores"].shape == (20, 3)
+    cfg = config(tmp_path / "cut")
+    default_setup(cfg, default_argument_parser().parse_args([]))
+    OmegaConf.update(cfg, "train.evaluation.enabled", False)
+    trainer = DefaultTrainer(cfg, datamodule=lightning_module())
+    trainer.register_hooks([Stop()])
+    with pytest.raises(Stopped):
+        trainer.train()
+    resumed = with_module(cfg, lightning_module(), resume=True)
+    assert resumed.start_iter == 5
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+
+
+def test_a_lightning_module_of_datasets_has_the_loaders_it_was_given() -> None:
+    pl = pytest.importorskip("pytorch_lightning")
+    import torch
+
+    from libai_data.data_stages import DataStages
+
+    tensors = torch.utils.data.TensorDataset(torch.arange(6))
+    module = pl.LightningDataModule.from_datasets(train_dataset=tensors, batch_size=3)
+    stages = DataStages(module, argument_names=["x"])
+    stages.enter("fit")
+    assert next(iter(stages.loaders("train")[0])).x.shape == (3,)
+    assert stages.loaders("test") == []
+    stages.leave("fit")
