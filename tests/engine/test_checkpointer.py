@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -215,6 +216,56 @@ def test_a_full_disk_is_reported_and_the_older_checkpoint_survives(tmp_path: Pat
             checkpointer.save("model_0000009", iteration=9)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last_checkpoint", "model_0000004"]
     assert Checkpointer(model, str(tmp_path)).get_checkpoint_file() == str(tmp_path / "model_0000004")
+
+
+def test_a_checkpoint_that_cannot_be_made_the_last_one_is_not_left(tmp_path: Path, monkeypatch: Any) -> None:
+    checkpointer = Checkpointer(new_model(), str(tmp_path))
+    checkpointer.save("model_0000004", iteration=4)
+    replace = os.replace
+
+    def full(source: Any, target: Any) -> None:
+        if str(target).endswith("last_checkpoint"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(CheckpointError, match=r"model_0000009 could not be written.*No space left"):
+            checkpointer.save("model_0000009", iteration=9)
+        # The one that is the last already needs no new word.
+        checkpointer.save("model_0000004", iteration=4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["last_checkpoint", "model_0000004"]
+    assert checkpointer.get_checkpoint_file() == str(tmp_path / "model_0000004")
+
+
+@pytest.mark.parametrize("damage", ["torn", "foreign"])
+def test_a_checkpoint_that_is_passed_over_is_named_with_what_is_wrong(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(new_model(), str(tmp_path))
+    checkpointer.save("model_0000004", iteration=4)
+    checkpointer.save("model_0000009", iteration=9)
+    if damage == "torn":
+        os.truncate(tmp_path / "model_0000009" / "model.safetensors", 100)
+        said = "model.safetensors has 100 bytes, but"
+    else:
+        (tmp_path / "model_0000009" / "manifest.json").write_text('{"format": "another", "files": {}}')
+        said = "has format 'another'"
+    with caplog.at_level("WARNING", "libai_data"):
+        found = Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file()
+    assert found == str(tmp_path / "model_0000004")
+    assert "model_0000009" in caplog.text
+    assert said in caplog.text
+
+
+def test_no_code_of_the_engine_unpickles_what_a_file_holds() -> None:
+    import libai_data.engine
+
+    folder = Path(libai_data.engine.__file__).parent
+    sources = {path: path.read_text() for path in folder.rglob("*.py")}
+    assert len(sources) > 20
+    for path, text in sources.items():
+        assert not re.search(r"pickle|flow\.load\(|torch\.load|allow_pickle=True", text.replace("No pickle", "")), path
 
 
 def test_a_graph_in_which_steps_were_made_takes_no_state(tmp_path: Path) -> None:

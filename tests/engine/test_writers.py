@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any, List
@@ -159,3 +161,27 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return self.watched
+
+
+def test_a_writer_on_a_full_disk_is_named_once_and_the_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Full(EventWriter):
+        tries = 0
+
+        def write(self) -> None:
+            self.tries += 1
+            if self.tries != 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Trainer(TrainerBase):
+        def run_step(self) -> None:
+            pass
+
+    full, trainer = Full(), Trainer()
+    trainer.register_hooks([PeriodicWriter([full], period=1)])
+    with caplog.at_level("ERROR", "libai_data"):
+        trainer.train(0, 4)
+    assert trainer.iter == 4
+    # Before it could write at the third try, and after.
+    assert full.tries == 5
+    said = "Full cannot write: [Errno 28] No space left on device. The training goes on."
+    assert [record.getMessage() for record in caplog.records] == [said, said]

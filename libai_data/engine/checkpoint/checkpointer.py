@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Mapping, Optional
 
 from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
@@ -105,9 +107,7 @@ class Checkpointer(CheckpointFolder):
                 "extra": dict(extra or {}),
             },
         )
-        writer.commit()
-        if is_last:
-            self.tag_last_checkpoint(name)
+        writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
 
     def resume_or_load(self, path: str, *, resume: bool = True) -> Dict[str, Any]:
@@ -241,8 +241,11 @@ class _Rank0Writer:
         except (OSError, TypeError, ValueError) as error:
             self._error = f"{name}: {error}"
 
-    def commit(self) -> None:
+    def commit(self, tag: Optional[Callable[[], None]]) -> None:
         """Finish. Collective.
+
+        Args:
+            tag: makes it the last checkpoint, on rank 0.
 
         Raises:
             CheckpointError: On every rank, if rank 0 failed.
@@ -251,6 +254,8 @@ class _Rank0Writer:
             try:
                 if self._error is None:
                     self._pending.commit()
+                    if tag is not None:
+                        self._tag(tag)
             except OSError as error:
                 self._error = str(error)
             if self._error is not None:
@@ -258,3 +263,11 @@ class _Rank0Writer:
         problem = broadcast_py_object(self._error)
         if problem is not None:
             raise CheckpointError(f"checkpoint {self._target} could not be written: {problem}.")
+
+    def _tag(self, tag: Callable[[], None]) -> None:
+        try:
+            tag()
+        except OSError:
+            # Nobody would find it, and the disk is full.
+            shutil.rmtree(self._target, ignore_errors=True)
+            raise

@@ -121,11 +121,19 @@ def sync_directory(path: Path) -> None:
 
 
 def write_small_file(path: Path, text: str) -> None:
-    """Replace a small file: the old text or the new one is there, at every moment."""
+    """Replace a small file: the old text or the new one is there, at every moment.
+
+    Raises:
+        OSError: The new one could not be written.
+    """
     temporary = path.with_name(path.name + _PARTIAL)
-    with CheckedFile(temporary) as file:
-        file.write(text.encode())
-    os.replace(temporary, path)
+    try:
+        with CheckedFile(temporary) as file:
+            file.write(text.encode())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 

@@ -39,9 +39,14 @@ class CheckpointFolder:
             recover(Path(self.save_dir))
 
     def tag_last_checkpoint(self, name: str) -> None:
-        """Make `name` the checkpoint that a resume continues from."""
-        if is_main_process():
-            write_small_file(Path(self.save_dir) / LAST, name)
+        """Make `name` the checkpoint that a resume continues from.
+
+        Raises:
+            OSError: On rank 0, if that cannot be written; the old one stays.
+        """
+        folder = Path(self.save_dir)
+        if is_main_process() and _read_last(folder) != name:
+            write_small_file(folder / LAST, name)
 
     def remove(self, name: str) -> None:
         """Delete a checkpoint, unless it is the last one."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Sequence
+import logging
+from typing import Sequence, Set
 
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
+
+logger = logging.getLogger(__name__)
 
 
 class PeriodicWriter(HookBase):
     """Calls its writers every `period` steps, after the last step, and once more for what came after that (an
     evaluation).
 
-    To be the last hook, so that what the others put is written.
+    To be the last hook, so that what the others put is written. A writer that cannot write (a full disk) is named in
+    the log, and the training goes on.
 
     Args:
         writers: on rank 0; the other ranks have none.
@@ -25,6 +29,7 @@ class PeriodicWriter(HookBase):
             if not isinstance(writer, EventWriter):
                 raise TypeError(f"a writer must derive from EventWriter, got {type(writer).__name__}")
         self._period = period
+        self._failing: Set[EventWriter] = set()
 
     def after_step(self) -> None:
         """Write, where it is due."""
@@ -47,4 +52,11 @@ class PeriodicWriter(HookBase):
 
     def _write(self) -> None:
         for writer in self._writers:
-            writer.write()
+            try:
+                writer.write()
+                self._failing.discard(writer)
+            except OSError as error:
+                # Once: a disk that is full stays so for a while.
+                if writer not in self._failing:
+                    logger.error("%s cannot write: %s. The training goes on.", type(writer).__name__, error)
+                self._failing.add(writer)

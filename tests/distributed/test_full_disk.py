@@ -1,0 +1,61 @@
+"""A disk that fills up while a checkpoint is written costs that checkpoint and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import pytest
+
+from libai_data.engine.checkpoint.directory import verify
+from tests.distributed.launcher import launch_ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "train_on_a_full_disk.py"
+RANKS = 2
+KILOBYTES, HIDDEN = 500, 1000
+"""Room for three checkpoints of about 125 KB."""
+
+
+def mount(*arguments: str) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", *arguments], check=True, capture_output=True, text=True)
+
+
+@pytest.fixture()
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: a full disk. Only root can mount a small file system")
+    try:
+        mount("-o", f"size={KILOBYTES}k", "tmpfs", str(folder))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"NOT TESTED: a full disk. Nothing can be mounted here: {error.stderr}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is_room(small_disk: Path) -> None:
+    # The fourth checkpoint does not fit; from step 8 on, no byte does.
+    full = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), "8", timeout=90, end_on_error=False)
+    assert full.returncode == 1, full.output
+    for step in (7, 9, 11):
+        said = f"model_{step:07d} could not be written: [Errno 28] No space left on device. The training goes on"
+        assert full.output.count(said) == RANKS, full.output
+    assert "iteration 11/11" in full.output
+    # The training reached its end, but has not kept it.
+    assert "CheckpointError: checkpoint" in full.output
+    assert "model_final could not be written" in full.output
+    assert (small_disk / "last_checkpoint").read_text() == "model_0000005"
+    kept = sorted(path.name for path in small_disk.iterdir() if path.name.startswith("model"))
+    assert kept == ["model_0000001", "model_0000003", "model_0000005"]
+    for name in kept:
+        verify(small_disk / name)
+
+    mount("-o", "remount,size=4m", "tmpfs", str(small_disk))
+    resumed = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), timeout=90, end_on_error=False)
+    assert resumed.returncode == 0, resumed.output
+    assert resumed.output.count("BEGINS AT 6") == RANKS
+    assert (small_disk / "last_checkpoint").read_text() == "model_final"
