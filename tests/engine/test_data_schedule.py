@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Dict, List
 
 import numpy as np
 import pytest
 
+from libai_data.engine.data_state import tokens_per_sample
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers import Ledger, Order
 from tests.engine.data_runs import config_of, metric, train
+from tests.engine.tiny import TinyDataset
 
 
 def samples(steps: Dict[int, List[int]]) -> List[int]:
@@ -150,3 +153,24 @@ def test_a_loader_of_another_make_cannot_follow_a_schedule(tmp_path: Path, monke
     monkeypatch.setattr("libai_data.engine.default_trainer.build_configured_train_loader", lambda *_: [{}])
     with pytest.raises(ConfigError, match=r"need a loader that can follow them, but the train loader \(list\)"):
         train(config_of(tmp_path, skip_steps=[[1, 2]]))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
+def test_tokens_are_counted_where_each_sample_has_as_many(
+    sizes: Dict[str, Any], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(TinyDataset, "tokens_per_sample", 6, raising=False)
+    train(config_of(tmp_path, **sizes), stop_after=5)
+    train(config_of(tmp_path, **sizes), resume=True)
+    assert metric(tmp_path, "consumed_tokens") == {step: 6 * 8 * (step + 1) for step in range(12)}
+    log = (tmp_path / "log.txt").read_text()
+    assert "epoch 0.200  samples 8  tokens 48" in log
+    assert "epoch 2.400  samples 96  tokens 576" in log
+
+
+def test_tokens_are_those_of_the_field_that_is_called_so_unless_a_collator_may_pad() -> None:
+    inputs = {"images": np.zeros((4, 3, 8)), "input_ids": np.zeros((4, 128))}
+    assert tokens_per_sample(SimpleNamespace(collates=False), inputs) == 128
+    assert tokens_per_sample(SimpleNamespace(collates=True), inputs) == 0
+    assert tokens_per_sample(SimpleNamespace(collates=False), {"images": inputs["images"]}) == 0
+    assert tokens_per_sample([], inputs) == 0
