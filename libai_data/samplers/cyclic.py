@@ -148,10 +148,5 @@ class CyclicSampler(StreamSampler):
         return ceil(self.order.epoch_size / self.global_batch_size)
 
     def batch_at(self, position: int) -> Optional[IndexBatch]:
-        following = bisect_right(self._starts, position)
-        start, rows, first = self._stretches[following - 1]
-        number = first + (position - start) // rows
-        if following == len(self._stretches):
-            return self._part(position, rows, rows, number)
-        left = (self._stretches[following].position - position) // rows
-        return self._part(position, rows, rows, number, batches_left=left)
+        start, rows, first = self._stretches[bisect_right(self._starts, position) - 1]
+        return self._part(position, rows, rows, first + (position - start) // rows)

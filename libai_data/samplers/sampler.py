@@ -124,7 +124,7 @@ class StreamSampler:
             yield batch
             batch = self.batch_at(batch.position + batch.size)
 
-    def _part(self, position: int, size: int, valid: int, number: int, batches_left: int = _WINDOW) -> IndexBatch:
+    def _part(self, position: int, size: int, valid: int, number: int) -> IndexBatch:
         """Cut out this reader's rows; rows past `valid` repeat the last valid sample.
 
         Args:
@@ -132,24 +132,23 @@ class StreamSampler:
             size: its rows.
             valid: those that count.
             number: of the batch since the stream's beginning.
-            batches_left: batches of this size that follow each other from here on.
         """
         if valid < size:
             epochs, indices = self._locate(position + np.minimum(self._rows_of(size), valid - 1))
         else:
-            epochs, indices = self._full_part(position, size, batches_left)
+            epochs, indices = self._full_part(position, size)
         epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
         return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
 
     def _locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
         return self.order.locate(self.left_out.places_of(positions))
 
-    def _full_part(self, position: int, size: int, batches_left: int) -> Tuple[np.ndarray, np.ndarray]:
+    def _full_part(self, position: int, size: int) -> Tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         number, misfit = divmod(position - self._window_start, size)
         if misfit or size != self._window_size or not 0 <= number < len(self._window[0]):
             rows = self._rows_of(size)
-            batches = min(_WINDOW // len(rows), self.order.epoch_size // size, batches_left)
+            batches = min(_WINDOW // len(rows), self.order.epoch_size // size)
             batches = max(1, batches)
             starts = position + size * np.arange(batches, dtype=np.int64)
             epochs, indices = self._locate((starts[:, None] + rows).ravel())

@@ -216,3 +216,19 @@ def test_a_dataset_of_one_sample_is_taken_step_by_step_and_resumed() -> None:
     resumed.follow(StepSchedule(((0, 1),)))
     resumed.load_state_dict(one.state_dict())
     assert next(steps_from([resumed], 3)) == [(3, 0)]
+
+
+def test_a_sampler_that_was_used_takes_over_what_a_state_leaves_out() -> None:
+    skipped = plain(200, skipped=((3, 6),))
+    state = {**skipped.state_dict(), "position": 16}
+    used = plain(200)
+    before = list(islice(steps_from([used], 0), 6))
+    used.load_state_dict(state)
+    assert list(islice(steps_from([used], 2), 1)) == [before[2]]
+    assert next(steps_from([used], 3)) == next(steps_from([skipped_from(24)], 3)) != before[3]
+
+
+def skipped_from(position: int) -> CyclicSampler:
+    sampler = plain(200, skipped=((3, 6),))
+    sampler.position = position
+    return sampler
