@@ -35,9 +35,12 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
         ConfigError: There is no such section.
     """
     section = required_section(cfg, "dataloader.train", "build_train_loader")
+    _fill_in(section, "seed", cfg.train.seed)
+    if _is_of_iterable(section):
+        section.micro_batch_size = step_plan(cfg).first.micro_batch_size
+        return instantiate(section, _recursive_=False)
     _fill_in(section, "train_batch_size", step_plan(cfg).first.micro_batch_size)
     _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
-    _fill_in(section, "seed", cfg.train.seed)
     _fill_in(section, "consumed_samples", try_get_key(cfg, "dataloader.consumed_samples", default=0))
     if "train_val_test_num_samples" in section:
         section.train_val_test_num_samples = _num_samples(cfg)
@@ -68,7 +71,8 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> List[Any]:
     if not OmegaConf.is_list(sections):
         raise ConfigError("dataloader.test must be a list of loaders; put it into brackets: dataloader.test = [...]")
     for section in sections:
-        _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
+        name = "micro_batch_size" if _is_of_iterable(section) else "test_batch_size"
+        _fill_in(section, name, cfg.train.test_micro_batch_size)
         _fill_in(section, "seed", cfg.train.seed)
         if tokenizer is not None:
             for dataset in _datasets(section):
@@ -182,6 +186,12 @@ def _fill_in(section: Any, name: str, value: Any) -> None:
     target = target_of(section, "")
     if target is None or parameters_of(target).accepts(name):
         section[name] = value
+
+
+def _is_of_iterable(section: Any) -> bool:
+    """Whether a section is that of `from_iterable`, or of a builder that names its batch size as that does."""
+    target = target_of(section, "")
+    return target is not None and "micro_batch_size" in parameters_of(target).names
 
 
 def _datasets(section: Any) -> Iterator[Any]:

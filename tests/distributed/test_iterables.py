@@ -124,3 +124,14 @@ def test_a_rank_that_raises_alone_or_ends_early_or_reads_other_rows_is_named_on_
         assert re.match(r"ContractError: differs yields other samples on rank\(s\) \[1\] than on rank 0", other)
         for readers in ("node", "rank0"):  # Rank 1 reads nothing.
             assert each["raises on rank 1"][readers][0] == each["differs on rank 1"][readers][0] == "7 batches"
+
+
+def test_a_module_prepares_once_and_all_ranks_hear_of_its_failure(tmp_path: Path) -> None:
+    launch = launch_ranks(SCRIPT.with_name("datamodule_on_ranks.py"), 4, str(tmp_path), timeout=60)
+    assert launch.returncode == 0, launch.output
+    for rank in range(4):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        # A batch of another tool is a global batch, of which each rank gets its row.
+        assert found["once"] == found["once a node"] == [[[start + rank], 4] for start in (0, 4, 8)]
+        told = "OSError: no space" if rank == 0 else r"PeerError: prepare_data of Module failed on rank\(s\) \[0\]"
+        assert re.match(told, found["fails"]), found["fails"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List
 
@@ -15,6 +16,7 @@ from libai_data.datamodule import DataModule
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.command import evaluate
 from libai_data.errors import ConfigError
+from libai_data.integrations import from_iterable
 from libai_data.mesh import set_mesh
 from tests.engine.test_default_trainer import Stopped, metrics, trained, weights
 from tests.engine.tiny import TinyDataset, tiny_config
@@ -182,3 +184,21 @@ def test_a_lightning_module_of_datasets_has_the_loaders_it_was_given() -> None:
     assert next(iter(stages.loaders("train")[0])).x.shape == (3,)
     assert stages.loaders("test") == []
     stages.leave("fit")
+
+
+def tiny_stream(epoch: int, length: int) -> Any:
+    """The samples of `TinyDataset`, in another order each round."""
+    dataset = TinyDataset(length)
+    return (dataset[int(index)] for index in np.random.default_rng(epoch).permutation(length))
+
+
+def test_a_stream_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+    for name, stop_after in (("whole", None), ("cut", 7)):
+        cfg = tiny_config(str(tmp_path / name))
+        cfg.dataloader.train = LazyCall(from_iterable)(source=partial(tiny_stream, length=27), ends="cycle")
+        cfg.dataloader.test = [LazyCall(from_iterable)(source=partial(tiny_stream, 0, 21), ends="pad")]
+        trained(cfg, stop_after=stop_after)
+        set_mesh(None)
+    assert trained(cfg, resume=True).start_iter == 5
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "cut", "Acc@1") == metrics(tmp_path / "whole", "Acc@1")
