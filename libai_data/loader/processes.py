@@ -17,7 +17,7 @@ from libai_data.loader.executor import Task, TaskResult
 from libai_data.loader.redo import Redo
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
-from libai_data.loader.worker import RemoteFailure, indices_of
+from libai_data.loader.worker import RemoteFailure, SlotIndices
 from libai_data.structures import Fields
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class ProcessExecutor:
     def __init__(self, starter: WorkerStarter, workers: int, arena: Arena, timeout: float) -> None:
         self._dataset_name = starter.dataset_name
         self._arena = arena
+        self._indices = SlotIndices(arena)
         self._timeout = timeout
         self._tasks: Dict[int, Task] = {}
         self._redo = Redo(starter.dataset_name, not starter.collates, starter.substitutes)
@@ -107,7 +108,7 @@ class ProcessExecutor:
         if slot is None:
             raise RuntimeError("worker processes read into slots; the task has none")
         count = len(task.indices)
-        epochs, indices = indices_of(self._arena.lease(slot.offset, slot.size), task.batch_rows)
+        epochs, indices = self._indices.of(slot.offset, slot.size, task.batch_rows)
         rows = slice(task.first_row, task.first_row + count)
         epochs[rows], indices[rows] = task.epochs, task.indices
         entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.hopeless))

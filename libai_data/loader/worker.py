@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -32,6 +32,9 @@ from libai_data.structures import DistTensorData, fields_of
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
 """What tells OneFlow that a process is a rank of a job; a worker must never join one."""
+
+
+_MOST_SLOTS_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
@@ -66,15 +69,26 @@ class RemoteFailure:
     trace: str
 
 
-def indices_of(lease: np.ndarray, batch_rows: int) -> Tuple[np.ndarray, np.ndarray]:
-    """Where a slot holds the epochs and indices of its batch: int64 [batch_rows] each, at its end.
+class SlotIndices:
+    """Where slots hold the epochs and indices of their batches: at their ends.
 
     Args:
-        lease: the slot's bytes.
-        batch_rows: rows of the batch.
+        arena: where the slots lie.
     """
-    words = lease[len(lease) - 16 * batch_rows :].view(np.int64)
-    return words[:batch_rows], words[batch_rows:]
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._known: Dict[Tuple[int, int, int], Tuple[np.ndarray, np.ndarray]] = {}
+
+    def of(self, offset: int, size: int, batch_rows: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Epochs and indices, int64 [batch_rows] each, of the batch in the slot at `offset`; `size` in bytes."""
+        place = offset, size, batch_rows
+        if place not in self._known:
+            if len(self._known) >= _MOST_SLOTS_REMEMBERED:
+                self._known.clear()
+            words = self._arena.lease(offset, size)[size - 16 * batch_rows :].view(np.int64)
+            self._known[place] = words[:batch_rows], words[batch_rows:]
+        return self._known[place]
 
 
 def work(equipment: Equipment, cargo: Cargo) -> None:
@@ -103,7 +117,7 @@ class _Worker:
         self._board = board
         self._arena = arena
         self._reader = reader
-        self._collates = collator is not None
+        self._indices = SlotIndices(arena)
         self._runner = TaskRunner(reader, collator, SlotRing(arena))
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
@@ -163,9 +177,8 @@ class _Worker:
 
     def _do(self, place: int, entry: Entry) -> Optional[StageTimes]:
         """Do a task; returns what it took, or None if there was more to tell, which the trainer then knows."""
-        lease = self._arena.lease(entry.offset, entry.size)
         rows = slice(entry.first_row, entry.first_row + entry.rows)
-        epochs, indices = (words[rows] for words in indices_of(lease, entry.batch_rows))
+        epochs, indices = (words[rows] for words in self._indices.of(entry.offset, entry.size, entry.batch_rows))
         slot = Slot(0, entry.offset, entry.size)
         task = Task(place, epochs, indices, entry.first_row, entry.batch_rows, slot, bool(entry.hopeless))
         try:
