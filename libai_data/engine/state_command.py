@@ -6,7 +6,7 @@ import argparse
 import logging
 import os
 import sys
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -49,6 +49,12 @@ def parser() -> argparse.ArgumentParser:
     which = samples.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="the step whose samples to list")
     which.add_argument("--sample", type=int, metavar="I", help="the sample (its index in the dataset) to look for")
+    samples.add_argument(
+        "--config-file",
+        nargs="+",
+        metavar=("FILE", "key=value"),
+        help="names the sources of a dataset that is made of more than the checkpoint lists",
+    )
     return arguments
 
 
@@ -87,7 +93,22 @@ def _verify(asked: argparse.Namespace) -> List[str]:
 
 
 def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> List[str]:
-    """Restore the data state into the loader that a config describes, on this one process."""
+    """Restore the data state into the loader that a config describes."""
+    cfg, loader = _configured_loader(saved, config_file, opts)
+    notes = _Notes()
+    sampler_log = logging.getLogger("libai_data.samplers")
+    sampler_log.addHandler(notes)
+    try:
+        loader.load_state_dict(saved.data, override=try_get_key(cfg, OVERRIDE_KEY) or ())
+    finally:
+        sampler_log.removeHandler(notes)
+        loader.close()
+    end = "with these differences:" if notes.lines else "without a difference."
+    return [f"A run of {config_file} would go on from it {end}", *notes.lines]
+
+
+def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> Tuple[Any, Any]:
+    """The config, and the train loader that it describes, on this one process."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     cfg = LazyConfig.apply_overrides(LazyConfig.load(config_file), list(opts))
@@ -105,16 +126,22 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> List[str]:
     set_key(cfg, "dataloader.train.num_workers", 0)
     loader: Any = as_three_loaders(build_configured_train_loader(cfg))[0]
     loader.follow(plan.schedule, plan.skip_steps)
-    notes = _Notes()
-    sampler_log = logging.getLogger("libai_data.samplers")
-    sampler_log.addHandler(notes)
-    try:
-        loader.load_state_dict(saved.data, override=try_get_key(cfg, OVERRIDE_KEY) or ())
-    finally:
-        sampler_log.removeHandler(notes)
-        loader.close()
-    end = "with these differences:" if notes.lines else "without a difference."
-    return [f"A run of {config_file} would go on from it {end}", *notes.lines]
+    return cfg, loader
+
+
+def _sources(saved: SavedState, config: Optional[List[str]]) -> List[Tuple[str, int]]:
+    """Names and lengths of the datasets that a config puts together, or of those that the checkpoint lists."""
+    if not config:
+        return sources_of(saved.data)
+    _, loader = _configured_loader(saved, config[0], config[1:])
+    loader.close()
+    parts = getattr(loader.dataset, "datasets", [loader.dataset])
+    if sum(map(len, parts)) != saved.stream.order.size:
+        raise ConfigError(
+            f"the dataset of {config[0]} has {sum(map(len, parts))} samples, that of the checkpoint "
+            f"{saved.stream.order.size}"
+        )
+    return [(type(part).__name__, len(part)) for part in parts]
 
 
 class _Notes(logging.Handler):
@@ -142,7 +169,7 @@ def _edit(asked: argparse.Namespace) -> List[str]:
 
 def _samples(asked: argparse.Namespace) -> List[str]:
     saved = SavedState.read(asked.checkpoint)
-    ledger, sources = Ledger(saved.stream), sources_of(saved.data)
+    ledger, sources = Ledger(saved.stream), _sources(saved, asked.config_file)
     if asked.sample is not None:
         uses = ledger.uses_of(asked.sample, saved.step)
         name, own = source_of(sources, asked.sample)

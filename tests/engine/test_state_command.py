@@ -156,6 +156,24 @@ def test_a_step_and_a_sample_lead_to_each_other(folder: Path, capsys: Any) -> No
     assert "lies outside a dataset of 160" in said(capsys, "samples", folder, "--sample", "160", code=1)
 
 
+def test_a_config_names_the_sources_that_a_checkpoint_has_no_room_for(
+    folder: Path, tmp_path: Path, capsys: Any
+) -> None:
+    config = tmp_path / "config_of_many_sources.py"
+    config.write_text(
+        CONFIG
+        + "from libai_data.config import LazyCall\n"
+        + "from tests.engine.tiny import TinyDataset\n"
+        + "dataloader.train.dataset = [LazyCall(TinyDataset)(length=8, seed=seed) for seed in range(20)]\n"
+    )
+    shown = said(capsys, "samples", folder, "--step", "4", "--config-file", config)
+    for index in indices_of_step(4):
+        assert f"index {index}  source {index // 8}:TinyDataset  {index % 8}\n" in shown
+    config.write_text(CONFIG.replace("length=160", "length=80"))
+    message = said(capsys, "samples", folder, "--step", "4", "--config-file", config, code=1)
+    assert "has 80 samples, that of the checkpoint 160" in message
+
+
 def test_samples_of_several_sources_are_named_by_source_and_own_index(folder: Path, capsys: Any) -> None:
     path = folder / CHECKPOINT
     state = json.loads((path / "state.json").read_text())
