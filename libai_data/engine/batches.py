@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import time
+from collections import abc
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.nesting import is_named_tuple
 from libai_data.structures import DistTensorData, Instance, batch_info
+
+_NESTED = (DistTensorData, abc.Mapping, tuple)
 
 # The arguments of LiBai's `get_batch`, in its order.
 _GET_BATCH_ARGUMENTS = ("data", "input_placement_device", "mixup_func")
@@ -149,15 +153,8 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
         return batches[0]
     first = batches[0]
     joined = Instance()
-    for name, value in first.get_fields().items():
-        parts = [batch.get(name) for batch in batches]
-        if isinstance(value, DistTensorData):
-            tensor = _join_tensors([part.tensor for part in parts])
-            joined.set(name, DistTensorData(tensor, value.sbp_list, value.placement_idx))
-        elif isinstance(value, list):
-            joined.set(name, [item for part in parts for item in part])
-        else:
-            joined.set(name, _join_tensors(parts))
+    for name in first.get_fields():
+        joined.set(name, _join_values([batch.get(name) for batch in batches]))
     infos = [batch_info(batch) for batch in batches]
     known = [info for info in infos if info is not None]
     if len(known) == len(infos):
@@ -201,6 +198,24 @@ def _join_global(tensors: List[Any]) -> Any:
     if own.numel():
         own.copy_(flow.cat(parts, dim=0))
     return joined
+
+
+def _join_values(parts: List[Any]) -> Any:
+    """Join one field of several batches; a nested one leaf by leaf."""
+    first = parts[0]
+    if isinstance(first, DistTensorData):
+        tensor = _join_tensors([part.tensor for part in parts])
+        return DistTensorData(tensor, first.sbp_list, first.placement_idx)
+    if isinstance(first, abc.Mapping):
+        return {key: _join_values([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple) or (isinstance(first, list) and first and isinstance(first[0], _NESTED)):
+        items = [_join_values(list(each)) for each in zip(*parts)]
+        if isinstance(first, list):
+            return items
+        return type(first)(*items) if is_named_tuple(first) else tuple(items)
+    if isinstance(first, list):
+        return [item for part in parts for item in part]
+    return _join_tensors(parts)
 
 
 def _join_tensors(tensors: List[Any]) -> Any:

@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.engine.batches import join_micro_batches
+from libai_data.engine.evaluation import DatasetEvaluator
+from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
 from libai_data.global_batch import to_global
 from libai_data.integrations import default_collate, from_iterable
@@ -418,3 +421,50 @@ def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:
         if thread.name.startswith("reads "):
             thread.join(5)
     assert threading.active_count() == threads
+
+
+def test_nested_batches_are_joined_and_evaluated() -> None:
+    samples = [{"in": {"ids": np.full(2, n), "pair": (n, [np.ones(1)])}, "name": f"n{n}"} for n in range(5)]
+    joined = join_micro_batches(list(from_iterable(samples, 2, ends="pad"))[:2])
+    assert joined.get("in")["ids"].tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3]
+    assert joined.get("in")["pair"][1][0].shape == (4, 1)
+    assert joined.name == ["n0", "n1", "n2", "n3"]
+
+    class Seen(DatasetEvaluator):
+        def __init__(self) -> None:
+            self.numbers: List[int] = []
+
+        def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+            assert list(inputs) == ["in"]
+            self.numbers += inputs["in"]["pair"][0].numpy().tolist()
+
+        def evaluate(self) -> Dict[str, Any]:
+            return {"numbers": self.numbers}
+
+    def model(name: List[str], **inputs: Any) -> Dict[str, Any]:
+        return {"twice": inputs["in"]["ids"] * 2}
+
+    loader = from_iterable(samples, 2, ends="pad")
+    found = inference_on_dataset(model, loader, 2, 9, lambda data: to_global(data), "cpu", Seen())
+    assert found == {"numbers": [0, 1, 2, 3, 4]}
+
+
+def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: List[Any] = []
+
+    class Bar:
+        def __init__(self, total: int, desc: str, **options: Any) -> None:
+            shown.append([desc, total, 0])
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            pass
+
+        def update(self, rows: int) -> None:
+            shown[-1][2] += rows
+
+    monkeypatch.setattr("libai_data.integrations.rows.tqdm", Bar)
+    resumed(lambda: numbers, 7, 1, micro_batch_size=4, ends="cycle")
+    assert shown == [["Fast-forwarding numbers, round 1", 6, 6]]

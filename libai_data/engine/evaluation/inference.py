@@ -17,6 +17,7 @@ from libai_data.errors import ContractError, SchemaError
 from libai_data.global_batch.gather import gather_words
 from libai_data.global_batch.shared_loader import SharedLoader
 from libai_data.mesh import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
+from libai_data.nesting import is_texts, put_together, taken_apart
 from libai_data.samplers.sampler import StreamSampler
 from libai_data.structures import batch_info
 
@@ -136,16 +137,25 @@ def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def _rows(inputs: Dict[str, Any]) -> int:
-    for value in inputs.values():
+    leaves: Dict[str, Any] = {}
+    taken_apart(inputs, leaves)
+    for value in leaves.values():
         if getattr(value, "ndim", 0) > 0:
             return int(value.shape[0])
     raise SchemaError(f"get_batch returned {sorted(inputs)}, none of which has a batch dim")
 
 
 def _on_rank0(tensors: Dict[str, Any], rows: int, valid: int) -> Dict[str, Any]:
-    """Bring tensors to rank 0, and cut those with the batch's rows to the valid ones."""
-    whole = {}
-    for name, tensor in tensors.items():
+    """Bring tensors, also nested ones, to rank 0, and cut those with the batch's rows to the valid ones.
+
+    Strings, which never were of all ranks, are left out.
+    """
+    leaves: Dict[str, Any] = {}
+    skeleton = taken_apart(tensors, leaves)
+    whole: Dict[str, Any] = {}
+    for name, tensor in leaves.items():
+        if is_texts(tensor):
+            continue
         if get_world_size() > 1 and not tensor.is_global:
             raise SchemaError(
                 f"'{name}' is a local tensor, of which the other ranks' parts would be lost; evaluate global tensors "
@@ -154,4 +164,7 @@ def _on_rank0(tensors: Dict[str, Any], rows: int, valid: int) -> Dict[str, Any]:
         local = tensor_to_rank0(tensor, device="cpu", to_local=True)
         if is_main_process():
             whole[name] = local[:valid] if local.ndim > 0 and local.shape[0] == rows else local
-    return whole
+    if not is_main_process():
+        return {}
+    together = {name: put_together(part, lambda leaf: whole.get(leaf.path)) for name, part in skeleton.items()}
+    return {name: value for name, value in together.items() if value is not None}
