@@ -40,7 +40,7 @@ def steps_taken(folder: Path) -> Dict[int, List[str]]:
         taken: Dict[int, List[str]] = {}
         for line in noted(folder, rank):
             if line != "run":
-                step, *samples = line.split()
+                step, _, *samples = line.split()
                 assert taken.setdefault(int(step), samples) == samples, f"rank {rank}, step {step}"
         per_rank.append(taken)
     # 2 x 2: ranks 0 and 1 are tensor peers, and so are ranks 2 and 3.
@@ -56,11 +56,15 @@ def uninterrupted() -> Dict[int, List[str]]:
     return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)}
 
 
-def losses(folder: Path) -> List[float]:
-    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-    found = {line["iteration"]: line["total_loss"] for line in lines if "total_loss" in line}
+def losses(folder: Path) -> Dict[int, str]:
+    """Step -> its loss, to the last digit; each run that came to a step must have had the same."""
+    found: Dict[int, str] = {}
+    for line in noted(folder, 0):
+        if line != "run":
+            step, loss = line.split()[:2]
+            assert found.setdefault(int(step), loss) == loss, f"step {step}"
     assert sorted(found) == list(range(STEPS))
-    return [found[step] for step in range(STEPS)]
+    return found
 
 
 def start(job: Job, *trainings: str) -> subprocess.Popen:

@@ -2,7 +2,7 @@
 
     interrupted_training.py STEPS CHECKPOINT_PERIOD FOLDER=DROPOUT ...
 
-Rank R appends a line "STEP EPOCH:INDEX ..." to FOLDER/taken-R as it ends a step, and "run" as it begins a training.
+Rank R appends a line "STEP LOSS EPOCH:INDEX ..." to FOLDER/taken-R as it ends a step, and "run" as it begins to train.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, List, Optional
 
 import oneflow as flow
 
@@ -24,6 +24,11 @@ taken: List[str] = []
 
 class NotingTrainer(DefaultTrainer):
     """Notes the samples of each batch that it takes."""
+
+    def build_hooks(self) -> List[Optional[HookBase]]:
+        # First, so that every rank has noted a step before it takes part in saving it: a resume begins after it.
+        notes = Notes(Path(self.cfg.train.output_dir) / f"taken-{get_rank()}")
+        return [notes, *super().build_hooks()]
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> Dict[str, Any]:
@@ -45,7 +50,9 @@ class Notes(HookBase):
         taken.clear()
 
     def after_step(self) -> None:
-        os.write(self._file, (" ".join([str(self.trainer.iter), *taken]) + "\n").encode())
+        # Rank 0 alone reads losses.
+        loss = self.trainer.storage.latest().get("total_loss", (None, None))[0]
+        os.write(self._file, (" ".join([str(self.trainer.iter), repr(loss), *taken]) + "\n").encode())
 
     def close(self) -> None:
         os.close(self._file)
@@ -63,9 +70,7 @@ def main() -> None:
         cfg.train.evaluation.enabled = False
         default_setup(cfg)
         seed_all(cfg.train.seed)
-        trainer = NotingTrainer(cfg)
-        trainer.register_hooks([Notes(Path(folder) / f"taken-{get_rank()}")])
-        trainer.train()
+        NotingTrainer(cfg).train()
         flow._oneflow_internal.eager.Sync()
 
 
