@@ -15,9 +15,9 @@ from libai_data.global_batch.shared_loader import SharedLoader
 from libai_data.integrations.from_iterable import from_iterable
 from libai_data.integrations.items import ArgumentNames
 from libai_data.integrations.loader import IterableLoader, NestedBatches
-from libai_data.integrations.sources import decoded, encoded
 from libai_data.loader.dataloader import DataLoader
 from libai_data.mesh import get_mesh
+from libai_data.plain_state import decoded, encoded
 
 logger = logging.getLogger(__name__)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import copy
 import inspect
-import json
-import pickle
+import logging
 from collections import abc
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.integrations.dali import PipelineRounds
 from libai_data.integrations.kinds import is_dali, is_dali_pipeline, is_ffcv, is_torch_loader, without_node_splitting
+from libai_data.plain_state import decoded, encoded
+
+logger = logging.getLogger(__name__)
 
 SaveState = Callable[[], str]
 """Gives the state of what is being iterated over, as JSON text."""
@@ -83,16 +84,25 @@ class Source:
         if _keeps_state(thing):
             if state is not None:
                 thing.load_state_dict(decoded(state))
-            return self._adapted(iter(thing)), lambda: encoded(thing.state_dict())
+            return self._adapted(iter(thing)), self._saver(thing.state_dict)
         iterator = iter(thing)
         for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
             if hasattr(iterator, save) and hasattr(iterator, load):
                 if state is not None:
                     getattr(iterator, load)(decoded(state))
-                return self._adapted(iterator), _StateOf(iterator, save)
+                return self._adapted(iterator), self._saver(getattr(iterator, save))
         if state is not None:
             raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
         return self._adapted(iterator), None
+
+    def _saver(self, get: Callable[[], Any]) -> Optional[SaveState]:
+        """What gives the state; None if a checkpoint cannot hold it, so that samples are counted instead."""
+        try:
+            encoded(get())
+        except CheckpointError as error:
+            logger.warning("The state of %s is not used; a resume counts its samples instead: %s", self.name, error)
+            return None
+        return lambda: encoded(get())
 
     def _made(self, epoch: int, shard: int, num_shards: int) -> Any:
         if self._is_factory:
@@ -117,16 +127,6 @@ class Source:
             # It writes each batch over an older one, which may still be in use.
             return (copy.deepcopy(batch) for batch in iterator)
         return iterator
-
-
-class _StateOf:
-    """Asks an iterator for its state."""
-
-    def __init__(self, iterator: Any, method: str) -> None:
-        self._get = getattr(iterator, method)
-
-    def __call__(self) -> str:
-        return encoded(self._get())
 
 
 def _yields_batches(thing: Any) -> bool:
@@ -162,22 +162,3 @@ def _keeps_state(thing: Any) -> bool:
             return False
         examples = getattr(examples, "ex_iterable", None)
     return True
-
-
-def encoded(state: Any) -> str:
-    """A state of any kind as JSON text; what JSON cannot hold is pickled into it."""
-    try:
-        text = json.dumps(state)
-        if json.loads(text) == state:
-            return text
-    except (TypeError, ValueError):
-        pass
-    return json.dumps({"pickled": base64.b64encode(pickle.dumps(state)).decode()})
-
-
-def decoded(text: str) -> Any:
-    """The inverse of `encoded`."""
-    state = json.loads(text)
-    if isinstance(state, dict) and set(state) == {"pickled"}:
-        return pickle.loads(base64.b64decode(state["pickled"]))
-    return state

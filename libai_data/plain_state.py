@@ -1,0 +1,98 @@
+"""States of other libraries' objects as JSON text, from which nothing but plain values is ever made again.
+
+A checkpoint may come from anywhere, and a pickle would run what whoever wrote it put there.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import CheckpointError
+
+_TAG = "__kind__"
+
+
+def encoded(state: Any) -> str:
+    """A state as JSON text.
+
+    Args:
+        state: numbers, strings, bytes, None, numpy arrays and scalars, torch tensors; lists, tuples, sets and dicts of
+            these.
+
+    Raises:
+        CheckpointError: It holds anything else; its type and where it stands are named.
+    """
+    return json.dumps(_packed(state, "state"))
+
+
+def decoded(text: str) -> Any:
+    """The inverse of `encoded`.
+
+    Raises:
+        CheckpointError: The text was not made by it.
+    """
+    try:
+        return _unpacked(json.loads(text))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"a saved state cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _packed(value: Any, where: str) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is list:
+        return [_packed(item, f"{where}[{place}]") for place, item in enumerate(value)]
+    if type(value) is dict and all(type(key) is str for key in value) and _TAG not in value:
+        return {key: _packed(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, dict):
+        items = [[_packed(key, where), _packed(item, f"{where}[{key!r}]")] for key, item in value.items()]
+        return {_TAG: "dict", "items": items}
+    if isinstance(value, (tuple, set, frozenset)):
+        kind = "tuple" if isinstance(value, tuple) else "set"
+        return {_TAG: kind, "items": [_packed(item, where) for item in value]}
+    if isinstance(value, (bytes, bytearray)):
+        return {_TAG: "bytes", "base64": _text_of(bytes(value))}
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biufc":
+        return _packed_array(np.asarray(value), "array" if isinstance(value, np.ndarray) else "scalar")
+    if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
+        return _packed_array(value.detach().cpu().numpy(), "torch")
+    raise CheckpointError(
+        f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not keep, "
+        "since it holds no pickles; return numbers, strings, bytes, arrays, and lists and dicts of these"
+    )
+
+
+def _packed_array(array: np.ndarray, kind: str) -> Any:
+    return {_TAG: kind, "dtype": array.dtype.str, "shape": list(array.shape), "base64": _text_of(array.tobytes())}
+
+
+def _text_of(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_TAG)
+    if kind is None:
+        return {key: _unpacked(item) for key, item in value.items()}
+    if kind == "dict":
+        return {_unpacked(key): _unpacked(item) for key, item in value["items"]}
+    if kind in ("tuple", "set"):
+        items = [_unpacked(item) for item in value["items"]]
+        return tuple(items) if kind == "tuple" else set(items)
+    content = base64.b64decode(value["base64"])
+    if kind == "bytes":
+        return content
+    array = np.frombuffer(content, np.dtype(value["dtype"])).reshape(value["shape"]).copy()
+    if kind == "torch":
+        import torch
+
+        return torch.from_numpy(array)
+    return array if kind == "array" else array[()]
