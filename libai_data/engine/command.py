@@ -12,6 +12,7 @@ from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.datamodule_stages import stages_of
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
+from libai_data.engine.joining import join_ranks
 from libai_data.engine.liveness import say_farewell
 from libai_data.engine.setup import default_setup, seed_all
 from libai_data.errors import ConfigError
@@ -33,7 +34,9 @@ def main(argv: Optional[Sequence[str]] = None, trainer_class: Type[DefaultTraine
         Results of the last evaluation.
     """
     args = default_argument_parser().parse_args(argv)
-    with end_job_on_failure(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))):
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    with end_job_on_failure(rank, world_size):
+        join_ranks(rank, world_size)
         # Configs import each other, and a user's own modules, from the working directory.
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())

@@ -1,0 +1,46 @@
+"""A rank whose peers never start ends, although OneFlow waits for them inside its import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Dict
+
+import pytest
+
+from libai_data.engine.joining import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from libai_data.errors import ConfigError
+from libai_data.launch import free_port
+
+
+def alone_of_two(rank: int, seconds: str) -> Dict[str, str]:
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": str(rank)}
+    return {**os.environ, **job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "tools" / "train_net.py"), str(repository / "configs/vit_digits.py")]
+    start = time.monotonic()
+    ended = subprocess.run(
+        command, env=alone_of_two(rank, "3"), cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode != 0
+    assert f"rank {rank} ends: the 2 ranks have not all come within 3 s; were all of them started" in ended.stderr
+    assert time.monotonic() - start < 30
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
+def test_a_time_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_JOIN_VARIABLE, value)
+    with pytest.raises(ConfigError, match=SECONDS_TO_JOIN_VARIABLE):
+        seconds_to_join()
+
+
+def test_ranks_wait_ten_minutes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SECONDS_TO_JOIN_VARIABLE, raising=False)
+    assert seconds_to_join() == 600
