@@ -80,11 +80,25 @@ def _differences(signatures: List[List[FieldSignature]]) -> List[str]:
             variants.setdefault(f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}", []).append(rank)
         if len(variants) > 1:
             shown = ", but ".join(f"{variant} on rank {_listed(ranks)}" for variant, ranks in variants.items())
-            found.append(f"field '{name}' is {shown}")
+            found.append(f"field '{name}' is {shown}{_advice(signatures, name)}")
     return found or [
         "the fields come in another order: "
         + ", ".join(f"rank {rank} has {[field[0] for field in signature]}" for rank, signature in enumerate(signatures))
     ]
+
+
+def _advice(signatures: List[List[FieldSignature]], name: str) -> str:
+    """What to do where samples were padded to other lengths, as each reader knows its own samples only."""
+    fields = [field for signature in signatures for field in signature if field[0] == name]
+    shapes = {field[2] for field in fields}
+    differ_in_shape_alone = len({(field[1], field[3], field[4]) for field in fields}) == 1
+    same_rows = len({(len(shape), shape[:1]) for shape in shapes}) == 1
+    if not (differ_in_shape_alone and same_rows):
+        return ""
+    return (
+        " (a collator that pads to the longest sees what its own process reads: pad to one length, as PadCollator does "
+        "with fixed=True, or let rank 0 read for all with readers=rank0)"
+    )
 
 
 def _listed(ranks: Iterable[int]) -> str:

@@ -26,7 +26,8 @@ TOLD = {
     "other signature on rank 1": r"field 'x' is .*'broadcast'\] on layer 0 on rank 0, but .*'split_1'\] .* on rank 1",
     "other layer on rank 1": r"field 'x' is .* on layer 0 on rank 0, but .* on layer -1 on rank 1",
     "first batch of a loader": r"field 'y' is int64 .* on rank 0, but bool .* on rank 1",
-    "third batch of a collator": r"field 'tokens' is float64 \[2, 3\], .* rank 0, but float64 \[2, 5\], .* rank 1",
+    "third batch of a collator": r"field 'tokens' is float64 \[2, 3\], .* rank 0, but float64 \[2, 5\], .* rank 1 "
+    r"\(a collator that pads .*fixed=True, .*readers=rank0",
     "agree again": "agreed",
 }
 
