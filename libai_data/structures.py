@@ -175,6 +175,7 @@ class Instance:
     _info: Optional[BatchInfo] = None
     _rows: Optional[RowIndices] = None
     _parts: FrozenSet[str] = frozenset()
+    _absent: FrozenSet[str] = frozenset()
     _agreement: Optional[Agreement] = None
 
     def __init__(self, **fields: Any) -> None:

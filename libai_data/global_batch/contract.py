@@ -14,6 +14,7 @@ from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import BatchInfo, DistTensorData, RowIndices
 
 _STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER, _FIELDS = range(8)
+_ABSENT = -1
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
 
 
@@ -23,6 +24,7 @@ def check_contract(
     rows: Optional[RowIndices],
     order: str = "",
     parts: AbstractSet[str] = frozenset(),
+    absent: AbstractSet[str] = frozenset(),
 ) -> None:
     """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
 
@@ -36,6 +38,7 @@ def check_contract(
         rows: which samples this rank read; None where another read for it.
         order: what decides the order of the samples, in words.
         parts: fields of which tensor peers hold different parts, and so different bytes.
+        absent: fields whose bytes this rank was not sent, since its stage does not need them.
 
     Raises:
         SchemaError: On every rank alike: the fields differ.
@@ -53,7 +56,7 @@ def check_contract(
     if not problems:
         count = int(heads[0, _SIZE]) // mesh.data_parallel_size
         whole = {name: value for name, value in fields.items() if name not in parts}
-        table = gather_words(np.concatenate([_checksums(whole), _samples(rows, count)]))
+        table = gather_words(np.concatenate([_checksums(whole, absent), _samples(rows, count)]))
         problems = _different_bytes(table, list(whole), mesh)
         problems += _samples_read_wrongly(heads, table[:, len(whole) :], mesh)
     if problems:
@@ -65,8 +68,9 @@ def _head(info: Optional[BatchInfo], rows: Optional[RowIndices], order: str, fie
     return np.array([*place, rows is not None, digest_of(order.encode()), fields], dtype=np.int64)
 
 
-def _checksums(fields: Mapping[str, DistTensorData]) -> np.ndarray:
-    return np.array([checksum_of(value.tensor.numpy()) for value in fields.values()], dtype=np.int64)
+def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -> np.ndarray:
+    words = [_ABSENT if name in absent else checksum_of(value.tensor.numpy()) for name, value in fields.items()]
+    return np.array(words, dtype=np.int64)
 
 
 def _samples(rows: Optional[RowIndices], count: int) -> np.ndarray:
@@ -104,7 +108,8 @@ def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) ->
     found = []
     for column, name in enumerate(names):
         for shard, ranks in _ranks_by_shard(mesh).items():
-            odd = _odd_ones_out({rank: table[rank, column].tobytes() for rank in ranks})
+            words = {rank: table[rank, column] for rank in ranks}
+            odd = _odd_ones_out({rank: word.tobytes() for rank, word in words.items() if word != _ABSENT})
             if odd:
                 found.append(
                     f"field '{name}': rank {odd[0]} holds other bytes than rank {odd[1]} (both of shard {shard})"

@@ -1,4 +1,4 @@
-"""Batches between nodes: rank 0 sends the leader of each other node the rows that its ranks need, and no others.
+"""Batches between nodes: rank 0 sends the leader of each other node the rows of the fields that its ranks need.
 
 A sending thread for each node, and a receiving one there, move bytes while the models compute; sockets bound what is
 under way.
@@ -11,7 +11,7 @@ import socket
 import threading
 from collections import deque
 from contextlib import suppress
-from typing import Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -41,16 +41,24 @@ class NetworkPublisher:
         shards: those of its ranks, ascending.
         data_parallel_size: shards of a whole batch.
         ahead: batches that may wait to be sent.
+        is_sent: of a field with this placement_idx, whether the bytes are sent, and not only shape and dtype.
     """
 
     def __init__(
-        self, link: socket.socket, node: int, shards: Sequence[int], data_parallel_size: int, ahead: int
+        self,
+        link: socket.socket,
+        node: int,
+        shards: Sequence[int],
+        data_parallel_size: int,
+        ahead: int,
+        is_sent: Callable[[int], bool] = lambda placement_idx: True,
     ) -> None:
         self._link = link
         self._node = node
         self._shards = shards
         self._data_parallel_size = data_parallel_size
         self._ahead = ahead
+        self._is_sent = is_sent
         self._generation = 0
         # What the two threads share, and tell each other of.
         self._changed = threading.Condition()
@@ -79,8 +87,12 @@ class NetworkPublisher:
             pieces = [array[shard * rows : (shard + 1) * rows] for shard in self._shards]
             layout = batch.layouts[name]
             shape = [rows * len(pieces), *array.shape[1:]]
-            fields.append([name, array.dtype.str, shape, list(layout.sbp_list), layout.placement_idx])
-            buffers += [np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data for piece in pieces if piece.size]
+            is_sent = self._is_sent(layout.placement_idx)
+            fields.append([name, array.dtype.str, shape, list(layout.sbp_list), layout.placement_idx, is_sent])
+            if is_sent:
+                buffers += [
+                    np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data for piece in pieces if piece.size
+                ]
         self._put({"kind": "batch", "info": batch.info._asdict(), "fields": fields}, buffers)
 
     def end(self) -> None:
@@ -232,13 +244,16 @@ class NetworkFeed:
 
     def _receive_batch(self, head: Dict[str, Any]) -> NodeBatch:
         fields = head["fields"]
-        specs = lay_out((name, np.dtype(dtype), shape) for name, dtype, shape, _, _ in fields)
+        specs = lay_out((name, np.dtype(dtype), shape) for name, dtype, shape, *_ in fields)
         slot = self._ring.acquire(bytes_of(specs))
         arrays = self._ring.hand_out(slot, specs)
-        for array in arrays.values():
-            if array.size:
+        for name, *_, is_sent in fields:
+            array = arrays[name]
+            if not is_sent:
+                array.fill(0)
+            elif array.size:
                 receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
-        layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index in fields}
+        layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index, _ in fields}
         return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, (slot.offset, slot.size), specs)
 
     def close(self) -> None:

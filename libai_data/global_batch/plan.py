@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Tuple
 
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, MeshError, nearest
 from libai_data.parallel_mesh import ParallelMesh
 
 READERS = ("data_parallel", "node", "rank0")
@@ -65,6 +65,21 @@ class ReadPlan:
         if self.readers == "rank0" and node == 0:
             return tuple(range(self.mesh.data_parallel_size))
         return self.shards_of_node(node)
+
+    def is_sent_to(self, node: int, placement_idx: int) -> bool:
+        """Whether a node gets the bytes of a field that belongs to this layer, or only its shape and dtype.
+
+        Args:
+            node: the node.
+            placement_idx: of the field.
+        """
+        if self.readers != "rank0" or node == 0:
+            return True
+        try:
+            holders = self.mesh.layer_ranks(placement_idx)
+        except MeshError:
+            return True  # Every rank will find out, and say of which field, when it makes the tensor global.
+        return not set(holders).isdisjoint(self.ranks_of(node))
 
     def rows_of(self, rank: int, held: Tuple[int, ...], micro_batch_size: int) -> slice:
         """A rank's rows within memory that holds some shards one behind the other.

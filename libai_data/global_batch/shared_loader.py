@@ -9,7 +9,8 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, Deque, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from functools import partial
+from typing import Any, Callable, Collection, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, Union
 
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, in_one_line
@@ -21,6 +22,7 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.batches import assemble
 from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.fingerprint import restore_stream
+from libai_data.loader.schema import Layout
 from libai_data.mesh import broadcast_py_object
 from libai_data.samplers.sampler import StreamSampler, can_follow, order_in_words
 from libai_data.samplers.schedule import Ranges, StepSchedule
@@ -165,7 +167,14 @@ class SharedLoader:
         if network is not None:
             links = accept_leaders(network, range(1, mesh.num_nodes), secret)
             self._publishers += [
-                NetworkPublisher(link, other, plan.shards_of_node(other), mesh.data_parallel_size, _SENT_AHEAD)
+                NetworkPublisher(
+                    link,
+                    other,
+                    plan.shards_of_node(other),
+                    mesh.data_parallel_size,
+                    _SENT_AHEAD,
+                    partial(plan.is_sent_to, other),
+                )
                 for other, link in sorted(links.items())
             ]
         return feed
@@ -270,7 +279,14 @@ class SharedLoader:
         own = slice(None) if len(self._held) == 1 else self._plan.rows_of(self._rank, self._held, rows)
         arrays = {name: array[own] for name, array in batch.arrays.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
-        return assemble(arrays, batch.layouts, batch.info, read, self._agreement)
+        instance = assemble(arrays, batch.layouts, batch.info, read, self._agreement)
+        instance._absent = self._absent(batch.layouts)
+        return instance
+
+    def _absent(self, layouts: Mapping[str, Layout]) -> FrozenSet[str]:
+        """Fields whose bytes were not sent to this node, since none of its ranks needs them."""
+        node = self._plan.node_of(self._rank)
+        return frozenset(name for name, each in layouts.items() if not self._plan.is_sent_to(node, each.placement_idx))
 
     def follow(
         self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None

@@ -47,7 +47,7 @@ def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) 
     agreement = batch._agreement if isinstance(batch, Instance) else None
     is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
     if is_due and isinstance(batch, Instance) and agreement is not None:
-        check_contract(fields, batch._info, batch._rows, agreement.order, batch._parts)
+        check_contract(fields, batch._info, batch._rows, agreement.order, batch._parts, batch._absent)
     elif agreement is None or not agreement.fields_agree:
         check_same_on_all_ranks(signature_of(fields))
     if agreement is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import AbstractSet, Any, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
     set_mesh(None if before.world_size == 1 else before)
 
 
-def _checksums(fields: Dict[str, DistTensorData]) -> np.ndarray:
+def _checksums(fields: Dict[str, DistTensorData], absent: AbstractSet[str] = frozenset()) -> np.ndarray:
     return np.array([checksum_of(value.tensor) for value in fields.values()], dtype=np.int64)
 
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def batch(number: int, length: int = 5, **fields: np.ndarray) -> NodeBatch:
 class Link:
     """Rank 0's end and that of node 1, which has shards 1 and 3, over TCP."""
 
-    def __init__(self, ahead: int = 2) -> None:
+    def __init__(self, ahead: int = 2, is_sent: Callable[[int], bool] = lambda placement_idx: True) -> None:
         listener, port = open_network_link()
         ends: List[socket.socket] = []
         meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
@@ -55,7 +55,7 @@ class Link:
         self.rank0_end = accept_leaders(listener, [1], SECRET)[1]
         meeting.join()
         self.node_end = ends[0]
-        self.publisher = NetworkPublisher(self.rank0_end, 1, (1, 3), SHARDS, ahead)
+        self.publisher = NetworkPublisher(self.rank0_end, 1, (1, 3), SHARDS, ahead, is_sent)
         self.arena = Arena()
         self.feed = NetworkFeed(self.node_end, self.arena, ahead)
         self.begin()
@@ -110,6 +110,27 @@ def test_a_node_gets_its_own_rows_in_order(link: Link) -> None:
         for name, array in sent.arrays.items():
             assert got.arrays[name].dtype == array.dtype
             assert got.arrays[name].tolist() == own_rows(array)
+
+
+def bytes_received(end: socket.socket) -> int:
+    """What a TCP connection has received: tcpi_bytes_received, 64 bits at this place of Linux's tcp_info."""
+    return int.from_bytes(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)[128:136], "little")
+
+
+@pytest.mark.parametrize(("stages", "most", "least"), [((0, -1), 700_000, 590_000), ((-1,), 4_000, 0)])
+def test_what_only_other_stages_need_is_not_sent(stages: Tuple[int, ...], most: int, least: int) -> None:
+    """Counted by the system: of a megabyte for the first stage, nothing reaches a node that has only the last one."""
+    link = Link(is_sent=lambda placement_idx: placement_idx in stages)
+    for number in range(3):  # The memory of the one before is used again.
+        link.publisher.publish(batch(number, big=np.ones((12, 100_000 // 3), np.uint8)))
+        got = link.feed.next()
+        assert got is not None
+        assert got.arrays["label"].tolist() == own_rows(np.arange(12) + number)
+        assert got.arrays["big"].shape == (6, 100_000 // 3)
+        assert got.arrays["big"].max() == (0 in stages)
+        del got
+    assert least < bytes_received(link.node_end) < most
+    link.close()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"])

@@ -77,3 +77,16 @@ def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: Read
 def test_unknown_readers_are_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"readers is 'nodes'.*Did you mean 'node'"):
         ReadPlan(ParallelMesh(1, 1, 1), "nodes")
+
+
+def test_a_field_is_sent_to_the_nodes_whose_ranks_hold_its_layer() -> None:
+    mesh = ParallelMesh(1, 2, 2, num_nodes=2, layer_stage_ids=(0, 1, 1))
+    plan = ReadPlan(mesh, "rank0")
+    assert [[plan.is_sent_to(node, layer) for layer in (0, 1, -1)] for node in (0, 1)] == [
+        [True] * 3,
+        [False, True, True],
+    ]
+    assert all(plan.is_sent_to(1, layer) for layer in (7, -7))  # no such layer: said where the tensor is made global
+    assert ReadPlan(mesh, "node").is_sent_to(1, 0)
+    both = ReadPlan(ParallelMesh(2, 1, 2, num_nodes=2, layer_stage_ids=(0, 1)), "rank0")
+    assert [both.is_sent_to(1, layer) for layer in (0, 1)] == [False, True]

@@ -14,7 +14,7 @@ import os
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 import oneflow as flow
@@ -81,15 +81,26 @@ def seen(batch: Any, convert: bool = True) -> Dict[str, Any]:
     """A batch's place, and each row's digest by field."""
     info = batch_info(batch)
     assert info is not None
-    rows: Dict[str, List[str]] = {}
+    rows: Dict[str, Optional[List[str]]] = {}
     for name, data in batch.get_fields().items():
         array = data.tensor.numpy()
+        if name in batch._absent:
+            # Not sent to this node, for none of its ranks is of the stage that needs it.
+            assert not set(get_mesh().layer_ranks(data.placement_idx)) & set(ranks_of_this_node())
+            assert not array.any()
+            rows[name] = None
+            continue
         rows[name] = [f"{array.dtype} {list(row.shape)} {hashlib.md5(row.tobytes()).hexdigest()[:8]}" for row in array]
     if convert:
         for name, tensor in to_global(batch).items():
             assert tensor.shape[0] == GLOBAL_BATCH, name
     place = [info.step, info.epoch, info.position, info.size, info.valid]
     return {"shard": get_mesh().data_parallel_rank, "place": place, "rows": rows}
+
+
+def ranks_of_this_node() -> List[int]:
+    per_node = get_mesh().ranks_per_node
+    return [rank for rank in range(get_mesh().world_size) if rank // per_node == RANK // per_node]
 
 
 def micro_batch() -> int:
