@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from typing import IO, Any, Dict, List, Optional, Type
 from libai_data.benchmark.messages import Line
 
 RANK_PROGRAM = "libai_data.benchmark.crew_rank"
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl
 _SECONDS_TO_COME = 120.0
 _SECONDS_TO_ANSWER = 300.0
 _SECONDS_TO_LEAVE = 20.0
@@ -57,6 +61,7 @@ class Crew:
                 stdout=self._output,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
+                preexec_fn=_end_with_parent,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             )
             listener.settimeout(_SECONDS_TO_COME)
@@ -110,6 +115,11 @@ class Crew:
         start = max(0, size - _LONGEST_OUTPUT)
         said = os.pread(output.fileno(), _LONGEST_OUTPUT, start).decode(errors="replace") if output is not None else ""
         return CrewError(f"{what}\nThe ranks wrote:\n{said}")
+
+
+def _end_with_parent() -> None:
+    """Runs in the launcher, before its program: whatever kills the benchmark ends the ranks too."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class SharedCrew:
