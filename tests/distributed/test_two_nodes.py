@@ -39,13 +39,18 @@ pytestmark = pytest.mark.skipif(reason is not None, reason=reason or "")
 
 def run_on(nodes: Sequence[Node], timeout: float, script: Path, *args: str) -> Ended:
     """Run a script on two ranks of each node, through a launcher on each."""
-    port = str(free_port())
     with Job() as job:
-        for number, node in enumerate(nodes):
-            where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", nodes[0].address]
-            command = launch_command(2, *where, "--master_port", port) + [str(BOOTSTRAP), str(script), *args]
-            job.start(node.command(*command), ranks_environment())
+        start_on(job, nodes, script, *args)
         return job.wait(timeout)
+
+
+def start_on(job: Job, nodes: Sequence[Node], script: Path, *args: str) -> None:
+    """Start a script on two ranks of each node, through a launcher on each."""
+    port = str(free_port())
+    for number, node in enumerate(nodes):
+        where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", nodes[0].address]
+        command = launch_command(2, *where, "--master_port", port) + [str(BOOTSTRAP), str(script), *args]
+        job.start(node.command(*command), ranks_environment())
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +178,21 @@ def test_a_failure_on_one_node_ends_both(case: str, readers: str, tmp_path: Path
         assert len(re.findall(r"^OSError: sample 45 cannot be read", ended.output, re.MULTILINE)) == 1
     if case.startswith("kill"):
         assert says_who_is_gone(ended.output), ended.output
+
+
+def test_a_network_that_vanishes_without_a_word_ends_both_nodes(tmp_path: Path) -> None:
+    """Nothing is closed: packets are lost, and no side hears of the other any more."""
+    with two_nodes() as nodes, Job() as job:
+        start_on(job, nodes, FAULTS, "hang:1", "rank0", "0", str(tmp_path))
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "fault").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        nodes[0].run("ip", "link", "set", "veth0", "down")
+        vanished = time.time()
+        ended = job.wait(60)
+    print(f"the job ended {ended.at - vanished:.2f} s after the network had vanished")
+    assert all(ended.codes), ended.output
+    assert not ended.left, ended.output
+    assert ended.at - vanished < 30, ended.output
+    for output, other in zip(ended.outputs, ("rank 2 of node 1", "rank 0")):
+        assert f"{other}, or the network to it, is gone" in output, ended.output

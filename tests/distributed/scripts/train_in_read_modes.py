@@ -1,0 +1,90 @@
+"""Trains on 2 x 2 ranks in every read mode: `train_in_read_modes.py FOLDER`.
+
+Rank 0 writes `FOLDER/losses.json`: how it trains -> read mode -> the mean loss of each step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import oneflow as flow
+
+from configs.models.vit import VisionTransformer
+from libai_data.build import build_image_train_loader
+from libai_data.engine.eager_trainer import EagerTrainer
+from libai_data.engine.graph import GraphBase
+from libai_data.engine.graph_trainer import GraphTrainer
+from libai_data.global_batch import to_global
+from libai_data.mesh import ParallelMesh, set_mesh, synchronize, tensor_to_rank0
+from tests.engine.tiny_images import TinyImages
+
+RANK = flow.env.get_rank()
+MODES = ("data_parallel", "node", "rank0")
+STEPS, MICRO_BATCHES, ROWS = 4, 2, 4
+
+
+class WritesIntoItsInputs(VisionTransformer):
+    """A model that scales its images where they lie."""
+
+    def forward(self, images: Any, labels: Any = None) -> Dict[str, Any]:
+        images.mul_(0.5)
+        outputs: Dict[str, Any] = super().forward(images, labels)
+        return outputs
+
+
+def losses_of(model_class: Callable[..., Any], graph_mode: bool, readers: str, micro_batches: int) -> List[float]:
+    """Losses of a training; a step sees as many samples with and without accumulation."""
+    flow.manual_seed(1)
+    model = model_class(image_size=4, patch_size=2, in_channels=1, num_classes=3, dim=8, depth=2, num_heads=2)
+    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    loader, _, _ = build_image_train_loader(
+        TinyImages(40), ROWS * MICRO_BATCHES // micro_batches, num_workers=0, seed=3, readers=readers
+    )
+    trainer: Any
+    if graph_mode:
+        trainer = GraphTrainer(GraphBase(model, optimizer, grad_acc_steps=micro_batches), loader, micro_batches)
+    else:
+        trainer = EagerTrainer(model, loader, optimizer, micro_batches)
+    losses: List[float] = []
+
+    def write(loss_dict: Dict[str, Any], data_time: float, prefix: str = "") -> None:
+        losses.append(float(tensor_to_rank0(sum(loss_dict.values()), to_local=True).numpy().sum()))
+
+    trainer.write_metrics = write
+    trainer.max_iter = STEPS
+    for trainer.iter in range(STEPS):
+        trainer.run_step(to_global, "cpu")
+    synchronize()
+    loader.close()
+    return losses
+
+
+WAYS: Dict[str, Tuple[Callable[..., Any], bool, int]] = {
+    "eager": (VisionTransformer, False, 1),
+    "eager, accumulated": (VisionTransformer, False, MICRO_BATCHES),
+    "eager, writing into its inputs": (WritesIntoItsInputs, False, 1),
+    "graph": (VisionTransformer, True, 1),
+    "graph, accumulated": (VisionTransformer, True, MICRO_BATCHES),
+}
+
+
+def main() -> None:
+    set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
+    found: Dict[str, Dict[str, List[float]]] = {}
+    for way, (model_class, graph_mode, micro_batches) in WAYS.items():
+        for readers in MODES:
+            losses = losses_of(model_class, graph_mode, readers, micro_batches)
+            found.setdefault(way, {})[readers] = losses
+    if RANK == 0:
+        Path(sys.argv[1], "losses.json").write_text(json.dumps(found))
+    synchronize()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
+    os._exit(0)
