@@ -15,6 +15,7 @@ import oneflow as flow
 
 from configs.models.vit import VisionTransformer
 from libai_data.build import build_image_train_loader
+from libai_data.engine.batches import StepInputs
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.graph_trainer import GraphTrainer
@@ -36,19 +37,24 @@ class WritesIntoItsInputs(VisionTransformer):
         return outputs
 
 
-def losses_of(model_class: Callable[..., Any], graph_mode: bool, readers: str, micro_batches: int) -> List[float]:
-    """Losses of a training; a step sees as many samples with and without accumulation."""
+def trainer_of(model_class: Callable[..., Any], graph_mode: bool, micro_batches: int) -> Tuple[Any, List[Any]]:
+    """A trainer of a new model, and the model's parameters."""
     flow.manual_seed(1)
     model = model_class(image_size=4, patch_size=2, in_channels=1, num_classes=3, dim=8, depth=2, num_heads=2)
-    optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+    parameters = list(model.parameters())
+    optimizer = flow.optim.SGD(parameters, lr=0.1)
+    if graph_mode:
+        graph = GraphBase(model, optimizer, grad_acc_steps=micro_batches)
+        return GraphTrainer(graph, [], micro_batches), parameters
+    return EagerTrainer(model, [], optimizer, micro_batches), parameters
+
+
+def losses_of(trainer: Any, readers: str, micro_batches: int) -> List[float]:
+    """Losses of a training; a step sees as many samples with and without accumulation."""
     loader, _, _ = build_image_train_loader(
         TinyImages(40), ROWS * MICRO_BATCHES // micro_batches, num_workers=0, seed=3, readers=readers
     )
-    trainer: Any
-    if graph_mode:
-        trainer = GraphTrainer(GraphBase(model, optimizer, grad_acc_steps=micro_batches), loader, micro_batches)
-    else:
-        trainer = EagerTrainer(model, loader, optimizer, micro_batches)
+    trainer.inputs = StepInputs(loader)
     losses: List[float] = []
 
     def write(loss_dict: Dict[str, Any], data_time: float, prefix: str = "") -> None:
@@ -75,10 +81,18 @@ WAYS: Dict[str, Tuple[Callable[..., Any], bool, int]] = {
 def main() -> None:
     set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
     found: Dict[str, Dict[str, List[float]]] = {}
+    trainers = []
     for way, (model_class, graph_mode, micro_batches) in WAYS.items():
+        trainer, parameters = trainer_of(model_class, graph_mode, micro_batches)
+        # A graph takes seconds to compile, so that one serves all modes; and all are kept, since each rank's garbage
+        # collector would end them at another moment.
+        trainers.append(trainer)
+        weights = [parameter.detach().clone() for parameter in parameters]
         for readers in MODES:
-            losses = losses_of(model_class, graph_mode, readers, micro_batches)
-            found.setdefault(way, {})[readers] = losses
+            with flow.no_grad():
+                for parameter, weight in zip(parameters, weights):
+                    parameter.copy_(weight)
+            found.setdefault(way, {})[readers] = losses_of(trainer, readers, micro_batches)
     if RANK == 0:
         Path(sys.argv[1], "losses.json").write_text(json.dumps(found))
     synchronize()
