@@ -33,6 +33,10 @@ class SampleError(DataPipelineError, RuntimeError):
     """A sample could not be read or transformed."""
 
 
+class FormatError(DataPipelineError, ValueError):
+    """A data file is truncated, of another format, or contradicts itself."""
+
+
 class ContractError(DataPipelineError, RuntimeError):
     """The ranks are not fed alike: what the layout promises does not hold."""
 

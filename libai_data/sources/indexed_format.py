@@ -1,0 +1,178 @@
+"""The index of `.bin/.idx` files: the memory-mapped format that LiBai and Megatron-LM share.
+
+`<prefix>.bin` holds the tokens of all sequences, one behind the other. `<prefix>.idx` holds, little-endian:
+
+| offset | what |
+|---|---|
+| 0 | 9 bytes, `MMIDIDX` and two zeros |
+| 9 | uint64, version: 1 |
+| 17 | uint8, code of the tokens' dtype |
+| 18 | uint64, n: number of sequences |
+| 26 | uint64, m: length of the document index |
+| 34 | int32 [n], tokens of each sequence |
+| 34 + 4n | int64 [n], the byte of `.bin` at which each sequence begins |
+| 34 + 12n | int64 [m], the first sequence of each document, and n at the end |
+
+Format: `MMapIndexedDataset` of LiBai 0.1.1, `libai/data/data_utils/indexed_dataset.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import ConfigError, FormatError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+"""Codes of the dtypes that tokens may have."""
+
+LARGEST_SEQUENCE = 2**31 - 1
+"""Tokens of a sequence, whose number is kept as int32."""
+
+_FLOAT_CODES = (6, 7)
+_HEADER = struct.Struct("<9sQBQQ")
+_SIZES, _POINTERS, _DOCUMENTS = np.dtype("<i4"), np.dtype("<i8"), np.dtype("<i8")
+_CHECKED_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class SequenceIndex:
+    """What an `.idx` file says.
+
+    Args:
+        dtype: of the tokens.
+        sizes: int32 [n], tokens of each sequence.
+        pointers: int64 [n], byte of `.bin` at which each begins.
+        documents: int64 [documents + 1], the first sequence of each document, and n at the end.
+    """
+
+    dtype: np.dtype
+    sizes: np.ndarray
+    pointers: np.ndarray
+    documents: np.ndarray
+
+
+def code_of(dtype: Any) -> int:
+    """The code of a dtype.
+
+    Raises:
+        ConfigError: The format has none for it.
+    """
+    for code, known in DTYPES.items():
+        if np.dtype(dtype) == known:
+            return code
+    names = [np.dtype(known).name for known in DTYPES.values()]
+    raise ConfigError(f"tokens of dtype {np.dtype(dtype)} cannot be written as .bin/.idx; the format has {names}")
+
+
+def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex:
+    """Read an index without copying it, and check all that it says.
+
+    Args:
+        content: uint8, the bytes of the `.idx` file; the arrays of the result are views of it.
+        bin_bytes: size of the `.bin` file.
+        name: of the `.idx` file, for errors.
+
+    Raises:
+        FormatError: The file is truncated, of another format, or contradicts itself or its `.bin` file.
+    """
+    if len(content) < _HEADER.size:
+        _refuse_short(content, name)
+    magic, version, code, count, document_entries = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    if magic != MAGIC:
+        raise FormatError(f"{name} begins with {magic!r}, where a .idx file of this format has {MAGIC!r} at offset 0")
+    if version != VERSION:
+        raise FormatError(f"{name} has version {version} at offset 9; known is {VERSION}")
+    if code not in DTYPES:
+        what = "which stands for floats, not tokens" if code in _FLOAT_CODES else f"known are {sorted(DTYPES)}"
+        raise FormatError(f"{name} has the dtype code {code} at offset 17; {what}")
+    pointers_at = _HEADER.size + _SIZES.itemsize * count
+    documents_at = pointers_at + _POINTERS.itemsize * count
+    end = documents_at + _DOCUMENTS.itemsize * document_entries
+    if end != len(content):
+        raise FormatError(
+            f"{name} has {len(content)} bytes, but by its header ({count} sequences at offset 18, {document_entries} "
+            f"document entries at offset 26) it has {end}; it is truncated, or not finished"
+        )
+    index = SequenceIndex(
+        np.dtype(DTYPES[code]),
+        content[_HEADER.size : pointers_at].view(_SIZES),
+        content[pointers_at:documents_at].view(_POINTERS),
+        content[documents_at:end].view(_DOCUMENTS),
+    )
+    _check_sequences(index, bin_bytes, name)
+    _check_documents(index.documents, count, documents_at, name)
+    return index
+
+
+def index_header(dtype: Any, sequences: int, document_entries: int) -> bytes:
+    """The first 34 bytes of an `.idx` file."""
+    return _HEADER.pack(MAGIC, VERSION, code_of(dtype), sequences, document_entries)
+
+
+def _refuse_short(content: np.ndarray, name: str) -> None:
+    begins = content[: len(MAGIC)].tobytes()
+    if not MAGIC.startswith(begins):
+        raise FormatError(f"{name} begins with {begins!r}, where a .idx file of this format has {MAGIC!r} at offset 0")
+    raise FormatError(f"{name} ends at offset {len(content)}; its header alone has {_HEADER.size} bytes")
+
+
+def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
+    """Each sequence begins where the one before it ends; done in parts, which stay in the processor's cache."""
+    count, itemsize, expected = len(index.sizes), index.dtype.itemsize, 0
+    for first in range(0, count, _CHECKED_AT_ONCE):
+        sizes = index.sizes[first : first + _CHECKED_AT_ONCE].astype(np.int64)
+        pointers = index.pointers[first : first + _CHECKED_AT_ONCE]
+        if int(sizes.min()) < 0:
+            place = first + int(np.argmax(sizes < 0))
+            raise FormatError(
+                f"{name} says at offset {_HEADER.size + 4 * place} that sequence {place} has "
+                f"{index.sizes[place]} tokens"
+            )
+        # At most the size of the file, and 2**20 sequences of 2**31 tokens of 8 bytes: no overflow.
+        ends = np.cumsum(sizes * itemsize)
+        ends += expected
+        starts = ends - sizes * itemsize
+        if not np.array_equal(starts, pointers):
+            place = first + int(np.argmax(starts != pointers))
+            raise FormatError(
+                f"{name} says at offset {_HEADER.size + 4 * count + 8 * place} that sequence {place} begins at byte "
+                f"{index.pointers[place]} of the .bin file; by the sizes before it, it begins at "
+                f"{starts[place - first]}"
+            )
+        expected = int(ends[-1])
+        if expected > bin_bytes:
+            place = first + int(np.argmax(ends > bin_bytes))
+            raise FormatError(
+                f"the .bin file has {bin_bytes} bytes, but by {name} sequence {place} of {count} ends at byte "
+                f"{ends[place - first]} ({index.dtype} tokens); it is truncated, or belongs to another .idx file"
+            )
+    if expected != bin_bytes:
+        raise FormatError(
+            f"the .bin file has {bin_bytes} bytes, but by {name} its {count} sequences have {expected} "
+            f"({index.dtype} tokens); it was not finished, or belongs to another .idx file"
+        )
+
+
+def _check_documents(documents: np.ndarray, count: int, offset: int, name: str) -> None:
+    if not len(documents):
+        raise FormatError(f"{name} has no document entry (offset 26 says 0); there is at least the one that is 0")
+    if documents[0] != 0:
+        raise FormatError(f"{name} says at offset {offset} that the first document begins with sequence {documents[0]}")
+    falls = documents[1:] < documents[:-1]
+    if falls.any():
+        place = 1 + int(np.argmax(falls))
+        raise FormatError(
+            f"{name} says at offset {offset + 8 * place} that document {place} begins with sequence "
+            f"{documents[place]}, before sequence {documents[place - 1]}, with which document {place - 1} begins"
+        )
+    if documents[-1] != count:
+        raise FormatError(
+            f"{name} says at offset {offset + 8 * (len(documents) - 1)} that the last document ends before sequence "
+            f"{documents[-1]}, but there are {count} sequences"
+        )
