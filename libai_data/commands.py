@@ -20,6 +20,7 @@ COMMANDS: Dict[str, Command] = {
     "train": Command("libai_data.engine.command", "train or evaluate what a config describes"),
     "launch": Command("libai_data.launch", "start a program on every rank of this machine"),
     "state": Command("libai_data.engine.state_command", "show, check or change the place of a checkpoint in its data"),
+    "profile": Command("libai_data.inspection.profile_command", "measure a config's loader and recommend workers"),
     "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
     "benchmark": Command("libai_data.benchmark.command", "measure the pipeline beside its peers and limits"),
 }

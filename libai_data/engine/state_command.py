@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import sys
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from libai_data.config import LazyConfig, try_get_key
+from libai_data.config import try_get_key
 from libai_data.engine.data_state import OVERRIDE_KEY
-from libai_data.engine.loaders import as_three_loaders, build_configured_train_loader
+from libai_data.engine.one_rank import load_config, one_rank_loaders
 from libai_data.engine.saved_state import SavedState, edited, in_words, source_of, sources_of, write_edited
-from libai_data.engine.setup import set_key
-from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.samplers.ledger import Ledger
 
@@ -109,23 +106,9 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> List[str]:
 
 def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> Tuple[Any, Any]:
     """The config, and the train loader that it describes, on this one process."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    cfg = LazyConfig.apply_overrides(LazyConfig.load(config_file), list(opts))
+    cfg = load_config(config_file, opts)
     ranks = try_get_key(cfg, "train.dist.data_parallel_size") or saved.content.get("mesh", {}).get("data", 1)
-    plan = step_plan(cfg, ranks)
-    # The same steps, each in one batch of one rank.
-    first = plan.first.global_batch_size
-    for key, value in (
-        ("batch_size_schedule", None),
-        ("global_batch_size", first),
-        ("train_micro_batch_size", first),
-        ("num_accumulation_steps", 1),
-    ):
-        set_key(cfg, f"train.{key}", value)
-    set_key(cfg, "dataloader.train.num_workers", 0)
-    loader: Any = as_three_loaders(build_configured_train_loader(cfg))[0]
-    loader.follow(plan.schedule, plan.skip_steps)
+    loader = one_rank_loaders(cfg, ranks).loaders[0]
     return cfg, loader
 
 

@@ -1,0 +1,1 @@
+"""Looking at what a config feeds to its model: a page, a picture, and measurements."""
