@@ -75,14 +75,11 @@ class Ledger:
         state, schedule = self.state, self.schedule
         end = state.left_out.end_of(schedule.position_of(until_step))
         first = state.left_out.end_of(schedule.first_position)
-        sample = np.array([index])
-        order = state.order
-        epochs = range(first // order.epoch_size, -(-end // order.epoch_size))
-        places = np.array([int(order.find(epoch, sample)[0]) for epoch in epochs], dtype=np.int64)
-        positions = np.where(places < 0, -1, state.left_out.positions_of(np.maximum(places, 0)))
+        epochs, places = state.order.uses_of(index, first, end)
+        positions = state.left_out.positions_of(places)
         taken = (positions >= schedule.first_position) & (positions < schedule.position_of(until_step))
         uses = []
-        for position, epoch in zip(positions[taken].tolist(), np.array(epochs)[taken].tolist()):
+        for position, epoch in zip(positions[taken].tolist(), epochs[taken].tolist()):
             step = schedule.step_at(position)
             uses.append(Use(step, position - schedule.position_of(step), epoch))
         return uses

@@ -1,27 +1,21 @@
 """Orders: which sample stands at which position of the endless stream, in O(1) time and memory for any position.
 
-A shuffled order is a keyed permutation per epoch: the generalised Feistel network of Black and Rogaway, "Ciphers with
-Arbitrary Finite Domains" (CT-RSA 2002), with cycle walking, and splitmix64's finaliser as the round function. Nothing
-is drawn in advance, stored or shared: any rank or worker computes any part of the order by itself.
+A shuffled order is a keyed permutation per epoch (`libai_data.permutation`). Nothing is drawn in advance, stored or
+shared: any rank or worker computes any part of the order by itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
-from math import isqrt
-from typing import Callable, Tuple
+from typing import Any, Dict, Tuple
 
 import numpy as np
 
 from libai_data.errors import ConfigError
-from libai_data.mixing import combine64, mix64_array
+from libai_data.permutation import PERMUTATION_VERSION, permuted, places_in_permutation
 
-ORDER_VERSION = 1
+ORDER_VERSION = PERMUTATION_VERSION
 """Raised whenever the same (seed, epoch, index) would give another order; a checkpoint records it."""
-
-_ROUNDS = 6
-_SORTED_BELOW = 1024
 
 
 @dataclass(frozen=True)
@@ -71,11 +65,11 @@ class Order:
             return epochs, offsets
         first, last = int(epochs.min()), int(epochs.max())
         if first == last:
-            return epochs, self._permute(first, offsets)
+            return epochs, permuted(self.size, self.seed, first, offsets)
         indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = self._permute(int(epoch), offsets[rows])
+            indices[rows] = permuted(self.size, self.seed, int(epoch), offsets[rows])
         return epochs, indices
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
@@ -94,61 +88,37 @@ class Order:
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
             raise IndexError(f"a sample of {indices.tolist()} lies outside a dataset of {self.size} samples")
-        offsets = self._offsets_of(epoch, indices) if self.shuffle and len(indices) else indices
+        offsets = indices
+        if self.shuffle and len(indices):
+            offsets = places_in_permutation(self.size, self.seed, epoch, indices)
         return np.where(offsets < self.epoch_size, epoch * self.epoch_size + offsets, -1)
 
-    def _offsets_of(self, epoch: int, indices: np.ndarray) -> np.ndarray:
-        if self.size < _SORTED_BELOW:
-            return np.argsort(_small_permutation(self.size, self.seed, epoch), kind="stable")[indices]
-        keys = _round_keys(self.seed, epoch)
-        return _walk(indices.astype(np.uint64), self.size, keys, _feistel_back).astype(np.int64)
+    def uses_of(self, index: int, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
+        """Find all places of a sample within a range of places.
 
-    def _permute(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
-        if self.size < _SORTED_BELOW:
-            return _small_permutation(self.size, self.seed, epoch)[offsets]
-        keys = _round_keys(self.seed, epoch)
-        return _walk(offsets.astype(np.uint64), self.size, keys, _feistel).astype(np.int64)
+        Args:
+            index: of the sample.
+            first: the first place to look at.
+            end: the place behind the last one.
 
+        Returns:
+            epochs and places, int64 [n] each, ascending.
 
-def _round_keys(seed: int, epoch: int) -> Tuple[int, ...]:
-    return tuple(combine64(ORDER_VERSION, seed, epoch, number) for number in range(_ROUNDS))
+        Raises:
+            IndexError: The dataset has no such sample.
+        """
+        epochs = np.arange(first // self.epoch_size, -(-end // self.epoch_size), dtype=np.int64)
+        sample = np.array([index])
+        places = np.array([int(self.find(epoch, sample)[0]) for epoch in epochs.tolist()], dtype=np.int64)
+        inside = (places >= first) & (places < end)
+        return epochs[inside], places[inside]
 
-
-@lru_cache(maxsize=4)
-def _small_permutation(size: int, seed: int, epoch: int) -> np.ndarray:
-    keys = np.arange(size, dtype=np.uint64) + np.uint64(combine64(ORDER_VERSION, seed, epoch))
-    return np.argsort(mix64_array(mix64_array(keys) ^ np.uint64(combine64(seed, epoch))), kind="stable")
-
-
-_Cipher = Callable[[np.ndarray, int, int, Tuple[int, ...]], np.ndarray]
-
-
-def _walk(values: np.ndarray, size: int, keys: Tuple[int, ...], cipher: _Cipher) -> np.ndarray:
-    """Encipher within the smallest grid that holds `size`, again and again until the value lies below `size`.
-
-    With the inverse cipher it walks the same cycles backwards, and so is the inverse.
-    """
-    columns = isqrt(size - 1) + 1
-    rows = -(-size // columns)
-    values = cipher(values, columns, rows, keys)
-    outside = np.flatnonzero(values >= np.uint64(size))
-    while len(outside):
-        values[outside] = cipher(values[outside], columns, rows, keys)
-        outside = outside[values[outside] >= np.uint64(size)]
-    return values
-
-
-def _feistel(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...]) -> np.ndarray:
-    right, left = np.divmod(values, np.uint64(columns))
-    for number, key in enumerate(keys):
-        modulus = np.uint64(columns if number % 2 == 0 else rows)
-        left, right = right, (left + mix64_array(right ^ np.uint64(key)) % modulus) % modulus
-    return right * np.uint64(columns) + left
-
-
-def _feistel_back(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...]) -> np.ndarray:
-    right, left = np.divmod(values, np.uint64(columns))
-    for number, key in reversed(list(enumerate(keys))):
-        modulus = np.uint64(columns if number % 2 == 0 else rows)
-        left, right = (right + modulus - mix64_array(left ^ np.uint64(key)) % modulus) % modulus, left
-    return right * np.uint64(columns) + left
+    def to_json(self) -> Dict[str, Any]:
+        """The order, as plain numbers."""
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "samples": self.size,
+            "epoch_size": self.epoch_size,
+            "order_version": ORDER_VERSION,
+        }
