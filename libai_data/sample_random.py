@@ -74,6 +74,21 @@ class reading_samples:
         _current.keys = ()
 
 
+@contextmanager
+def reading_some_of_them(rows: np.ndarray) -> Iterator[None]:
+    """Says that, within the block, of the samples that are being read together only some are read.
+
+    Args:
+        rows: int64 [n], which of them.
+    """
+    keys = _current.keys
+    _current.keys = [keys[row] for row in rows.tolist()] if keys else ()
+    try:
+        yield
+    finally:
+        _current.keys = keys
+
+
 def sample_generator(stream: int = 0) -> np.random.Generator:
     """A random generator for the sample that is being read by `dataset[index]`.
 

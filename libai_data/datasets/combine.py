@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import numpy as np
 
 from libai_data.datasets.fingerprint import fingerprint_of
+from libai_data.datasets.reading_together import joint_read_batch
 from libai_data.errors import ConfigError
 
 
@@ -39,6 +42,18 @@ class ConcatDataset:
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
 
+    @property
+    def read_batch(self) -> Callable[..., None]:
+        """Reads samples together; only there if all the datasets have it."""
+        read = joint_read_batch(self.datasets, self._locate_all)
+        if read is None:
+            raise AttributeError(f"{type(self).__name__}: not all its datasets have read_batch")
+        return read
+
+    def _locate_all(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        numbers = np.searchsorted(self._ends, indices, side="right")
+        return numbers, indices - np.concatenate([[0], self._ends])[numbers]
+
     def fingerprint(self) -> List[Dict[str, Any]]:
         """Length and fingerprint of each dataset."""
         return [{**fingerprint_of(dataset), "samples": len(dataset)} for dataset in self.datasets]
@@ -69,6 +84,17 @@ class Subset:
     def __getitem__(self, index: int) -> Any:
         check_index(index, len(self))
         return self.dataset[self.start + index]
+
+    @property
+    def read_batch(self) -> Callable[..., None]:
+        """Reads samples together; only there if the dataset has it."""
+        read = joint_read_batch([self.dataset], self._locate_all)
+        if read is None:
+            raise AttributeError(f"{type(self.dataset).__name__} has no read_batch")
+        return read
+
+    def _locate_all(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+        return np.zeros_like(indices), self.start + indices
 
     def fingerprint(self) -> Dict[str, Any]:
         """Which part of which dataset."""

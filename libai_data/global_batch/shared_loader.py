@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Collection, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, Union
 
+from libai_data.datasets.blend import Blend
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, in_one_line
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
@@ -36,10 +37,11 @@ _HANDED_OUT_AHEAD = 1
 
 
 class DatasetFacts:
-    """What a rank that does not open the dataset knows of it: its name and its length."""
+    """What a rank that does not open the dataset knows of it: its name, its length, and of what it is a blend."""
 
-    def __init__(self, name: str, samples: int) -> None:
+    def __init__(self, name: str, samples: int, blend: Optional[Blend] = None) -> None:
         self.name = name
+        self.blend = blend
         self._samples = samples
 
     def __len__(self) -> int:
@@ -55,6 +57,7 @@ class _Told:
     collates: bool = False
     check_every: int = 0
     fingerprint: str = "{}"
+    blend: Optional[Blend] = None
     problem: str = ""
 
 
@@ -93,7 +96,7 @@ class SharedLoader:
         self.mixup_func = mixup_func
         self._loader: Optional[DataLoader] = None
         told = self._open(open_dataset, make_stream, make_loader)
-        facts = DatasetFacts(told.dataset_name, told.samples)
+        facts = DatasetFacts(told.dataset_name, told.samples, told.blend)
         self.fingerprint: Dict[str, Any] = json.loads(told.fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
@@ -129,7 +132,15 @@ class SharedLoader:
                 self._loader = make_loader(dataset, make_stream(dataset, shards))
                 loader = self._loader
                 fingerprint = json.dumps(loader.fingerprint)
-                told = _Told(type(dataset).__name__, len(dataset), loader.collates, loader.check_every, fingerprint)
+                blend = getattr(dataset, "blend", None)
+                told = _Told(
+                    type(dataset).__name__,
+                    len(dataset),
+                    loader.collates,
+                    loader.check_every,
+                    fingerprint,
+                    blend if isinstance(blend, Blend) else None,
+                )
             except Exception as error:
                 failure = error
                 told = _Told(problem=in_one_line(error))

@@ -1,5 +1,6 @@
 """Samplers: which samples make up which batch."""
 
+from libai_data.samplers.blend_order import BlendOrder
 from libai_data.samplers.cyclic import CyclicSampler
 from libai_data.samplers.ledger import Ledger
 from libai_data.samplers.order import Order
@@ -11,6 +12,7 @@ from libai_data.samplers.stream_state import StreamState
 
 __all__ = [
     "OVERRIDES",
+    "BlendOrder",
     "CyclicSampler",
     "IndexBatch",
     "Ledger",

@@ -8,7 +8,7 @@ from math import ceil
 from typing import List, Mapping, NamedTuple, Optional, Sized
 
 from libai_data.errors import ConfigError
-from libai_data.samplers.order import Order
+from libai_data.samplers.blend_order import order_over
 from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
 from libai_data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.samplers.stream_state import StreamState
@@ -24,6 +24,8 @@ class _Stretch(NamedTuple):
 
 class CyclicSampler(StreamSampler):
     """Every sample once an epoch, epoch after epoch, without end; batches run on across the border of two epochs.
+
+    Of a `BlendedDataset` it takes each dataset's samples in proportion to its weight, each in epochs of its own.
 
     Args:
         dataset: anything with a length.
@@ -52,7 +54,7 @@ class CyclicSampler(StreamSampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        order = Order(len(dataset), seed, shuffle)
+        order = order_over(dataset, seed, shuffle)
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
         check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
         self.drop_last = drop_last

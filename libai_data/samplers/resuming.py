@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable, Collection, Dict, List, Mapping, Tuple
 
 import numpy as np
 
+from libai_data.datasets.blend import Blend
 from libai_data.errors import CheckpointError, ConfigError, nearest
+from libai_data.samplers.blend_order import BlendOrder
 from libai_data.samplers.order import Order
 from libai_data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.samplers.stream_state import ORDER_KEYS, StreamState
 
-OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version")
+OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights")
 """What a resumed run may change if it is told so, as in `train.resume_override=[seed]`."""
 
 _OVERRIDE_OF = {"samples": "dataset", "epoch_size": "drop_last"}
@@ -66,6 +69,49 @@ def differences(saved: Mapping[str, Any], own: StreamState) -> Dict[str, str]:
     return found
 
 
+def _blend_difference(saved: StreamState, own: StreamState) -> Dict[str, str]:
+    """Whether datasets were blended otherwise than the config says.
+
+    Weights may change from now on: then the config tells the truth of what is done. A config that names but the new
+    weights was resumed with before: then it tells the truth of what is to come.
+    """
+    before, now = (order.blend if isinstance(order, BlendOrder) else None for order in (saved.order, own.order))
+    if before is None and now is None:
+        return {}
+    if before is None or now is None or before.sizes != now.sizes:
+        was, is_now = (
+            f"a blend of datasets of {list(blend.sizes)}" if blend else "no blend" for blend in (before, now)
+        )
+        return {"dataset": f"the dataset was {was} and is now {is_now}"}
+    place = saved.place
+    if before.before(place) == now.before(place) or before.continued(place, now) == before:
+        return {}
+    return {
+        "weights": f"weights were {_weights_in_words(before)} and are now {_weights_in_words(now)}, after {place} "
+        "samples (a change from now on can also be said in `changes` of the BlendedDataset)"
+    }
+
+
+def _weights_in_words(blend: Blend) -> str:
+    (_, first), *changes = blend.phases
+    return ", ".join([str(list(first)), *(f"{list(counts)} from position {start} on" for start, counts in changes)])
+
+
+def _with_past_weights(saved: StreamState, own: StreamState) -> Tuple[StreamState, StreamState, List[str]]:
+    """Both states with the weights that the past had and the future is to have, and what there is to note of it."""
+    before, now, place = saved.order, own.order, saved.place
+    if not isinstance(before, BlendOrder) or not isinstance(now, BlendOrder) or before.blend.sizes != now.blend.sizes:
+        return saved, own, []
+    blend = before.blend.continued(place, now.blend)
+    notes = []
+    if blend.before(place + 1) != before.blend.before(place + 1):
+        notes.append(
+            f"The weights of the blend change: {_weights_in_words(blend)}. Each dataset goes on where it was, so no "
+            "sample is repeated and none left out."
+        )
+    return replace(saved, order=replace(before, blend=blend)), replace(own, order=replace(now, blend=blend)), notes
+
+
 def _size_difference(saved: StreamState, own: StreamState) -> Dict[str, str]:
     """Whether the steps were of other sizes than the config says.
 
@@ -107,11 +153,13 @@ def reconcile(
     changed = differences(saved_json, own)
     refuse(changed, override)
     saved = StreamState.from_json(saved_json)
-    refuse(_size_difference(saved, own), override)
+    refuse({**_size_difference(saved, own), **_blend_difference(saved, own)}, override)
+    saved, own, blend_notes = _with_past_weights(saved, own)
     if own.schedule is None:
         resumed, notes = _moved(saved, own, changed)
-        return StreamState(resumed.position, own.order, resumed.left_out), notes
-    return _with_steps(saved, own, own.schedule, places_to_skip, changed)
+        return StreamState(resumed.position, own.order, resumed.left_out), blend_notes + notes
+    resumed, notes = _with_steps(saved, own, own.schedule, places_to_skip, changed)
+    return resumed, blend_notes + notes
 
 
 def _moved(saved: StreamState, own: StreamState, changed: Mapping[str, str]) -> Tuple[StreamState, List[str]]:
@@ -166,6 +214,8 @@ def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, st
     what = ", ".join(changed.values()) or "the order changed"
     head = f"Resuming on purpose although {what}: the run goes on in epoch {epoch} after {offset} of its "
     head += f"{state.order.epoch_size} samples"
+    if isinstance(state.order, BlendOrder):
+        return f"{head}; each dataset of the blend goes on in another order after as great a part of its epoch."
     if not taken:
         return f"{head}, at its beginning, so nothing is repeated and nothing left out."
     if saved.order.size != state.order.size:

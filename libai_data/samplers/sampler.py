@@ -201,6 +201,7 @@ class StreamSampler:
 
     def _go_on_from(self, state: StreamState) -> None:
         self.position, self.left_out, self.schedule = state.position, state.left_out, state.schedule
+        self.order = state.order
         self._forget_window()
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional
 
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.samplers.order import ORDER_VERSION, Order
+from libai_data.samplers.blend_order import order_from_json
+from libai_data.samplers.order import Order
 from libai_data.samplers.schedule import LeftOut, StepSchedule
 
 ORDER_KEYS = ("seed", "shuffle", "samples", "epoch_size", "order_version")
@@ -46,11 +47,7 @@ class StreamState:
         """Plain numbers, and lists of them where something is left out or the steps have sizes."""
         state: Dict[str, Any] = {
             "position": self.position,
-            "seed": self.order.seed,
-            "shuffle": self.order.shuffle,
-            "samples": self.order.size,
-            "epoch_size": self.order.epoch_size,
-            "order_version": ORDER_VERSION,
+            **self.order.to_json(),
         }
         if self.left_out.ranges:
             state["left_out"] = [list(places) for places in self.left_out.ranges]
@@ -71,13 +68,13 @@ class StreamState:
             raise CheckpointError(f"the data state lacks {missing}; it was not saved by this sampler: {dict(state)}")
         check_position(state["position"])
         try:
-            order = Order(state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"])
+            order = order_from_json(state)
             left_out = LeftOut(tuple((first, end) for first, end in state.get("left_out", ())))
             schedule = None
             if "batch_sizes" in state:
                 sizes = tuple((step, size) for step, size in state["batch_sizes"])
                 schedule = StepSchedule(sizes, state.get("first_position", 0))
-        except (ConfigError, TypeError, ValueError) as error:
+        except (ConfigError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the data state {dict(state)} is broken: {error}") from error
         return StreamState(state["position"], order, left_out, schedule)
 

@@ -1,0 +1,63 @@
+"""Reading samples of several datasets together: each dataset reads its own rows of a batch."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from libai_data.sample_random import reading_some_of_them
+
+Rows = Mapping[str, np.ndarray]
+Parts = Mapping[str, Tuple[slice, ...]]
+Locate = Callable[[np.ndarray], Tuple[np.ndarray, np.ndarray]]
+
+
+def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Optional[Callable[..., None]]:
+    """A `read_batch` of several datasets, if all of them have one.
+
+    Args:
+        datasets: whose `read_batch(indices, out)` or `read_batch(indices, out, parts)` is called with what is theirs.
+        locate: indices -> numbers of the datasets that hold them, and indices in these; int64 [n] each.
+
+    Returns:
+        The function, which takes `parts` if all datasets do; None if one has no `read_batch`.
+    """
+    if not all(hasattr(dataset, "read_batch") for dataset in datasets):
+        return None
+
+    def read(indices: np.ndarray, out: Rows, *parts: Parts) -> None:
+        numbers, own = locate(np.asarray(indices, dtype=np.int64))
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            with reading_some_of_them(rows):
+                _read_rows(datasets[number], own[rows], out, rows, parts)
+
+    def read_parts(indices: np.ndarray, out: Rows, parts: Parts) -> None:
+        read(indices, out, parts)
+
+    def read_whole(indices: np.ndarray, out: Rows) -> None:
+        read(indices, out)
+
+    return read_parts if all(_takes_parts(dataset) for dataset in datasets) else read_whole
+
+
+def _takes_parts(dataset: Any) -> bool:
+    return "parts" in inspect.signature(dataset.read_batch).parameters
+
+
+def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, parts: Tuple[Parts, ...]) -> None:
+    first, last = int(rows[0]), int(rows[-1])
+    # Whoever takes parts is always told them.
+    arguments: Tuple[Parts, ...] = parts or (({},) if _takes_parts(dataset) else ())
+    if last - first + 1 == len(rows):
+        dataset.read_batch(indices, {name: array[first : last + 1] for name, array in out.items()}, *arguments)
+        return
+    # Rows that do not lie together have no array of their own.
+    apart: Dict[str, np.ndarray] = {
+        name: np.empty((len(rows), *array.shape[1:]), array.dtype) for name, array in out.items()
+    }
+    dataset.read_batch(indices, apart, *arguments)
+    for name, array in apart.items():
+        out[name][rows] = array

@@ -1,0 +1,54 @@
+"""Dividing a whole number in given proportions."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import inf
+from typing import Any, List, Sequence
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+
+
+def shares_of(what: str, weights: Sequence[Any]) -> List[Fraction]:
+    """Exact shares of weights, of sum 1.
+
+    Args:
+        what: the weights' name in errors.
+        weights: only their proportions matter; a float counts as the decimal number that it is shown as.
+
+    Raises:
+        ConfigError: A weight is negative or no number, or all are 0.
+    """
+    exact = [_fraction(what, weight, weights) for weight in weights]
+    total = sum(exact, Fraction(0))
+    if not total:
+        raise ConfigError(f"{what} are {list(weights)}; one at least must be more than 0")
+    return [weight / total for weight in exact]
+
+
+def _fraction(what: str, weight: Any, weights: Sequence[Any]) -> Fraction:
+    if isinstance(weight, (int, np.integer)) and not isinstance(weight, bool) and weight >= 0:
+        return Fraction(int(weight))
+    if isinstance(weight, (float, np.floating)) and 0 <= weight < inf:
+        return Fraction(repr(float(weight)))
+    raise ConfigError(f"{what} are {list(weights)}; each must be a number of at least 0, which {weight!r} is not")
+
+
+def split_evenly(whole: int, shares: Sequence[Fraction]) -> List[int]:
+    """Divide a number by the method of largest remainders (Hamilton's).
+
+    Args:
+        whole: what to divide.
+        shares: of each part, none negative, of sum 1.
+
+    Returns:
+        Whole numbers whose sum is `whole`, each less than 1 from its share; of equal remainders the first comes first.
+    """
+    exact = [whole * share for share in shares]
+    parts = [int(part) for part in exact]
+    by_remainder = sorted(range(len(parts)), key=lambda number: (parts[number] - exact[number], number))
+    for number in by_remainder[: whole - sum(parts)]:
+        parts[number] += 1
+    return parts
