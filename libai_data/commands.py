@@ -21,6 +21,8 @@ COMMANDS: Dict[str, Command] = {
     "launch": Command("libai_data.launch", "start a program on every rank of this machine"),
     "state": Command("libai_data.engine.state_command", "show, check or change the place of a checkpoint in its data"),
     "profile": Command("libai_data.inspection.profile_command", "measure a config's loader and recommend workers"),
+    "preprocess": Command("libai_data.text.preprocess_command", "tokenize files of documents into an indexed dataset"),
+    "train-tokenizer": Command("libai_data.text.tokenizer_command", "train a BPE or WordPiece tokenizer on documents"),
     "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
     "benchmark": Command("libai_data.benchmark.command", "measure the pipeline beside its peers and limits"),
 }

@@ -1,0 +1,222 @@
+"""From files of documents to an indexed dataset, by several processes, and again from where it stopped."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.sources.indexed_writer import IndexedWriter, dtype_for
+from libai_data.text.crew import tokenize_parts
+from libai_data.text.files import find_inputs, identity_of
+from libai_data.text.parts import Cutting, Part, cut_into_parts
+from libai_data.text.shards import ShardReport, Task, finished_shard, shard_prefix
+
+_PLAN, _LOCK = "plan.json", "lock"
+
+Shard = Tuple[Part, ShardReport]
+Tokenizing = Callable[[Path, Iterable[Part], Task], Iterable[Shard]]
+"""Writes the shards of parts into a folder, with each part's report as it is finished."""
+
+
+class BadLines(DataPipelineError, ValueError):
+    """Input holds lines that are no documents, and none was to be."""
+
+
+@dataclass
+class Preprocessed:
+    """What came of a corpus.
+
+    Args:
+        prefixes: key -> prefix of its `.bin` and `.idx`.
+        documents: written.
+        empty: documents without a token, left out.
+        tokens: key -> how many.
+        characters: of text.
+        bad: lines that held no document.
+        bad_file: lists them, or None if there are none.
+        kept: shards that an earlier run had finished.
+    """
+
+    prefixes: Dict[str, str]
+    documents: int = 0
+    empty: int = 0
+    tokens: Dict[str, int] = field(default_factory=dict)
+    characters: int = 0
+    bad: int = 0
+    bad_file: Optional[str] = None
+    kept: int = 0
+
+
+def preprocess(
+    inputs: Sequence[str],
+    output_prefix: str,
+    task: Task,
+    *,
+    cutting: Optional[Cutting] = None,
+    workers: int = 1,
+    refuse_bad: bool = False,
+    progress: Callable[[int, int, ShardReport], None] = lambda done, total, report: None,
+    tokenizing: Optional[Tokenizing] = None,
+) -> Preprocessed:
+    """Tokenize documents into `<output_prefix>_<key>_<level>.bin` and `.idx`; the level is "document" or "sentence".
+
+    The result depends on files, tokenizer and task alone, byte for byte. Until it is there, finished shards are kept in
+    `<output_prefix>.parts`; the same call goes on from them.
+
+    Args:
+        inputs: files, globs or folders; see `files.find_inputs`.
+        output_prefix: path that the names of the results begin with.
+        task: how documents become tokens.
+        cutting: how files become parts; what is one document must be as in `task`.
+        workers: processes.
+        refuse_bad: end with an error if there is a bad line, and write no result.
+        progress: told after each part the bytes done, of how many, and what became of the part.
+        tokenizing: who does the work, in place of `workers` processes of this machine.
+
+    Raises:
+        ConfigError: No input, an option that does not fit, or shards of another corpus in the way.
+        BadLines: With `refuse_bad`, naming the first ones.
+        TokenizingError: A process failed.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; at least 1 process is needed")
+    paths, tokenizer = find_inputs(inputs), task.tokenizer.load()
+    cutting = replace(cutting or Cutting(), documents=task.documents).for_files(paths)
+    if task.append_eod and tokenizer.eod_token_id is None:
+        raise ConfigError(f"{task.tokenizer.path} has no token that ends a document, such as <|endoftext|> or [SEP]")
+    folder = Path(f"{output_prefix}.parts")
+    with _own_folder(folder):
+        _check_plan(folder, paths, task, cutting)
+        run = _Run(folder, task, cutting, paths, progress)
+        run.tokenize(tokenizing or (lambda at, parts, how: tokenize_parts(at, parts, how, workers)))
+        level = "sentence" if task.split_sentences else "document"
+        prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
+        result = run.summary(prefixes)
+        _write_bad(run.bad(), result, Path(f"{output_prefix}.bad_lines"), refuse_bad)
+        for number, prefix in enumerate(prefixes.values()):
+            with IndexedWriter(prefix, dtype_for(len(tokenizer))) as writer:
+                for part in range(len(run.reports)):
+                    writer.add_source(shard_prefix(folder, part, number))
+        shutil.rmtree(folder)
+    return result
+
+
+@contextmanager
+def _own_folder(folder: Path) -> Iterator[None]:
+    """Makes the folder this process's own, as long as it lives."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / _LOCK, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another process is at work in {folder}; wait for it, or end it") from error
+        if not os.fstat(file.fileno()).st_nlink:
+            raise ConfigError(f"another process has just finished what {folder} was for; run this again if it is to be")
+        yield
+
+
+def _check_plan(folder: Path, paths: Sequence[Path], task: Task, cutting: Cutting) -> None:
+    how: Dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
+    how.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[identity_of(path) for path in paths])
+    plan, file = json.loads(json.dumps(how)), folder / _PLAN
+    if not file.exists():
+        unfinished = file.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(plan), encoding="utf-8")
+        os.replace(unfinished, file)
+        return
+    before = json.loads(file.read_text(encoding="utf-8"))
+    other = sorted(name for name in plan if before.get(name) != plan[name])
+    if other:
+        told = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in other)
+        raise ConfigError(f"{folder} holds shards of another run: {told}. Go on with what it had, or remove the folder")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:100]} ... {text[-90:]}"
+
+
+class _Run:
+    """The parts of a corpus, and what became of them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        cutting: Cutting,
+        paths: Sequence[Path],
+        progress: Callable[[int, int, ShardReport], None],
+    ) -> None:
+        self._folder, self._task, self._cutting, self._paths = folder, task, cutting, paths
+        self._progress = progress
+        self._total = sum(os.path.getsize(path) for path in paths)
+        self._done = 0
+        self._kept = 0
+        self.reports: Dict[int, ShardReport] = {}
+
+    def tokenize(self, tokenizing: Tokenizing) -> None:
+        """Have the shard of each part written that has none yet."""
+        for part, report in tokenizing(self._folder, self._missing(), self._task):
+            self._add(part, report)
+
+    def _missing(self) -> Iterator[Part]:
+        for part in cut_into_parts(self._paths, self._cutting):
+            report = finished_shard(self._folder, part.number)
+            if report is None:
+                yield part
+            else:
+                self._kept += 1
+                self._add(part, report)
+
+    def _add(self, part: Part, report: ShardReport) -> None:
+        self.reports[part.number] = report
+        self._done += part.cost
+        self._progress(self._done, self._total, report)
+
+    def summary(self, prefixes: Dict[str, str]) -> Preprocessed:
+        """All parts' reports in one."""
+        result = Preprocessed(prefixes, tokens=dict.fromkeys(self._task.keys, 0), kept=self._kept)
+        for report in self.reports.values():
+            result.documents += report.documents
+            result.empty += report.empty
+            result.characters += report.characters
+            result.bad += len(report.bad)
+            for key, count in report.tokens.items():
+                result.tokens[key] += count
+        return result
+
+    def bad(self) -> Iterator[Dict[str, Any]]:
+        """Bad lines in the corpus's order: file, line from 1 (0 for the file itself), reason."""
+        lines_before: Dict[str, int] = {}
+        for number in sorted(self.reports):
+            report = self.reports[number]
+            bad: Dict[int, List[Tuple[int, str]]] = {}
+            for piece, line, reason in report.bad:
+                bad.setdefault(piece, []).append((line, reason))
+            for piece, (path, lines) in enumerate(report.pieces):
+                before = lines_before.get(path, 0)
+                for line, reason in bad.get(piece, ()):
+                    yield {"file": path, "line": line and before + line, "reason": reason}
+                lines_before[path] = before + lines
+
+
+def _write_bad(bad: Iterator[Dict[str, Any]], result: Preprocessed, path: Path, refuse: bool) -> None:
+    path.unlink(missing_ok=True)
+    if not result.bad:
+        return
+    first: List[str] = []
+    with open(path, "w", encoding="utf-8") as file:
+        for entry in bad:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            if len(first) < 3:
+                first.append(f"{entry['file']}, line {entry['line']}: {entry['reason']}")
+    result.bad_file = str(path)
+    if refuse:
+        raise BadLines(f"{result.bad} bad lines, listed in {path}: " + "; ".join(first))

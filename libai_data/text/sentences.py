@@ -1,0 +1,63 @@
+"""Sentences of a text, by rules for languages with Latin, Greek, Cyrillic or Chinese punctuation."""
+
+from __future__ import annotations
+
+import re
+from typing import List
+
+# A full stop behind these ends no sentence. Initials and single letters are caught by the pattern below.
+_ABBREVIATIONS = frozenset(
+    re.split(
+        r"\s+",
+        "mr mrs ms dr prof sr jr st vs etc e.g i.e cf fig figs eq eqs no nos vol vols pp ed eds al approx dept est inc "
+        "ltd co corp gen col sgt capt lt rev hon sen rep gov pres jan feb mar apr jun jul aug sep sept oct nov dec",
+    )
+)
+_CLOSERS = "\"'”’»)\\]}」』）】》"
+_BOUNDARY = re.compile(
+    # Chinese: the mark alone ends the sentence.
+    rf"[。！？…]+[{_CLOSERS}]*\s*"
+    # Others: the mark, white space, and what can begin a sentence.
+    rf"|[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"
+    # A blank line.
+    r"|[ \t\r]*\n[ \t\r]*\n\s*"
+)
+_LAST_WORD = re.compile(r"(\S+)\Z")
+
+
+def split_sentences(text: str, keep_newlines: bool = False) -> List[str]:
+    """Split a text into sentences.
+
+    Args:
+        text: any length.
+        keep_newlines: leave the white space behind a sentence, line ends included, with the sentence; so nothing of the
+            text is lost.
+
+    Returns:
+        The sentences, none of them empty or white space alone.
+    """
+    sentences, start = [], 0
+    for match in _BOUNDARY.finditer(text):
+        if _ends_sentence(text, start, match):
+            sentences.append(text[start : match.end()])
+            start = match.end()
+    sentences.append(text[start:])
+    if keep_newlines:
+        return [sentence for sentence in sentences if sentence.strip()]
+    return [stripped for sentence in sentences if (stripped := sentence.strip())]
+
+
+def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
+    mark = match.group().rstrip()
+    if not mark or mark[0] not in ".!?":
+        return True
+    # "Really?" he asked.
+    goes_on = text[match.end() : match.end() + 1].islower()
+    if mark[0] != "." or mark.startswith(".."):
+        return not (goes_on and mark[-1] not in "!?")
+    if goes_on:
+        return False
+    # A word is looked for in the last characters alone: a text without white space would be read again and again.
+    found = _LAST_WORD.search(text[max(start, match.start() - 24) : match.start()])
+    word = found.group(1).lstrip("(\"'“‘[") if found else ""
+    return not (word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word.isupper()))

@@ -1,0 +1,11 @@
+"""Tokenize a corpus, with LiBai's flags: `python tools/preprocess_data.py --input corpus.jsonl --output-prefix ...`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from libai_data.text.preprocess_command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
