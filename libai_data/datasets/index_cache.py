@@ -1,0 +1,126 @@
+"""Indices that take long to build, kept in files: built by one process, mapped by all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Callable, List, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from libai_data.errors import ConfigError, PeerError
+
+logger = logging.getLogger(__name__)
+
+_NUMBERS = np.dtype("<i8")
+
+
+def cached_arrays(folder: Path, key: str, build: Callable[[], Sequence[np.ndarray]]) -> List[np.ndarray]:
+    """The arrays that `build` returns, from a file if there is one, else built and kept in a file.
+
+    Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
+    others wait for it. If it fails, so do they; if it dies, another one builds. The file appears whole or not at all.
+
+    Args:
+        folder: for the file; made if it is not there.
+        key: says what the arrays depend on, such as a hash; part of the file's name.
+        build: makes the arrays, int64 [n] each.
+
+    Returns:
+        The arrays, read-only views of the file's memory map.
+
+    Raises:
+        ConfigError: The folder cannot be written to.
+        PeerError: The process that was building has failed.
+        Exception: What `build` raises.
+    """
+    path = folder / f"{key}.npy"
+    found = _load(path)
+    if found is not None:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        raise ConfigError(f"no index can be kept in {folder} ({error}); set cache_dir to another folder") from error
+    try:
+        before = _failures(descriptor)
+        _lock(descriptor, path)
+        found = _load(path)
+        if found is None:
+            failures = _failures(descriptor)
+            if failures.times > before.times:
+                raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")
+            found = _build(path, build, descriptor, failures.times)
+        return found
+    finally:
+        os.close(descriptor)  # and so lets go of the lock
+
+
+class _Failures(NamedTuple):
+    """How often building has failed, and why it did the last time; kept in the lock's file."""
+
+    times: int
+    reason: str
+
+
+def _failures(descriptor: int) -> _Failures:
+    try:
+        return _Failures(*json.loads(os.pread(descriptor, 1 << 16, 0)))
+    except (ValueError, TypeError):
+        return _Failures(0, "")  # none yet, or it is just being written
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("Waiting for another process, which is building the index %s.", path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int, failures: int) -> List[np.ndarray]:
+    # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        _write(unfinished, build())
+        os.replace(unfinished, path)
+        found = _load(path)
+        if found is None:
+            raise OSError(f"the index {path} was written, but cannot be read back")
+        return found
+    except Exception as error:
+        unfinished.unlink(missing_ok=True)
+        note = json.dumps([failures + 1, f"{type(error).__name__}: {error}"[:4096]])
+        os.pwrite(descriptor, note.encode(), 0)
+        os.ftruncate(descriptor, len(note))
+        raise
+
+
+def _write(path: Path, arrays: Sequence[np.ndarray]) -> None:
+    """One vector: the number of arrays, their lengths, and the arrays themselves."""
+    lengths = [len(array) for array in arrays]
+    head = np.array([len(arrays), *lengths], _NUMBERS)
+    with path.open("wb") as file:
+        shape = (len(head) + sum(lengths),)
+        np.lib.format.write_array_header_1_0(file, {"descr": _NUMBERS.str, "fortran_order": False, "shape": shape})
+        for array in (head, *arrays):
+            file.write(np.ascontiguousarray(array, _NUMBERS).data)
+
+
+def _load(path: Path) -> Optional[List[np.ndarray]]:
+    try:
+        whole = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        count = int(whole[0])
+        ends = 1 + count + np.cumsum(whole[1 : 1 + count])
+        if whole.dtype != _NUMBERS or int(ends[-1]) != len(whole):
+            raise ValueError("its lengths do not add up")
+    except FileNotFoundError:
+        return None
+    except (ValueError, IndexError, EOFError, OSError) as broken:
+        logger.warning("The index %s is broken (%s): it is built anew.", path, broken)
+        return None
+    return np.split(whole[: ends[-1]], [1 + count, *ends[:-1]])[1:]

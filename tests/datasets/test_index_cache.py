@@ -1,0 +1,155 @@
+"""Cached indices: one process builds, the others wait, fail with it, or take over when it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, List
+
+import numpy as np
+import pytest
+
+from libai_data.datasets.gpt import GPTDataset
+from libai_data.datasets.index_cache import cached_arrays
+from libai_data.errors import ConfigError
+from tests.datasets.gpt_corpora import write
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+# Says when it builds, and then does as it is told on its standard input.
+PROCESS = """
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from libai_data.datasets.index_cache import cached_arrays
+
+
+def build():
+    print("building", flush=True)
+    if sys.stdin.readline().strip() == "fail":
+        raise MemoryError("too large")
+    return [np.arange(5), np.arange(0), np.arange(3)]
+
+
+print("asking", flush=True)
+try:
+    print([array.tolist() for array in cached_arrays(Path(sys.argv[1]), "key", build)], flush=True)
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+ARRAYS = "[[0, 1, 2, 3, 4], [], [0, 1, 2]]"
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-c", PROCESS, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], what: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write(what + "\n")
+    process.stdin.flush()
+
+
+def waits(process: subprocess.Popen[str]) -> bool:
+    """Whether a process waits for a lock: what Linux lists with an arrow."""
+    return any("->" in entry and f" {process.pid} " in entry for entry in Path("/proc/locks").read_text().splitlines())
+
+
+def one_builds_others_wait(folder: Path) -> List[subprocess.Popen[str]]:
+    builder = start(folder)
+    assert [line(builder), line(builder)] == ["asking", "building"]
+    others = [start(folder) for _ in range(2)]
+    assert [line(process) for process in others] == ["asking"] * 2
+    while not all(map(waits, others)):
+        assert all(process.poll() is None for process in others)
+    return [builder, *others]
+
+
+def ended(processes: List[subprocess.Popen[str]]) -> List[str]:
+    found = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return found
+
+
+def test_one_process_builds_while_others_wait_for_its_arrays(tmp_path: Path) -> None:
+    processes = one_builds_others_wait(tmp_path)
+    tell(processes[0], "go on")
+    assert ended(processes) == [ARRAYS] * 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key.lock", "key.npy"]
+
+
+def test_who_waits_fails_if_the_builder_fails_and_a_later_job_builds_anew(tmp_path: Path) -> None:
+    processes = one_builds_others_wait(tmp_path)
+    tell(processes[0], "fail")
+    builder, *others = ended(processes)
+    assert builder == "MemoryError: too large"
+    for other in others:
+        assert other.startswith("PeerError:") and other.endswith("has failed: MemoryError: too large")
+    assert [path.name for path in tmp_path.iterdir()] == ["key.lock"]
+    later = start(tmp_path)
+    tell(later, "go on")
+    assert ended([later]) == [f"asking\nbuilding\n{ARRAYS}"]
+
+
+def test_another_process_builds_if_the_builder_is_killed(tmp_path: Path) -> None:
+    builder, *others = one_builds_others_wait(tmp_path)
+    builder.send_signal(signal.SIGKILL)
+    builder.communicate(timeout=60)
+    for process in others:
+        tell(process, "go on")
+    found = sorted(ended(others))
+    assert found == [ARRAYS, f"building\n{ARRAYS}"]
+
+
+def test_a_broken_file_is_built_anew_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> List[np.ndarray]:
+        return [np.arange(100)]
+
+    cached_arrays(tmp_path, "key", build)
+    path = tmp_path / "key.npy"
+    whole = path.read_bytes()
+    for broken in (whole[:-8], whole[:50], b"", whole[:128] + b"\xff" * 16 + whole[144:]):
+        path.write_bytes(broken)
+        caplog.clear()
+        assert cached_arrays(tmp_path, "key", build)[0].tolist() == list(range(100))
+        assert "built anew" in caplog.text
+        assert path.read_bytes() == whole
+
+
+def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="set cache_dir to another folder"):
+        cached_arrays(tmp_path / "file", "key", list)
+
+
+def test_an_index_is_used_again_by_those_it_fits_alone(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "a", [[1, 2, 3], [4, 5]])
+
+    def files(**options: Any) -> int:
+        GPTDataset(prefix, **{"max_seq_length": 2, **options})
+        return len(list((tmp_path / "a.cache").glob("*.npy"))) if (tmp_path / "a.cache").exists() else 0
+
+    assert files() == 0  # the order of the files needs no index
+    assert files(shuffle_documents=True) == 1
+    assert files(shuffle_documents=True, max_seq_length=1, reset_position_ids=True) == 1  # of no other documents
+    assert files(shuffle_documents=True, seed=2) == 2
+    assert files(shuffle_documents=True, num_epochs=2) == 3
+    assert files(eod_mask_loss=True) == 4
+    assert files(packing=True) == 5
+    assert files(packing=True, max_seq_length=3) == 6
+    write(prefix, [[1, 2], [3, 4, 5]])
+    assert files(shuffle_documents=True) == 7
+    GPTDataset(prefix, 2, packing=True, cache_dir=tmp_path / "elsewhere")
+    assert len(list((tmp_path / "elsewhere").glob("*.npy"))) == 1
