@@ -111,7 +111,6 @@ def local_to_global(
     placement_idx: int = 0,
     device_type: Optional[str] = None,
     is_part: bool = False,
-    is_shared: bool = False,
 ) -> Any:
     """Make the global tensor of which this rank holds the data-parallel shard `local`.
 
@@ -125,8 +124,6 @@ def local_to_global(
         placement_idx: the layer whose pipeline stage holds the tensor.
         device_type: "cpu" or "cuda"; by default the mesh's.
         is_part: `local` holds, of the dim that the tensor axis splits, this rank's part alone.
-        is_shared: other ranks have the memory of `local` too. Where several hold the same of the global tensor, each
-            gets a copy, so that a model that writes into its inputs does so for itself.
 
     Returns:
         A global OneFlow tensor [rows of all data-parallel ranks, ...].
@@ -140,7 +137,7 @@ def local_to_global(
     way = _way(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
     if way.narrow is not None:
         tensor = tensor.narrow(*way.narrow)
-    whole = _fill(tensor, way, is_shared)
+    whole = _fill(tensor, way)
     return whole if way.moved_to is None else whole.to_global(sbp=way.moved_to, placement=way.placement)
 
 
@@ -209,14 +206,14 @@ def _packed(tensor: Any) -> Any:
     return tensor.clone() if tensor.storage_offset() else tensor
 
 
-def _fill(part: Any, way: _Way, is_shared: bool) -> Any:
+def _fill(part: Any, way: _Way) -> Any:
     """The global tensor whose part on this rank is `part`; no communication."""
     import oneflow as flow
 
     if way.taken_over:
         on_device = part.to(way.placement.type)
         return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
-    takes_over = part.is_floating_point() and not is_shared
+    takes_over = part.is_floating_point()
     whole = flow.empty(
         way.shape, dtype=part.dtype, placement=way.placement, sbp=way.partial_sbp if takes_over else way.sbp
     )

@@ -341,7 +341,6 @@ class Agreement:
             time instead of once.
         check_every: batches from one comparison of contents to the next; 0 never compares them.
         order: what decides the order of the samples, such as the seed, in words.
-        shares_memory: ranks of a node get the same memory.
         fields_agree: all ranks have the same fields.
         batches: how many were made global so far. Counted, and not taken from the batches' own numbers, since all ranks
             must come to a comparison together even if one of them has lost its place.
@@ -350,7 +349,6 @@ class Agreement:
     per_batch: bool = False
     check_every: int = 0
     order: str = ""
-    shares_memory: bool = False
     fields_agree: bool = False
     batches: int = 0
 

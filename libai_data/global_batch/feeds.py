@@ -53,6 +53,17 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
+def for_oneself(batch: NodeBatch, arena: Arena) -> Dict[str, np.ndarray]:
+    """A batch's arrays, to be written to without any other rank's seeing it; they keep the batch's memory in use."""
+    lease = arena.private_lease(*batch.place)
+    weakref.finalize(lease, _let_go_of, batch).atexit = False
+    return views(lease, batch.specs)
+
+
+def _let_go_of(batch: NodeBatch) -> None:
+    """Called when nobody refers to a batch's private memory any more; until then its slot is not to be used again."""
+
+
 class Feed(Protocol):
     """Gives the batches of one pass after the other."""
 
@@ -131,11 +142,13 @@ class LinkFeed:
     Args:
         channel: to the leader.
         leader: its rank, named in errors.
+        for_itself: what this rank writes into a batch, the others do not see.
     """
 
-    def __init__(self, channel: Channel, leader: int) -> None:
+    def __init__(self, channel: Channel, leader: int, for_itself: bool = False) -> None:
         self._channel = channel
         self._leader = leader
+        self._for_itself = for_itself
         self._arena = Arena(channel.receive_descriptor())
         self._generation = 0
         self._taken = 0
@@ -179,7 +192,7 @@ class LinkFeed:
 
     def _map(self, number: int, place: Tuple[int, int], info: BatchInfo) -> NodeBatch:
         specs, layouts = self._form
-        lease = self._arena.lease(*place)
+        lease = self._arena.private_lease(*place) if self._for_itself else self._arena.lease(*place)
         weakref.finalize(lease, self._released.append, number).atexit = False
         return NodeBatch(info, None, views(lease, specs), layouts, place, specs)
 

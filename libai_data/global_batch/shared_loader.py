@@ -14,7 +14,7 @@ from typing import Any, Callable, Collection, Deque, Dict, FrozenSet, Iterator, 
 
 from libai_data.datasets.blend import Blend
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
-from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, in_one_line
+from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
 from libai_data.global_batch.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
@@ -105,7 +105,11 @@ class SharedLoader:
                 f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
                 f"SingleRoundSampler do; {type(self.stream).__name__} does not"
             )
-        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream), shares_memory=True)
+        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream))
+        # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
+        shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
+        self._has_peers = len(set(shards)) < len(shards)
+        self._arena: Optional[Arena] = None
         self._publishers: List[Publisher] = []
         self._feed = self._connect()
         self._ready: Deque[Optional[NodeBatch]] = deque()
@@ -164,7 +168,7 @@ class SharedLoader:
         secret, port = broadcast_py_object((secrets.token_hex(16), port), src=0)
         name = f"{secret}/{node}"
         if rank != leader:
-            return LinkFeed(connect_to_leader(name, rank, leader), leader)
+            return LinkFeed(connect_to_leader(name, rank, leader), leader, self._has_peers)
         listener = open_node_link(name)
         if self._loader is not None:
             feed: Feed = LocalFeed(self._loader, len(self._held), _SENT_AHEAD + 1 if crosses else 0)
@@ -173,6 +177,7 @@ class SharedLoader:
             arena = Arena()
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
             feed = NetworkFeed(connect_to_rank0(host, port, node, secret), arena, _SENT_AHEAD)
+        self._arena = arena
         followers = [other for other in plan.ranks_of(node) if other != leader]
         self._publishers.append(NodePublisher(accept_followers(listener, followers), arena.descriptor))
         if network is not None:
@@ -288,7 +293,8 @@ class SharedLoader:
         rows = batch.info.size // self._plan.mesh.data_parallel_size
         # A batch for one shard alone is its own, whatever a collator made of its rows.
         own = slice(None) if len(self._held) == 1 else self._plan.rows_of(self._rank, self._held, rows)
-        arrays = {name: array[own] for name, array in batch.arrays.items()}
+        whole = batch.arrays if self._arena is None or not self._has_peers else for_oneself(batch, self._arena)
+        arrays = {name: array[own] for name, array in whole.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
         instance = assemble(arrays, batch.layouts, batch.info, read, self._agreement)
         instance._absent = self._absent(batch.layouts)

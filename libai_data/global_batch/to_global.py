@@ -35,9 +35,7 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
     fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
     _compare_with_other_ranks(batch, fields)
     parts = batch._parts if isinstance(batch, Instance) else frozenset()
-    agreement = batch._agreement if isinstance(batch, Instance) else None
-    is_shared = agreement is not None and agreement.shares_memory
-    made = {name: _global(name, value, device_type, name in parts, is_shared) for name, value in fields.items()}
+    made = {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
     return {
         name: put_together(part, lambda leaf: made.get(leaf.path, leaves[leaf.path])) for name, part in skeleton.items()
     }
@@ -62,8 +60,8 @@ def _laid_out(name: str, value: Any) -> DistTensorData:
         raise SchemaError(f"field '{name}': {error}") from error
 
 
-def _global(name: str, value: DistTensorData, device_type: Optional[str], is_part: bool, is_shared: bool) -> Any:
+def _global(name: str, value: DistTensorData, device_type: Optional[str], is_part: bool) -> Any:
     try:
-        return local_to_global(value.tensor, value.sbp_list, value.placement_idx, device_type, is_part, is_shared)
+        return local_to_global(value.tensor, value.sbp_list, value.placement_idx, device_type, is_part)
     except (SchemaError, MeshError) as error:
         raise type(error)(f"field '{name}': {error}") from error

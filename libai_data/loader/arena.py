@@ -62,6 +62,19 @@ class Arena:
         """
         return np.frombuffer(self._map(offset, size), dtype=np.uint8)
 
+    def private_lease(self, offset: int, size: int) -> np.ndarray:
+        """The bytes of a range as they are now, uint8 [size]; what is written to this array, no other process sees.
+
+        The range must not be written to while the array is in use.
+
+        Raises:
+            OSError: The arena is closed, or there is no room for the mapping.
+        """
+        with self._lock:
+            if self.descriptor < 0:
+                raise OSError(errno.EBADF, "the loader's memory is closed")
+            return np.frombuffer(_map(self.descriptor, offset, size, mmap.MAP_PRIVATE), dtype=np.uint8)
+
     def release(self, offset: int, size: int) -> None:
         """Give a range's memory back to the system; it must be in use nowhere."""
         if _libc.madvise(ctypes.addressof(self._map(offset, size)), size, mmap.MADV_REMOVE):
@@ -119,12 +132,12 @@ class PrivateArena(Arena):
             self._mapped.clear()
 
 
-def _map(descriptor: int, offset: int, size: int) -> Any:
+def _map(descriptor: int, offset: int, size: int, kind: int = mmap.MAP_SHARED) -> Any:
     """Shared memory as a ctypes array, unmapped when nothing refers to it.
 
     `mmap.mmap` would keep a descriptor open for each range, and so a user who keeps batches would run out of them.
     """
-    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, offset)
+    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, descriptor, offset)
     if address == _MAP_FAILED:
         raise _last_error(f"cannot map {size} bytes of shared memory")
     mapped = (ctypes.c_ubyte * size).from_address(address)

@@ -121,7 +121,7 @@ def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
         for delivered in delivered_to(world_size):
             batch = delivered[case.name]["x".join(map(str, mesh))][step]
             assert (batch["position"], batch["valid"]) == (position, case.global_batch_size)
-            assert batch["state"] == sampler.state_dict()
+            assert batch["state"] == {**sampler.state_dict(), "dataset": {"name": "ManyLayouts"}}
 
 
 # The loader takes the epoch of a rank's own first row for that of the global batch; IndexBatch.epoch is the right one.
