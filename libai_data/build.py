@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
+from libai_data.datasets.blend import BlendedDataset
 from libai_data.datasets.combine import ConcatDataset, Subset
 from libai_data.errors import ConfigError, DataPipelineError, nearest
 from libai_data.global_batch.plan import ReadPlan
@@ -169,7 +170,8 @@ def build_nlp_train_val_test_loader(
     Args:
         dataset: a dataset, its config, or a list of these.
         splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]].
-        weights: for each dataset its weight; they must be equal (datasets are put one behind the other).
+        weights: for each dataset its weight in the training stream, which then is a `BlendedDataset`; None takes each
+            sample once an epoch, as validation and test always do.
         train_val_test_num_samples: LiBai's hint to datasets that draw samples in advance; not needed here.
         train_batch_size: samples of a training batch for one data-parallel rank.
         test_batch_size: samples of a validation or test batch for one data-parallel rank.
@@ -183,15 +185,14 @@ def build_nlp_train_val_test_loader(
 
     Raises:
         ConfigError: Numbers of datasets, splits and weights differ, a split is malformed or leaves a part without a
-            sample, or weights are unequal.
+            sample, weights are malformed, or there are weights beside a `dataset_mixer`.
     """
     check_at_least(1, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
     splits = splits or []
     proportions = [_proportions(split) for split in splits]
-    if weights is not None and len(set(weights)) > 1:
+    if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:
         raise ConfigError(
-            f"weights are {list(weights)}, but datasets are put one behind the other; set equal weights, or a "
-            "dataset_mixer that blends"
+            f"weights are {list(weights)}, and there is a dataset_mixer beside them; leave one of the two out"
         )
 
     @lru_cache(maxsize=1)
@@ -205,9 +206,12 @@ def build_nlp_train_val_test_loader(
             return None
 
         def open_part() -> Any:
-            datasets = [part[stage] for part in parts() if len(part[stage])]
-            if not datasets:
+            kept = [number for number, part in enumerate(parts()) if len(part[stage])]
+            if not kept:
                 raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[stage]}")
+            datasets = [parts()[number][stage] for number in kept]
+            if weights is not None and len(kept) > 1 and stage == 0:
+                return BlendedDataset(datasets, [weights[number] for number in kept])
             return _mixed(datasets, dataset_mixer)
 
         return _build_loader(

@@ -183,7 +183,7 @@ def test_train_validation_and_test_loaders_share_out_all_samples(first: int, sec
     loaders = build_nlp_train_val_test_loader(
         [Numbers(first), Numbers(second, offset=1000)],
         splits=[[7, 2, 1], [1, 1, 2]],
-        weights=[1.0, 1.0],
+        weights=None,
         train_val_test_num_samples=None,
         train_batch_size=1,
         test_batch_size=1,
@@ -209,6 +209,37 @@ def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
         build_nlp_train_val_test_loader(Numbers(10), [[0, 1, 1]], **arguments)
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(0, 40))
+def test_weights_hold_at_every_prefix_of_the_training_stream_and_go_on_after_a_resume(
+    weights: List[int], consumed: int
+) -> None:
+    def training(**arguments: Any) -> Any:
+        loader, validation, _ = build_nlp_train_val_test_loader(
+            [Numbers(40, offset=1000 * number) for number in range(3)],
+            [[9, 1], [9, 1], [1, 0]],
+            weights,
+            None,
+            train_batch_size=1,
+            test_batch_size=1,
+            num_workers=0,
+            **arguments,
+        )
+        # Of the other parts each sample is taken once.
+        assert len(labels_of(validation, len(validation))) == 8  # type: ignore[arg-type]
+        return loader
+
+    stream = labels_of(training(), 200)
+    for number, weight in enumerate(weights):
+        taken = np.cumsum([label // 1000 == number for label in stream])
+        assert (abs(taken - np.arange(1, 201) * weight / sum(weights)) < 1).all()
+        assert max(label % 1000 for label in stream if label // 1000 == number) < (40 if number == 2 else 36)
+    assert labels_of(training(consumed_samples=consumed), 20) == stream[consumed : consumed + 20]
+
+
+TWO: Dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -223,7 +254,8 @@ def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
         ({"splits": [[float("nan"), 1]]}, r"split is \[nan, 1\]"),
         ({"splits": [None]}, "split is None"),
         ({"splits": [[98, 1, 1]]}, r"splits are \[\[98, 1, 1\]\], which leave no sample for validation"),
-        ({"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]], "weights": [1, 2]}, r"weights are \[1, 2\]"),
+        ({**TWO, "weights": [1, -2]}, r"weights of a blend are \[1, -2\]"),
+        ({**TWO, "weights": [1, 2], "dataset_mixer": list}, r"weights are \[1, 2\], and there is a dataset_mixer"),
         ({"train_batch_size": 0}, "train_batch_size is 0"),
         ({"test_batch_size": None}, "test_batch_size is None"),
     ],

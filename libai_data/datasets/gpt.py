@@ -29,8 +29,8 @@ class GPTDataset:
     - `position_ids`, int64 [L];
     - `attention_mask`, bool [L, L], True where a token (row) sees another (column);
     - `loss_mask`, float32 [L], 0 where a label does not count;
-    - `cu_seqlens`, int32 [D + 1], with `packing`: where the documents of a sample begin and end. D is the most that any
-      sample has; samples with fewer repeat the last end.
+    - `cu_seqlens`, int32 [L + 1], with `packing`: where the documents of a sample begin and end. The last end is
+      repeated up to the length that L documents of one token need, so that all samples, of all corpora, are alike.
 
     `labels` and `loss_mask` are for the last pipeline stage, all others for the first. Tensor parallel ranks read just
     their tokens of fields that `layouts` splits along the sequence.
@@ -83,7 +83,7 @@ class GPTDataset:
         self.max_seq_length = max_seq_length
         self._packing = packing
         self._depends_on: Dict[str, Any] = {
-            "version": gpt_index.INDEX_VERSION,
+            "version": list(gpt_index.INDEX_VERSION),
             "corpus": self.source.layout_hash,
             "num_epochs": num_epochs,
             "seed": seed if shuffle_documents else None,

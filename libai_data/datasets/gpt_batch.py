@@ -68,7 +68,6 @@ class BatchFiller:
         self._pieces = pieces
         self._firsts = firsts
         self._form = form
-        self._most_pieces = int(np.diff(firsts).max()) if firsts is not None and len(firsts) > 1 else 0
         self._windows: Dict[int, np.ndarray] = {}
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -87,7 +86,7 @@ class BatchFiller:
         if form.loss_mask:
             fields["loss_mask"] = np.float32, vector
         if self._firsts is not None:
-            fields["cu_seqlens"] = np.int32, (self._most_pieces + 1,)
+            fields["cu_seqlens"] = np.int32, (form.length + 1,)
         return fields
 
     def fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], parts: Parts) -> None:
@@ -143,7 +142,7 @@ class BatchFiller:
         first_pieces, next_pieces = firsts[indices], firsts[indices + 1]
         begins = starts[first_pieces]
         if "cu_seqlens" in out:
-            bounds = first_pieces[:, None] + np.arange(self._most_pieces + 1)
+            bounds = first_pieces[:, None] + np.arange(self._form.length + 1)
             out["cu_seqlens"][...] = starts[np.minimum(bounds, next_pieces[:, None])] - begins[:, None]
         if not width:
             return

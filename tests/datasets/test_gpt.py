@@ -126,7 +126,7 @@ def test_packed_samples_hold_whole_documents_and_cu_seqlens_says_where(
     for sample in samples(dataset):
         bounds = sample["cu_seqlens"].tolist()
         used = bounds[-1]
-        assert bounds[0] == 0 and bounds == sorted(bounds) and used <= length
+        assert len(bounds) == length + 1 and bounds[0] == 0 and bounds == sorted(bounds) and used <= length
         assert sample["loss_mask"].tolist() == [1.0] * used + [0.0] * (length - used)
         for name in ("input_ids", "labels"):
             assert (sample[name][used:] == 9).all()
