@@ -148,6 +148,7 @@ class _Way:
     Args:
         shape: of the global tensor.
         placement: of the global tensor.
+        device_type: of its placement.
         sbp: with which each rank fills its own part.
         taken_over: OneFlow takes the part over as it is.
         partial_sbp: `sbp`, with a partial sum in place of broadcast.
@@ -157,6 +158,7 @@ class _Way:
 
     shape: Tuple[int, ...]
     placement: Any
+    device_type: str
     sbp: List[Any]
     taken_over: bool
     partial_sbp: List[Any]
@@ -192,7 +194,7 @@ def _way(
     # would send rank 0's bytes over those that each rank already holds.
     taken_over = _is_alone(placement) or all("split" in str(entry) for entry in sbp)
     partial_sbp = [entry if "split" in str(entry) else flow.sbp.partial_sum for entry in sbp]
-    return _Way(whole, placement, sbp, taken_over, partial_sbp, narrow, moved_to)
+    return _Way(whole, placement, str(placement.type), sbp, taken_over, partial_sbp, narrow, moved_to)
 
 
 def _packed(tensor: Any) -> Any:
@@ -208,11 +210,11 @@ def _packed(tensor: Any) -> Any:
 
 def _fill(part: Any, way: _Way) -> Any:
     """The global tensor whose part on this rank is `part`; no communication."""
+    if way.taken_over:
+        on_device = part.to(way.device_type) if way.device_type != "cpu" or part.is_cuda else part
+        return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
     import oneflow as flow
 
-    if way.taken_over:
-        on_device = part.to(way.placement.type)
-        return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
     takes_over = part.is_floating_point()
     whole = flow.empty(
         way.shape, dtype=part.dtype, placement=way.placement, sbp=way.partial_sbp if takes_over else way.sbp
@@ -222,7 +224,7 @@ def _fill(part: Any, way: _Way) -> Any:
         if own.numel():
             own.copy_(_packed(part))
         return whole
-    return _as_gradient(whole, _packed(part.to(way.placement.type)) if own.numel() else own)
+    return _as_gradient(whole, _packed(part.to(way.device_type)) if own.numel() else own)
 
 
 def _as_gradient(whole: Any, part: Any) -> Any:

@@ -30,15 +30,22 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
         SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
         MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
     """
+    given = fields_of(batch)
+    if all(type(value) is DistTensorData for value in given.values()):
+        return _all_global(batch, given, device_type)
     leaves: Dict[str, Any] = {}
-    skeleton = taken_apart(fields_of(batch), leaves)
+    skeleton = taken_apart(given, leaves)
     fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
-    _compare_with_other_ranks(batch, fields)
-    parts = batch._parts if isinstance(batch, Instance) else frozenset()
-    made = {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
+    made = _all_global(batch, fields, device_type)
     return {
         name: put_together(part, lambda leaf: made.get(leaf.path, leaves[leaf.path])) for name, part in skeleton.items()
     }
+
+
+def _all_global(batch: Fields, fields: Dict[str, DistTensorData], device_type: Optional[str]) -> Dict[str, Any]:
+    _compare_with_other_ranks(batch, fields)
+    parts = batch._parts if isinstance(batch, Instance) else frozenset()
+    return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
 
 
 def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:
