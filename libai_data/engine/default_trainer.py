@@ -10,12 +10,12 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from libai_data.config import instantiate, try_get_key
 from libai_data.data_stages import DataStages
-from libai_data.engine import hooks
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
-from libai_data.engine.data_state import OVERRIDE_KEY, DataState, schedule_of, tokens_per_sample
+from libai_data.engine.data_state import OVERRIDE_KEY, DataState, tokens_per_sample
 from libai_data.engine.datamodule_stages import RunsStages, get_batch_of, stages_of
+from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
@@ -26,7 +26,7 @@ from libai_data.engine.loaders import (
     build_configured_train_loader,
     scale_to_epochs,
 )
-from libai_data.engine.logging_setup import has_progress_bar, setup_logger
+from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.models import (
     build_configured_graph,
     build_configured_model,
@@ -43,7 +43,6 @@ from libai_data.global_batch import check_forward_fields, to_global
 from libai_data.mesh import (
     get_data_parallel_size,
     get_rank,
-    is_main_process,
     synchronize,
 )
 
@@ -182,37 +181,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     def build_hooks(self) -> List[Optional[HookBase]]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
-        train = self.cfg.train
-        # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at another
-        # moment on each rank, in which they would wait for each other.
-        trainer = weakref.proxy(self)
-        schedule = schedule_of(self.train_loader, self.global_batch_size)
-        built: List[Optional[HookBase]] = [
-            hooks.IterationTimer(schedule, train.log_period),
-            hooks.DataProgress(
-                self.train_loader,
-                self.global_batch_size,
-                train.log_period,
-                lambda: trainer._tokens_per_sample,
-            ),
-            hooks.LRScheduler(),
-            hooks.PeriodicCheckpointer(
-                self.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
-            ),
-        ]
-        if train.evaluation.enabled and self.test_loader:
-            metric = try_get_key(self.cfg, "train.evaluation.eval_metric", default="Acc@1")
-            mode = try_get_key(self.cfg, "train.evaluation.eval_mode", default="max")
-            period = train.evaluation.eval_period
-            built.append(hooks.EvalHook(period, lambda: trainer._evaluate()))
-            built.append(hooks.BestCheckpointer(period, self.checkpointer, val_metric=metric, mode=mode))
-        if is_main_process():
-            built.append(hooks.PeriodicWriter(self.build_writers(), train.log_period))
-            if has_progress_bar():
-                built.append(hooks.ProgressBar())
-        signals = try_get_key(self.cfg, "train.checkpointer.stop_signals")
-        built.append(hooks.StopOnSignal(("SIGTERM", "SIGUSR1") if signals is None else list(signals)))
-        return built
+        return default_hooks(self)
 
     def build_writers(self) -> List[EventWriter]:
         """Writers of rank 0: log lines (where no live bar is shown), `metrics.json`, TensorBoard events."""

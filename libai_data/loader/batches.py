@@ -12,7 +12,8 @@ from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import as_flow_tensor
 from libai_data.loader.executor import Collated, Executor, Task, TaskResult
 from libai_data.loader.failures import FailureLog
-from libai_data.loader.reading import row_slices, row_writer
+from libai_data.loader.reading import row_slices
+from libai_data.loader.row_writer import row_writer
 from libai_data.loader.schema import Layout, SampleSchema, TensorPart, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes

@@ -1,0 +1,107 @@
+"""Writing samples into the rows of a batch, each field held against the schema."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Callable, Dict, List, Mapping, Tuple
+
+import numpy as np
+
+from libai_data.errors import SchemaError
+from libai_data.loader.schema import FieldSpec, SampleSchema, array_of
+from libai_data.structures import DistTensorData, check_field_names
+
+Rows = Mapping[str, np.ndarray]
+"""Field name -> writable array [rows, ...], the place of some samples within a batch."""
+
+_OF_MEMORYVIEWS = "?bBhHiIlLqQfd"
+"""dtypes of which memoryviews can be assigned to."""
+
+RowWriter = Callable[[int, Dict[str, Any]], None]
+"""Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
+
+
+def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
+    """Make what copies samples into rows of a batch.
+
+    Args:
+        schema: what each sample must look like.
+        rows: {field: [n, ...]}.
+    """
+    # Flat, and in the form in which samples have it, since each field of each sample is held against it.
+    vectors: List[Any] = []
+    others: List[Any] = []
+    for spec in schema.fields:
+        target, layout = rows[spec.name], (list(spec.layout.sbp_list), spec.layout.placement_idx)
+        if len(spec.shape) == 1 and spec.dtype.isnative and spec.dtype.char in _OF_MEMORYVIEWS:
+            flat, places = target.reshape(-1).data, _places(spec.shape[0], len(target))
+            vectors.append((spec.name, *layout, flat, places, spec))
+        else:
+            others.append((spec.name, *layout, spec.dtype, spec.shape, target, spec))
+    count = len(schema.fields)
+
+    def write(row: int, fields: Dict[str, Any]) -> None:
+        if len(fields) != count:
+            check_field_names(list(fields), schema.names, "the sample")
+        try:
+            for name, sbp_list, placement_idx, flat, places, spec in vectors:
+                value = fields[name]
+                if (
+                    type(value) is DistTensorData
+                    and value.placement_idx == placement_idx
+                    and value.sbp_list == sbp_list
+                ):
+                    try:
+                        # A memoryview takes only what has its very type and length, and takes less time than numpy.
+                        flat[places[row]] = value.tensor
+                        continue
+                    except (TypeError, ValueError, BufferError):
+                        pass
+                rows[name][row] = _checked(spec, value)
+            for name, sbp_list, placement_idx, dtype, shape, target, spec in others:
+                value = fields[name]
+                if (
+                    type(value) is DistTensorData
+                    and value.placement_idx == placement_idx
+                    and value.sbp_list == sbp_list
+                    # Of numpy's own dtypes there is one object each, which is quicker to compare than what it is.
+                    and (array := value.tensor).dtype is dtype
+                    and array.shape == shape
+                ):
+                    target[row] = array
+                else:
+                    target[row] = _checked(spec, value)
+        except KeyError:
+            check_field_names(list(fields), schema.names, "the sample")
+            raise
+
+    return write
+
+
+@lru_cache(maxsize=64)
+def _places(length: int, rows: int) -> Tuple[slice, ...]:
+    """Where rows of this length lie in flat memory."""
+    return tuple(slice(row * length, (row + 1) * length) for row in range(rows))
+
+
+def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
+    """The array of a field whose form is not just that of the samples before it, if it can be taken for it.
+
+    Raises:
+        SchemaError: It cannot.
+    """
+    layout = spec.layout
+    if isinstance(value, DistTensorData) and (
+        tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx
+    ):
+        raise SchemaError(
+            f"field '{spec.name}' is laid out as {value.sbp_list} on layer {value.placement_idx}, in the samples "
+            f"before it as {list(layout.sbp_list)} on layer {layout.placement_idx}"
+        )
+    array = array_of(value, spec.name)
+    if array.shape != spec.shape or array.dtype != spec.dtype:
+        raise SchemaError(
+            f"field '{spec.name}' is {array.dtype} {list(array.shape)}, in the samples before it "
+            f"{spec.describe()}; make all samples alike, or use a padding collator"
+        )
+    return array
