@@ -31,7 +31,8 @@ INSTALL_REQUIRES = [
     "omegaconf>=2.3,<2.4",
     "hydra-core>=1.3,<1.4",
     "PyYAML",
-    "pillow",
+    # Its own font in any size.
+    "pillow>=10.1",
     "safetensors",
     "tensorboardX",
     "tqdm",

@@ -20,6 +20,7 @@ COMMANDS: Dict[str, Command] = {
     "train": Command("libai_data.engine.command", "train or evaluate what a config describes"),
     "launch": Command("libai_data.launch", "start a program on every rank of this machine"),
     "state": Command("libai_data.engine.state_command", "show, check or change the place of a checkpoint in its data"),
+    "inspect": Command("libai_data.inspection.command", "show a config's samples, fields and mesh on a page"),
     "profile": Command("libai_data.inspection.profile_command", "measure a config's loader and recommend workers"),
     "preprocess": Command("libai_data.text.preprocess_command", "tokenize files of documents into an indexed dataset"),
     "train-tokenizer": Command("libai_data.text.tokenizer_command", "train a BPE or WordPiece tokenizer on documents"),

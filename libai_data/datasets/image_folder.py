@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, List, Optional, Tuple, Union
 
 from PIL import Image
 
@@ -11,6 +11,7 @@ from libai_data.sample_random import seeded_globals
 from libai_data.sources.image_folder import ImageFolderSource
 from libai_data.structures import DistTensorData, Instance
 from libai_data.transforms.image import ImageToFloat
+from libai_data.transforms.stages import transform_stages
 
 
 class ImageFolderDataset:
@@ -38,12 +39,21 @@ class ImageFolderDataset:
 
     def __getitem__(self, index: int) -> Instance:
         """Instance of `images` (first stage) and `labels` (int64 [], last stage)."""
-        path, label = self.source[index]
-        try:
-            with Image.open(path) as file:
-                image = file.convert(self.mode)
-        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
-            raise OSError(f"{path} cannot be read as an image: {error}") from error
+        image, label = self._open(index)
         with seeded_globals():
             pixels = self.transform(image)
         return Instance(images=DistTensorData(pixels), labels=DistTensorData(label, placement_idx=-1))
+
+    def stages(self, index: int) -> List[Tuple[str, Any]]:
+        """The image as it was opened, and after each stage of the transform; see `transform_stages`."""
+        image, _ = self._open(index)
+        with seeded_globals():
+            return [(f"opened as {self.mode}", image), *transform_stages(self.transform, image)]
+
+    def _open(self, index: int) -> Tuple[Image.Image, int]:
+        path, label = self.source[index]
+        try:
+            with Image.open(path) as file:
+                return file.convert(self.mode), label
+        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
+            raise OSError(f"{path} cannot be read as an image: {error}") from error

@@ -94,6 +94,7 @@ class DataLoader:
         _check("check_every", check_every, check_every >= 0, "at least 0 (batches; 0 never compares)")
         _check("content_hash", content_hash, content_hash >= 0, "at least 0 (samples; 0 reads none)")
         self.dataset = dataset
+        self.seed = seed
         self.batch_sampler = batch_sampler
         self.mixup_func = mixup_func
         self.stream = as_stream(batch_sampler)

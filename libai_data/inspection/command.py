@@ -1,0 +1,75 @@
+"""The command `libai-data inspect`: a page and a picture of what a config feeds to its model."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Optional, Sequence
+
+from libai_data.engine.one_rank import load_config
+from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.inspection.inspection import inspect_config
+from libai_data.inspection.mesh_of import mesh_of
+from libai_data.inspection.page import page_of
+from libai_data.inspection.picture import picture_of
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(prog="libai-data inspect", description=__doc__)
+    arguments.add_argument("config", help="config file")
+    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    arguments.add_argument("--split", default="train", help="train, valid or test; test:1 is the second test loader")
+    arguments.add_argument("--step", type=int, metavar="N", help="step to show (default: the first, 0)")
+    arguments.add_argument(
+        "--samples", type=int, default=16, metavar="N", help="samples to show (default: %(default)s)"
+    )
+    arguments.add_argument("--checkpoint", metavar="DIR", help="take the data state from here; shows its next step")
+    arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: what train.dist says)")
+    arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: %(default)s)")
+    arguments.add_argument(
+        "--output", type=Path, default=Path("inspect.html"), help="page; the picture lies beside it, as .png"
+    )
+    return arguments
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its arguments; by default the process's own.
+
+    Returns:
+        Exit code: 1 where the config, its samples or the output cannot be read or written. Warnings on the page do not
+        change it.
+    """
+    asked = parser().parse_intermixed_args(argv)
+    try:
+        for line in _inspect(asked):
+            print(line)
+    except (DataPipelineError, OSError) as error:
+        print(f"libai-data inspect: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _inspect(asked: argparse.Namespace) -> List[str]:
+    if asked.output.suffix == ".png":
+        raise ConfigError(f"--output is {asked.output}, but names the page; the picture lies beside it, as .png")
+    cfg = load_config(asked.config, asked.opts)
+    found = inspect_config(
+        cfg,
+        " ".join([asked.config, *asked.opts]),
+        asked.split,
+        asked.step,
+        asked.samples,
+        mesh_of(cfg, asked.ranks, asked.nodes),
+        asked.checkpoint,
+    )
+    picture = asked.output.with_suffix(".png")
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
+    asked.output.write_text(page_of(found), encoding="utf-8")
+    picture_of(found).save(picture, optimize=True)
+    warnings = [f"warning: {each}" for each in found.findings]
+    return [*warnings, f"The page is {asked.output}, the picture {picture}."]

@@ -1,0 +1,36 @@
+"""A sample after each stage of its dataset, as far as the dataset tells them."""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+from libai_data.datasets.combine import ConcatDataset, Subset
+from libai_data.sample_random import reading_samples
+
+Stage = Tuple[str, Any]
+
+
+def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> List[Stage]:
+    """What a sample is after each stage, with the random numbers that a loader would give it.
+
+    Args:
+        dataset: its method `stages(index)`, if it has one, yields (name of the stage, Pillow image or array), the last
+            one the field as the model gets it. Datasets made of datasets ask theirs.
+        seed: of the loader.
+        epoch: of the sample.
+        index: of the sample.
+
+    Returns:
+        The stages; none if the dataset does not tell.
+    """
+    own = index
+    while not callable(getattr(dataset, "stages", None)):
+        if isinstance(dataset, ConcatDataset):
+            number, own = dataset.locate(own)
+            dataset = dataset.datasets[number]
+        elif isinstance(dataset, Subset):
+            dataset, own = dataset.dataset, dataset.start + own
+        else:
+            return []
+    with reading_samples(((seed, epoch, index),)):
+        return list(dataset.stages(own))
