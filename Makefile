@@ -5,7 +5,7 @@ GPUS := 4
 SCRIPTS := tools/*.sh .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev data train test lint format types docs clean
+.PHONY: help setup setup-examples setup-dev data train test lint format types docs clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
@@ -13,10 +13,13 @@ help:  ## Show this.
 setup:  ## Make .venv with OneFlow and what training and the tests need.
 	@bash tools/setup.sh test
 
+setup-examples:
+	@bash tools/setup.sh examples
+
 setup-dev:
 	@bash tools/setup.sh dev
 
-data: setup  ## Write the handwritten digits out as an image folder.
+data: setup-examples  ## Write the handwritten digits out as an image folder.
 	$(PYTHON) tools/prepare_digits.py
 
 train: data  ## Train a small vision transformer on the digits, on 4 CPU ranks.

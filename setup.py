@@ -38,7 +38,7 @@ INSTALL_REQUIRES = [
     "tqdm",
 ]
 
-EXAMPLES = ["scikit-learn"]
+EXAMPLES = ["scikit-learn", "tokenizers"]
 # What the loaders of other tools' iterables are tested with. Wheels of torch after 1.12 pull gigabytes of CUDA, and
 # pytorch-lightning after 1.9 newer ones. Grain and DALI need Python 3.10.
 INTEGRATIONS = [

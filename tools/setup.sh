@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that training and the tests need. Run it again at any time: it does only what is missing.
 #
-#   bash tools/setup.sh [EXTRAS]     EXTRAS is an extra of setup.py: "test" (the default), or "dev", which includes it
+#   bash tools/setup.sh [EXTRAS]     EXTRAS is an extra of setup.py: "examples", "test" (the default) or "dev"
 #
 # PYTHON=/path/to/python chooses the interpreter; otherwise Python 3.10, 3.9 or 3.8 is looked for on the PATH, under
 # pyenv, and asked of uv.
@@ -15,6 +15,8 @@ STAMP="$VENV/.setup-stamp"
 # There while packages are being installed: pip may take a package that it was interrupted in for an installed one.
 UNFINISHED="$VENV/.setup-unfinished"
 LOCK="$VENV.lock"
+# Each of these extras includes those before it.
+LEVELS=(examples test dev)
 # OneFlow 0.9 has wheels for these, best first.
 VERSIONS=(3.10 3.9 3.8)
 
@@ -103,12 +105,23 @@ stamp_for() {
     printf '%s %s %s\n' "$1" "$("$VENV/bin/python" --version 2>&1 || true)" "${sum%% *}"
 }
 
-# Whether .venv is complete, up to date with setup.py, and has the extras $1; "dev" includes the others.
+# Whether the extras $1 include the extras $2.
+includes() {
+    local level seen=""
+    for level in "${LEVELS[@]}"; do
+        if [[ "$level" == "$2" ]]; then seen=yes; fi
+        if [[ "$level" == "$1" ]]; then break; fi
+    done
+    [[ -n "$seen" ]]
+}
+
+# Whether .venv is complete, up to date with setup.py, and has the extras $1.
 is_ready() {
-    local stamp
+    local stamp current
     [[ -f "$STAMP" ]] || return 1
     stamp="$(<"$STAMP")"
-    [[ "$stamp" == "$(stamp_for "$1")" || "$stamp" == "$(stamp_for dev)" ]]
+    current="$(stamp_for "$1")"
+    [[ "${stamp#* }" == "${current#* }" ]] && includes "${stamp%% *}" "$1"
 }
 
 # Whether .venv was made to its end and has pip, so that packages can be installed or brought up to date in it.
@@ -129,7 +142,7 @@ install_packages() {
     local pip=("$VENV/bin/python" -m pip install --disable-pip-version-check)
     local bar=off
     if [[ -t 1 ]]; then bar=on; fi
-    say "installing libai_data[$1] and what it needs; OneFlow and the CUDA 11 libraries are 2 GB, minutes the first time"
+    say "installing libai_data[$1] and what it needs: 2 GB (for the tests, 4), minutes the first time"
     touch "$UNFINISHED"
     # The first pip that installs a pyproject.toml project editable.
     "${pip[@]}" --quiet 'pip>=21.3' || fail "pip could not update itself; see above, then run this again"
@@ -155,12 +168,17 @@ take_lock() {
 
 main() {
     local extras="${1:-test}"
+    includes dev "$extras" || fail "there are no extras $extras; there are ${LEVELS[*]}"
     if is_ready "$extras"; then return 0; fi
     [[ "$(uname -sm)" == "Linux x86_64" ]] || fail "OneFlow 0.9 has wheels for Linux on x86_64 only; this is $(uname -sm)"
     take_lock
     if is_ready "$extras"; then return 0; fi
-    # What was set up for development stays so when setup.py changes.
-    if [[ -f "$STAMP" && "$(<"$STAMP")" == "dev "* ]]; then extras=dev; fi
+    # What was set up with more keeps it when setup.py changes.
+    if [[ -f "$STAMP" ]]; then
+        local stamp
+        stamp="$(<"$STAMP")"
+        if includes "${stamp%% *}" "$extras"; then extras="${stamp%% *}"; fi
+    fi
     rm -f "$STAMP"
     if ! is_sound; then make_venv; fi
     install_packages "$extras"

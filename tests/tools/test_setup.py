@@ -245,6 +245,17 @@ class TestRunningAgain:
         assert machine.set_up("test").stdout == ""
         assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["dev]"]
 
+    def test_an_environment_for_the_examples_is_widened_for_the_tests_and_then_serves_both(
+        self, machine: Machine
+    ) -> None:
+        for extras in ("examples", "test", "examples"):
+            machine.set_up(extras)
+        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["examples]", "test]"]
+
+    def test_extras_that_there_are_not_are_refused(self, machine: Machine) -> None:
+        refused = machine.set_up("tests")
+        assert "there are no extras tests; there are examples test dev" in refused.stderr
+
     def test_an_environment_for_tests_is_widened_for_development(self, machine: Machine) -> None:
         machine.set_up("test")
         machine.set_up("dev")
