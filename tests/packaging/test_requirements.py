@@ -43,7 +43,7 @@ def third_party_imports() -> Dict[str, str]:
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
 def test_every_package_that_is_imported_is_asked_for() -> None:
-    known = required({"INSTALL_REQUIRES", "EXAMPLES", "TEXT"})
+    known = required({"INSTALL_REQUIRES", "EXAMPLES", "TEXT", "INTEGRATIONS"})
     assert {"oneflow", "numpy", "scikit-learn"} <= known
     ours = {"libai_data", "libai", *getattr(sys, "stdlib_module_names", ())}
     missing = {
