@@ -12,6 +12,7 @@ from libai_data.sources.image_folder import ImageFolderSource
 from libai_data.structures import DistTensorData, Instance
 from libai_data.transforms.image import ImageToFloat
 from libai_data.transforms.stages import transform_stages
+from libai_data.transforms.timing import transform_time
 
 
 class ImageFolderDataset:
@@ -40,7 +41,7 @@ class ImageFolderDataset:
     def __getitem__(self, index: int) -> Instance:
         """Instance of `images` (first stage) and `labels` (int64 [], last stage)."""
         image, label = self._open(index)
-        with seeded_globals():
+        with seeded_globals(), transform_time():
             pixels = self.transform(image)
         return Instance(images=DistTensorData(pixels), labels=DistTensorData(label, placement_idx=-1))
 

@@ -93,8 +93,11 @@ def _side_by_side(pictures: Sequence[Image.Image]) -> List[Image.Image]:
 def _card(card: Card, width: int) -> Image.Image:
     drawing = Drawing(width, 0)
     room = width - 20
-    drawing.text(10, 24, card.heading, 12, room=room)
-    y = 34
+    y = 10
+    for line in card.heading.split(": "):
+        y += 15
+        drawing.text(10, y, line, 12, room=room)
+    y += 10
     if card.origin.source:
         drawing.text(10, y + 10, card.origin.source, 11, FAINT, room=room)
         y += 18

@@ -12,9 +12,10 @@ from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.schema import SampleSchema
-from libai_data.loader.timing import StageTimes, take_transform_time
+from libai_data.loader.timing import StageTimes
 from libai_data.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.structures import Fields, Instance, fields_of
+from libai_data.transforms.timing import take_transform_time
 
 Result = TypeVar("Result")
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator
+from typing import Any, Dict
 
 
 @dataclass
@@ -43,29 +40,6 @@ class StageTimes:
 
 NO_TIMES = StageTimes()
 """Of a result without times; never added to."""
-
-
-class _Running(threading.local):
-    transform = 0.0
-
-
-_running = _Running()
-
-
-@contextmanager
-def transform_time() -> Iterator[None]:
-    """Count the block's time as transforming, so that `loader.stats()` tells it from reading."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        _running.transform += time.perf_counter() - start
-
-
-def take_transform_time() -> float:
-    """Seconds that this thread spent in `transform_time` since the last call."""
-    seconds, _running.transform = _running.transform, 0.0
-    return seconds
 
 
 @dataclass

@@ -76,6 +76,12 @@ def test_each_stage_is_shown_and_named_for_each_sample(pictures: Path) -> None:
     assert page_of(found).count("<img src='data:image/png;base64,") == 12
 
 
+def test_the_time_of_a_transform_is_told_from_that_of_reading(pictures: Path) -> None:
+    dataset = LazyCall(ImageFolderDataset)(root=str(pictures), transform=Compose([ImageToFloat(), Noise()]))
+    stats = inspect_config(config_with(dataset)).stats
+    assert stats["transform_seconds"] > 0 and stats["source_seconds"] > 0
+
+
 def test_randomness_that_is_not_seeded_for_the_sample_is_found(pictures: Path) -> None:
     dataset = LazyCall(ImageFolderDataset)(root=str(pictures), transform=Compose([ImageToFloat(), Unseeded()]))
     (found,) = inspect_config(config_with(dataset)).findings
