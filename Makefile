@@ -5,7 +5,7 @@ GPUS := 4
 SCRIPTS := tools/*.sh .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-examples setup-dev data train test lint format types docs clean
+.PHONY: help setup setup-examples setup-dev data train text-data train-gpt test lint format types docs clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
@@ -24,6 +24,18 @@ data: setup-examples  ## Write the handwritten digits out as an image folder.
 
 train: data  ## Train a small vision transformer on the digits, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/vit_digits.py $(GPUS) train.dist.tensor_parallel_size=2
+
+STDLIB := data/stdlib
+
+text-data: setup  ## Tokenize the source files of Python's standard library.
+	$(PYTHON) -m libai_data stdlib-corpus $(STDLIB)
+	$(PYTHON) -m libai_data train-tokenizer --input $(STDLIB)/train.jsonl --output $(STDLIB)/tokenizer.json --vocab-size 2048
+	for part in train test; do $(PYTHON) -m libai_data preprocess --input $(STDLIB)/$$part.jsonl \
+	    --tokenizer $(STDLIB)/tokenizer.json --append-eod --output-prefix $(STDLIB)/$$part --workers 2 || exit; done
+	$(PYTHON) -m libai_data unigram $(STDLIB)/train_text_document $(STDLIB)/test_text_document
+
+train-gpt: text-data  ## Train a small GPT on them, on 4 CPU ranks.
+	bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py $(GPUS) train.dist.tensor_parallel_size=2
 
 test: setup  ## Run every test.
 	$(PYTHON) -m pytest

@@ -24,6 +24,8 @@ COMMANDS: Dict[str, Command] = {
     "profile": Command("libai_data.inspection.profile_command", "measure a config's loader and recommend workers"),
     "preprocess": Command("libai_data.text.preprocess_command", "tokenize files of documents into an indexed dataset"),
     "train-tokenizer": Command("libai_data.text.tokenizer_command", "train a BPE or WordPiece tokenizer on documents"),
+    "unigram": Command("libai_data.text.unigram", "tell how well token frequencies alone predict an indexed dataset"),
+    "stdlib-corpus": Command("libai_data.text.stdlib_corpus", "write Python's standard library as a corpus of text"),
     "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
     "benchmark": Command("libai_data.benchmark.command", "measure the pipeline beside its peers and limits"),
 }
