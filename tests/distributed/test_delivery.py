@@ -7,6 +7,9 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.global_batch.traffic import times_read
+from libai_data.parallel_mesh import ParallelMesh
 from tests.distributed.delivered import (
     MODES,
     SCHEMA_SCRIPT,
@@ -90,7 +93,7 @@ def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
 @each_mesh
 def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn) -> None:
     found, world_size = found_on(MESHES[mesh]), MESHES[mesh]
-    _, tensor, pipeline = map(int, mesh.split("x"))
+    data, tensor, pipeline = map(int, mesh.split("x"))
     for scenario in scenarios(found, mesh):
         if scenario.partition(",")[0] != "counted":
             continue
@@ -101,6 +104,9 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
             assert others == [{"opened": 0, "read": []}] * (world_size - 1)
         reads = sorted(index for each in saw["data_parallel"] for index in each["read"])
         assert reads == sorted(list(range(24)) * tensor * pipeline)
+        for mode in MODES:
+            plan = ReadPlan(ParallelMesh(data, tensor, pipeline), mode)
+            assert sum(len(each["read"]) for each in saw[mode]) == 24 * times_read(plan)
         # A worker process gets the dataset as it was opened.
         assert [each["opened"] for each in saw["data_parallel"]] == [1] * world_size
         assert saw["node"][0]["opened"] == saw["rank0"][0]["opened"] == 1

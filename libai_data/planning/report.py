@@ -1,0 +1,131 @@
+"""A job's plan in words and tables."""
+
+from __future__ import annotations
+
+from typing import List, Sequence
+
+from libai_data.global_batch.plan import READERS, ReadPlan
+from libai_data.global_batch.traffic import times_read
+from libai_data.inspection.field_parts import in_words, whole_shape
+from libai_data.planning.job import JobPlan
+
+_NODES_SHOWN = 4
+_UNITS = ("B", "KB", "MB", "GB", "TB")
+
+
+def report(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
+    """The plan, line by line.
+
+    Args:
+        job: the plan.
+        batches_a_step: batches of each rank in a step, accumulated.
+        readers: the read mode of the config.
+    """
+    mode, why = job.recommended()
+    return [
+        *_job(job, batches_a_step),
+        "",
+        *_fields(job),
+        "",
+        *_costs(job, batches_a_step, readers),
+        "",
+        *_who_reads(job, readers),
+        "",
+        f"Recommended: dataloader.train.readers={mode}; {why}.",
+        "Where only rank 0's machine has the data, readers=rank0 brings them to all.",
+    ]
+
+
+def _job(job: JobPlan, batches_a_step: int) -> List[str]:
+    mesh = job.mesh
+    rows = job.micro_batch_size * mesh.data_parallel_size * batches_a_step
+    accumulated = f" in {batches_a_step} batches" if batches_a_step > 1 else ""
+    return [
+        f"{mesh.world_size:,} ranks on {mesh.num_nodes:,} node(s): data {mesh.data_parallel_size} x tensor "
+        f"{mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}; "
+        f"{rows:,} samples a step{accumulated}, {job.micro_batch_size} a batch and data-parallel rank."
+    ]
+
+
+def _fields(job: JobPlan) -> List[str]:
+    lines: List[Sequence[str]] = [
+        ("field", "dtype", "a sample", "a batch, all ranks", "SBP", "rank 0 holds", "last rank")
+    ]
+    for field in job.fields:
+        shape = whole_shape(job.micro_batch_size, field.sample_shape, field.layout, job.mesh)
+        parts = [job.part_held(field, rank) for rank in (0, job.mesh.world_size - 1)]
+        held = ["nothing" if part is None else in_words(part, shape) for part in parts]
+        lines.append(
+            (field.name, str(field.dtype), str(list(field.sample_shape)), str(list(shape)))
+            + (", ".join(field.layout.sbp_list), *held)
+        )
+    return _table(lines)
+
+
+def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
+    lines: List[Sequence[str]] = [
+        (
+            "readers",
+            "nodes",
+            "samples read",
+            "of each sample, over all",
+            "bytes decoded",
+            "bytes received",
+            "memory a batch",
+        )
+    ]
+    for mode in READERS:
+        often = f"{times_read(ReadPlan(job.mesh, mode)):g} times"
+        for cost, nodes in job.costs(mode).items():
+            lines.append(
+                (
+                    f"{mode}{' (config)' if mode == readers else ''}",
+                    _numbers(nodes),
+                    f"{cost.samples_read * batches_a_step:,}",
+                    often,
+                    _bytes(cost.bytes_read * batches_a_step),
+                    _bytes(cost.bytes_received * batches_a_step),
+                    _bytes(cost.bytes_kept),
+                )
+            )
+    return ["What a step costs each of these nodes:", *_table(lines)]
+
+
+def _who_reads(job: JobPlan, readers: str) -> List[str]:
+    plan = ReadPlan(job.mesh, readers)
+    lines = [f"Who reads (readers={readers}); part d of a batch is that of data-parallel rank d:"]
+    for node in range(min(job.mesh.num_nodes, _NODES_SHOWN)):
+        ranks = plan.ranks_of(node)
+        reading = {rank: plan.shards_read_by(rank) for rank in ranks}
+        words = [f"rank {rank} part {_numbers(parts)}" for rank, parts in reading.items() if parts]
+        lines.append(f"  node {node} (ranks {_numbers(ranks)}): {', '.join(words) or 'nobody; it receives'}")
+    if job.mesh.num_nodes > _NODES_SHOWN:
+        lines.append(f"  and so on, {job.mesh.num_nodes:,} nodes in all")
+    return lines
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Ascending numbers in a few words: ranges, where they follow each other."""
+    runs: List[List[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def _bytes(count: float) -> str:
+    if count == 0:
+        return "-"
+    for unit in _UNITS:
+        if count < 1000 or unit == _UNITS[-1]:
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
+
+
+def _table(lines: Sequence[Sequence[str]]) -> List[str]:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    return [shown[0], "  ".join("-" * width for width in widths), *shown[1:]]
