@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from libai_data.datasets.gpt import GPTDataset
+from libai_data.datasets.gpt_batch import BatchFiller
 from libai_data.errors import ConfigError
 from libai_data.loader import DataLoader
+from libai_data.loader.schema import TensorPart
 from libai_data.samplers import CyclicSampler
 from libai_data.sources import IndexedSource
 from tests.datasets.gpt_corpora import Documents, corpora, runs_of_pairs, samples, write
@@ -247,3 +249,45 @@ def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: Dict[s
 
     for ours, theirs in zip(batches(0), batches(2)):
         assert all((ours[name] == theirs[name]).all() for name in ours)
+
+
+@pytest.mark.parametrize("options", [{}, {"packing": True}, {"reset_position_ids": True, "pad_last": True}])
+def test_with_split_1_a_loader_gives_a_tensor_rank_its_tokens_and_cu_seqlens_stays_whole(
+    tmp_path: Path, options: Dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 40, 100)]
+    dataset = GPTDataset(write(tmp_path / "a", documents), 32, **options)
+    names = [name for name in samples_of(dataset, 0) if name != "cu_seqlens"]
+    layouts = {name: {"sbp_list": ["split_0", "split_1"]} for name in names}
+    for rank in range(2):
+        place = TensorPart(rank, 2)
+        loader = DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True), layouts=layouts, tensor_part=place)
+        indices = loader.stream.batch_at(0).indices
+        batch = next(iter(loader)).get_fields()
+        own = slice(16 * rank, 16 * rank + 16)
+        for row, index in enumerate(indices.tolist()):
+            for name, whole in samples_of(dataset, index).items():
+                expected = whole if name == "cu_seqlens" else whole[own]
+                np.testing.assert_array_equal(batch[name].tensor.numpy()[row], expected, err_msg=name)
+        loader.close()
+
+
+def test_a_tensor_rank_takes_no_more_than_its_tokens_from_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = GPTDataset(write(tmp_path / "a", [list(range(500))]), 64)
+    widths: List[int] = []
+    take = BatchFiller._tokens_from
+
+    def recorded(self: BatchFiller, offsets: np.ndarray, width: int) -> np.ndarray:
+        widths.append(width)
+        return take(self, offsets, width)
+
+    monkeypatch.setattr(BatchFiller, "_tokens_from", recorded)
+    own = (slice(16, 32),)
+    out = {name: np.empty((2, 16), np.int64) for name in ("input_ids", "labels")}
+    dataset.read_batch(np.array([3, 0]), out, {"input_ids": own, "labels": own})
+    assert widths == [17]  # and the one that its last label is
+    assert out["input_ids"].tolist() == [list(range(208, 224)), list(range(16, 32))]
+    assert out["labels"].tolist() == [list(range(209, 225)), list(range(17, 33))]

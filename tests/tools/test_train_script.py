@@ -70,7 +70,7 @@ def test_make_train_sets_up_writes_the_digits_and_trains_on_four_ranks() -> None
     result = run("make", "--dry-run", "--directory", REPOSITORY, "train")
     commands = [line for line in result.stdout.splitlines() if not line.startswith("make")]
     assert commands == [
-        "bash tools/setup.sh test",
+        "bash tools/setup.sh examples",
         ".venv/bin/python tools/prepare_digits.py",
         "bash tools/train.sh tools/train_net.py configs/vit_digits.py 4 train.dist.tensor_parallel_size=2",
     ]
