@@ -82,11 +82,23 @@ def reading_some_of_them(rows: np.ndarray) -> Iterator[None]:
         rows: int64 [n], which of them.
     """
     keys = _current.keys
-    _current.keys = [keys[row] for row in rows.tolist()] if keys else ()
+    with reading_inputs([keys[row] for row in rows.tolist()] if keys else ()):
+        yield
+
+
+@contextmanager
+def reading_inputs(keys: Sequence[Tuple[int, int, int]]) -> Iterator[None]:
+    """Says that, within the block, other samples are read, of which the one that is being read is made.
+
+    Args:
+        keys: (seed, epoch, index) of each.
+    """
+    outer = _current.keys
+    _current.keys = keys
     try:
         yield
     finally:
-        _current.keys = keys
+        _current.keys = outer
 
 
 def sample_generator(stream: int = 0) -> np.random.Generator:

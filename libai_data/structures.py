@@ -316,6 +316,7 @@ class BatchInfo(NamedTuple):
         position: position of the global batch's first sample.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
+        next_start: of a stream transform, where the output behind the batch begins.
     """
 
     step: int
@@ -323,6 +324,7 @@ class BatchInfo(NamedTuple):
     position: int
     size: int
     valid: int
+    next_start: Optional[int] = None
 
 
 class RowIndices(NamedTuple):

@@ -160,7 +160,8 @@ def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) 
 def _samples_per_epoch(data_loader: Any) -> int:
     state = stream_state_of(data_loader)
     if state is not None:
-        return state.order.epoch_size
+        # What a stream transform makes of an epoch is not known in advance.
+        return state.order.epoch_size if state.start is None else 0
     dataset = getattr(data_loader, "dataset", None)
     return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else 0
 

@@ -119,7 +119,11 @@ def in_words(saved: SavedState) -> List[str]:
             f"Left out on purpose: {total} samples, at places {ranges} of the order; {passed} of them are passed, "
             f"{total - passed} to come."
         )
-    _, indices = order.locate(stream.left_out.places_of(stream.position + np.arange(_SHOWN)))
+    if stream.start is not None:
+        places = stream.place + np.arange(_SHOWN)
+    else:
+        places = stream.left_out.places_of(stream.position + np.arange(_SHOWN))
+    _, indices = order.locate(places)
     lines.append(f"Next samples: {', '.join(map(str, indices.tolist()))}, ...")
     lines.append(f"The data state takes {len(json.dumps(saved.data))} bytes.")
     return lines
@@ -201,6 +205,11 @@ def edited(
         ConfigError: A skip of steps that are done, or a position below 0.
     """
     state, schedule = saved.stream, saved.schedule
+    if state.start is not None and (skips or seed is not None or position is not None):
+        raise ConfigError(
+            "the data state is that of a stream transform, such as a packer; its place, order and steps depend on the "
+            "lengths of samples, and cannot be edited"
+        )
     if forget_skips:
         past = tuple(r for r in state.left_out.ranges if r[0] < state.place)
         state = replace(state, left_out=LeftOut(past))

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Callable, Collection, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, Union
 
 from libai_data.datasets.blend import Blend
+from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError, DataPipelineError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
@@ -37,11 +38,21 @@ _HANDED_OUT_AHEAD = 1
 
 
 class DatasetFacts:
-    """What a rank that does not open the dataset knows of it: its name, its length, and of what it is a blend."""
+    """What a rank that does not open the dataset knows of it.
 
-    def __init__(self, name: str, samples: int, blend: Optional[Blend] = None) -> None:
+    Args:
+        name: of its class.
+        samples: its length.
+        blend: of what it is a blend.
+        is_stream_transform: whether it is a `StreamTransform`.
+    """
+
+    def __init__(
+        self, name: str, samples: int, blend: Optional[Blend] = None, is_stream_transform: bool = False
+    ) -> None:
         self.name = name
         self.blend = blend
+        self.is_stream_transform = is_stream_transform
         self._samples = samples
 
     def __len__(self) -> int:
@@ -58,6 +69,7 @@ class _Told:
     check_every: int = 0
     fingerprint: str = "{}"
     blend: Optional[Blend] = None
+    is_stream_transform: bool = False
     problem: str = ""
 
 
@@ -96,7 +108,7 @@ class SharedLoader:
         self.mixup_func = mixup_func
         self._loader: Optional[DataLoader] = None
         told = self._open(open_dataset, make_stream, make_loader)
-        facts = DatasetFacts(told.dataset_name, told.samples, told.blend)
+        facts = DatasetFacts(told.dataset_name, told.samples, told.blend, told.is_stream_transform)
         self.fingerprint: Dict[str, Any] = json.loads(told.fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
@@ -144,6 +156,7 @@ class SharedLoader:
                     loader.check_every,
                     fingerprint,
                     blend if isinstance(blend, Blend) else None,
+                    isinstance(dataset, StreamTransform),
                 )
             except Exception as error:
                 failure = error
@@ -250,6 +263,7 @@ class SharedLoader:
             self.stream.position = 0
             return None
         self.stream.position = batch.info.position + batch.info.size
+        self.stream.note_start(self.stream.position, batch.info.next_start)
         return self._own_part(batch)
 
     def _next(self) -> Optional[NodeBatch]:

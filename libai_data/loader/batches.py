@@ -276,4 +276,4 @@ def assemble(
 
 def info_of(batch: IndexBatch) -> BatchInfo:
     """What a batch tells of its place in the stream."""
-    return BatchInfo(batch.step, batch.epoch, batch.position, batch.size, batch.valid)
+    return BatchInfo(batch.step, batch.epoch, batch.position, batch.size, batch.valid, batch.next_start)

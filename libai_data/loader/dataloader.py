@@ -6,6 +6,7 @@ import weakref
 from functools import cached_property, partial
 from typing import Any, Collection, Dict, Iterator, Mapping, Optional
 
+from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batches import BatchReader, ReadyBatch, assemble, info_of
@@ -93,6 +94,11 @@ class DataLoader:
         _check("worker_type", worker_type, worker_type in WORKER_TYPES, f"one of {WORKER_TYPES}")
         _check("check_every", check_every, check_every >= 0, "at least 0 (batches; 0 never compares)")
         _check("content_hash", content_hash, content_hash >= 0, "at least 0 (samples; 0 reads none)")
+        if on_error != "raise" and isinstance(dataset, StreamTransform):
+            raise ConfigError(
+                f"on_error is {on_error!r}; a {type(dataset).__name__} makes its samples of several, in place of which "
+                "no other can be read: set on_error='raise'"
+            )
         self.dataset = dataset
         self.seed = seed
         self.batch_sampler = batch_sampler

@@ -7,11 +7,15 @@ from dataclasses import replace
 from math import ceil
 from typing import List, Mapping, NamedTuple, Optional, Sized
 
+from libai_data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.errors import ConfigError
 from libai_data.samplers.blend_order import order_over
 from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
 from libai_data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.samplers.stream_state import StreamState
+from libai_data.samplers.walk import Walk
+
+_OF_TRANSFORMS = "what a stream transform makes of an epoch, and of the samples of a step, is not known in advance"
 
 
 class _Stretch(NamedTuple):
@@ -26,6 +30,8 @@ class CyclicSampler(StreamSampler):
     """Every sample once an epoch, epoch after epoch, without end; batches run on across the border of two epochs.
 
     Of a `BlendedDataset` it takes each dataset's samples in proportion to its weight, each in epochs of its own.
+
+    Of a stream transform (`FilteredDataset`, `PackedDataset`) it takes what comes of the samples, in their order.
 
     Args:
         dataset: anything with a length.
@@ -56,7 +62,12 @@ class CyclicSampler(StreamSampler):
     ) -> None:
         order = order_over(dataset, seed, shuffle)
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
-        check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
+        if getattr(dataset, "is_stream_transform", False):
+            if drop_last:
+                raise ConfigError(f"drop_last: {_OF_TRANSFORMS}; set drop_last=False for the sampler")
+            self._walk = Walk(dataset if isinstance(dataset, StreamTransform) else None, order)
+        else:
+            check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
         self.drop_last = drop_last
         self._skip_steps: Ranges = ()
         self._micro_batches: Mapping[int, int] = {}
@@ -91,7 +102,10 @@ class CyclicSampler(StreamSampler):
                     f"the {size} samples of a step (from step {step} on) cannot be cut into {count} batches for "
                     f"{self.data_parallel_size} data-parallel ranks"
                 )
-            check_holds_a_batch(self.order.size, size, self.data_parallel_size)
+            if self._walk is None:
+                check_holds_a_batch(self.order.size, size, self.data_parallel_size)
+        if self._walk is not None and skip_steps:
+            raise ConfigError(f"train.skip_steps is {[list(steps) for steps in skip_steps]}: {_OF_TRANSFORMS}")
         if self.drop_last:
             if len(schedule.sizes) > 1:
                 raise ConfigError(
@@ -103,7 +117,7 @@ class CyclicSampler(StreamSampler):
         self._skip_steps = skip_steps
         self._micro_batches = micro_batches
         left_out = left_out_by(skip_steps, schedule)
-        self._go_on_from(StreamState(self.position, self.order, left_out, schedule))
+        self._go_on_from(StreamState(self.position, self.order, left_out, schedule, self.state.start))
 
     def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
         return left_out_by(self._skip_steps, schedule)
@@ -139,6 +153,8 @@ class CyclicSampler(StreamSampler):
     def set_epoch(self, epoch: int) -> None:
         """Go on at the beginning of this epoch."""
         check_at_least(0, epoch=epoch)
+        if self._walk is not None and epoch:
+            raise ConfigError(f"epoch {epoch}: {_OF_TRANSFORMS}")
         place = epoch * self.order.epoch_size
         self.set_consumed_samples(place - self.left_out.count_before(place))
 
@@ -147,8 +163,20 @@ class CyclicSampler(StreamSampler):
         return self.order.size
 
     def batches_per_round(self) -> int:
+        if self._walk is not None:
+            raise TypeError("how many batches an epoch makes of a stream transform is not known in advance")
         return ceil(self.order.epoch_size / self.global_batch_size)
 
     def batch_at(self, position: int) -> Optional[IndexBatch]:
         start, rows, first = self._stretches[bisect_right(self._starts, position) - 1]
-        return self._part(position, rows, rows, first + (position - start) // rows)
+        number = first + (position - start) // rows
+        if self._walk is not None:
+            return self._transformed_part(self._walk, position, rows, number)
+        return self._part(position, rows, rows, number)
+
+    def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
+        firsts, end = walk.outputs(position, size)
+        places, _ = place_and_offset(firsts)
+        own = self._rows_of(size)
+        epoch = int(places[0]) // self.order.epoch_size
+        return IndexBatch(number, epoch, position, size, size, self.order.locate(places[own])[0], firsts[own], end)

@@ -37,6 +37,11 @@ class Ledger:
                 "the data state knows the place in the stream, but no steps: it was saved by a loader without a "
                 "trainer; let the sampler follow(StepSchedule(((0, global batch size),)))"
             )
+        if state.start is not None:
+            raise CheckpointError(
+                "the samples that made up a step of a stream transform, such as a packer, depend on the samples' "
+                "lengths; the data state alone does not tell them"
+            )
         self.state = state
         self.schedule: StepSchedule = state.schedule
 

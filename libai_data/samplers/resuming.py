@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Callable, Collection, Dict, List, Mapping, Tuple
+from typing import Any, Callable, Collection, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -154,12 +154,27 @@ def reconcile(
     refuse(changed, override)
     saved = StreamState.from_json(saved_json)
     refuse({**_size_difference(saved, own), **_blend_difference(saved, own)}, override)
+    order = own.order
     saved, own, blend_notes = _with_past_weights(saved, own)
+    other_weights = [] if own.order == order else ["the weights of the blend were others in the past"]
+    _check_transforms(saved, own, [*changed.values(), *other_weights])
     if own.schedule is None:
         resumed, notes = _moved(saved, own, changed)
-        return StreamState(resumed.position, own.order, resumed.left_out), blend_notes + notes
+        return StreamState(resumed.position, own.order, resumed.left_out, start=saved.start), blend_notes + notes
     resumed, notes = _with_steps(saved, own, own.schedule, places_to_skip, changed)
-    return resumed, blend_notes + notes
+    return replace(resumed, start=saved.start), blend_notes + notes
+
+
+def _check_transforms(saved: StreamState, own: StreamState, changes: Sequence[str]) -> None:
+    """Refuse what cannot be gone on with, since outputs of a transform are made of several samples in their order."""
+    if (saved.start is None) != (own.start is None):
+        words = ["that of samples" if state.start is None else "that of a stream transform" for state in (saved, own)]
+        raise CheckpointError(f"the data state belongs to another stream: it was {words[0]} and is now {words[1]}")
+    if own.start is not None and changes:
+        raise CheckpointError(
+            f"{', '.join(changes)}; but a stream transform goes on in the same order only: restore the old values, or "
+            "start anew"
+        )
 
 
 def _moved(saved: StreamState, own: StreamState, changed: Mapping[str, str]) -> Tuple[StreamState, List[str]]:

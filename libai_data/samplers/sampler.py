@@ -14,6 +14,7 @@ from libai_data.samplers.order import Order
 from libai_data.samplers.resuming import reconcile
 from libai_data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.samplers.stream_state import StreamState
+from libai_data.samplers.walk import Walk
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class IndexBatch(NamedTuple):
         valid: rows [0, valid) of the global batch count; the rest is padding.
         epochs: int64 [n], the epoch of each of this reader's samples.
         indices: int64 [n], the dataset's index of each.
+        next_start: of a stream transform, where the output behind the global batch begins (`start_of`).
     """
 
     step: int
@@ -41,6 +43,7 @@ class IndexBatch(NamedTuple):
     valid: int
     epochs: np.ndarray
     indices: np.ndarray
+    next_start: Optional[int] = None
 
 
 class StreamSampler:
@@ -52,6 +55,7 @@ class StreamSampler:
     """
 
     endless: bool
+    _walk: Optional[Walk] = None
 
     def __init__(
         self,
@@ -165,7 +169,13 @@ class StreamSampler:
     @property
     def state(self) -> StreamState:
         """The place in the stream and all that decides what comes next."""
-        return StreamState(int(self.position), self.order, self.left_out, self.schedule)
+        start = None if self._walk is None else self._walk.known_start(self.position)
+        return StreamState(int(self.position), self.order, self.left_out, self.schedule, start)
+
+    def note_start(self, position: int, start: Optional[int]) -> None:
+        """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""
+        if self._walk is not None and start is not None:
+            self._walk.note(position, start)
 
     def state_dict(self) -> Dict[str, Any]:
         """`state`, as JSON."""
@@ -202,6 +212,7 @@ class StreamSampler:
     def _go_on_from(self, state: StreamState) -> None:
         self.position, self.left_out, self.schedule = state.position, state.left_out, state.schedule
         self.order = state.order
+        self.note_start(state.position, state.start)
         self._forget_window()
 
 
@@ -225,7 +236,9 @@ def order_in_words(stream: Any) -> str:
     Args:
         stream: anything with the `state_dict` of a sampler.
     """
-    return ", ".join(f"{key} {value}" for key, value in sorted(stream.state_dict().items()) if key != "position")
+    return ", ".join(
+        f"{key} {value}" for key, value in sorted(stream.state_dict().items()) if key not in ("position", "start")
+    )
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Iterator, List, Optional, Sized
 
+from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
 from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
 
@@ -39,6 +40,11 @@ class SingleRoundSampler(StreamSampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        if getattr(dataset, "is_stream_transform", False):
+            raise ConfigError(
+                "a stream transform, such as FilteredDataset or PackedDataset, makes an endless stream, of which one "
+                "round has no known end. Use CyclicSampler, or a dataset whose samples are filtered or packed already"
+            )
         super().__init__(
             dataset, micro_batch_size, Order(len(dataset), seed, shuffle), data_parallel_rank, data_parallel_size
         )

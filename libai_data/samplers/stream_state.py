@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Dict, Mapping, Optional
 
+from libai_data.datasets.stream_transform import place_and_offset, start_of
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers.blend_order import order_from_json
 from libai_data.samplers.order import Order
@@ -26,16 +27,22 @@ class StreamState:
         order: place -> (epoch, index).
         left_out: places that no step takes.
         schedule: the sizes of the steps; None if whoever iterates knows of no steps.
+        start: of a stream transform, where the output at `position` begins (`start_of`), or -1 if that is yet to be
+            found; None for any other stream.
     """
 
     position: int
     order: Order
     left_out: LeftOut = NOTHING
     schedule: Optional[StepSchedule] = None
+    start: Optional[int] = None
 
     @property
     def place(self) -> int:
-        """The place behind the last sample that was taken."""
+        """The place behind the last sample that was taken, whole or in part."""
+        if self.start is not None:
+            place, offset = place_and_offset(max(self.start, 0))
+            return place + (offset > 0)
         return self.left_out.end_of(self.position)
 
     @property
@@ -54,6 +61,8 @@ class StreamState:
         if self.schedule is not None:
             state["batch_sizes"] = [list(entry) for entry in self.schedule.sizes]
             state["first_position"] = self.schedule.first_position
+        if self.start is not None:
+            state["start"] = None if self.start < 0 else list(place_and_offset(self.start))
         return state
 
     @staticmethod
@@ -74,9 +83,12 @@ class StreamState:
             if "batch_sizes" in state:
                 sizes = tuple((step, size) for step, size in state["batch_sizes"])
                 schedule = StepSchedule(sizes, state.get("first_position", 0))
+            start = None
+            if "start" in state:
+                start = -1 if state["start"] is None else start_of(*(int(number) for number in state["start"]))
         except (ConfigError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the data state {dict(state)} is broken: {error}") from error
-        return StreamState(state["position"], order, left_out, schedule)
+        return StreamState(state["position"], order, left_out, schedule, start)
 
 
 def check_position(position: Any) -> None:
