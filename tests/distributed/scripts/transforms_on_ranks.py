@@ -1,0 +1,99 @@
+"""Takes blended, filtered and packed streams a few steps on one mesh after the other: `transforms_on_ranks.py FOLDER`.
+
+Each leg has another mesh, read mode or number of workers, and goes on from the state that the last one left. Each rank
+writes `FOLDER/<rank>.json`: scenario -> for each leg, the fields of its own rows and its state.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import islice
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+
+import oneflow as flow
+
+from libai_data.build import build_nlp_train_loader
+from libai_data.datasets import BlendedDataset, FilteredDataset, PackedDataset
+from libai_data.global_batch import to_global
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from tests.samplers.transforms import Documents, is_even
+
+GLOBAL_BATCH = 8
+STEPS = 2
+LENGTHS = [3, 9, 1, 14, 0, 6, 2, 8, 11, 5]
+
+
+class Leg(NamedTuple):
+    """A few steps."""
+
+    mesh: Tuple[int, int]
+    readers: str
+    workers: int
+
+
+LEGS = [
+    Leg((4, 1), "data_parallel", 0),
+    Leg((2, 2), "node", 1),
+    Leg((1, 4), "rank0", 0),
+    Leg((4, 1), "node", 0),
+    Leg((2, 2), "data_parallel", 1),
+    Leg((4, 1), "rank0", 1),
+]
+
+
+def documents() -> Documents:
+    return Documents(LENGTHS, random=True)
+
+
+def fixed(length: int) -> Documents:
+    return Documents([length] * 7)
+
+
+SCENARIOS: Dict[str, Callable[[], Any]] = {
+    "blend": lambda: BlendedDataset([fixed(4)] * 3, [0.5, 0.3, 0.2], {40: [0, 1, 1]}),
+    "measured": lambda: PackedDataset(documents(), 10),
+    "whole, kept": lambda: PackedDataset(documents(), 16, cut=False, keep=is_even),
+    "blend, packed": lambda: PackedDataset(BlendedDataset([documents(), documents()], [2, 1]), 10),
+    "filter": lambda: FilteredDataset(fixed(4), [True, False, True, True, False, True, False]),
+}
+
+
+def rows_of(batch: Any) -> Dict[str, List[Any]]:
+    """The rows of each field."""
+    return {name: value.tensor.numpy().tolist() for name, value in batch.get_fields().items()}
+
+
+def loader_of(make: Callable[[], Any], ranks: int, readers: str, workers: int) -> Any:
+    """The train loader of a scenario."""
+    return build_nlp_train_loader(make(), GLOBAL_BATCH // ranks, num_workers=workers, seed=11, readers=readers)[0]
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    rank = flow.env.get_rank()
+    found: Dict[str, List[Any]] = {name: [] for name in SCENARIOS}
+    states: Dict[str, Any] = {}
+    for leg in LEGS:
+        set_mesh(None)
+        set_mesh(ParallelMesh(*leg.mesh, 1, rank=rank))
+        for name, make in SCENARIOS.items():
+            loader = loader_of(make, get_mesh().data_parallel_size, leg.readers, leg.workers)
+            if name in states:
+                loader.load_state_dict(json.loads(states[name]))
+            taken = []
+            for batch in islice(iter(loader), STEPS):
+                taken.append(rows_of(batch))
+                to_global(batch)
+            states[name] = json.dumps(loader.state_dict())
+            found[name].append([taken, states[name]])
+            loader.close()
+    (folder / f"{rank}.json").write_text(json.dumps(found))
+    print(f"RANK {rank} DONE", flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Blends, filters and packers on four ranks: any mesh, read mode and worker count goes on with the stream of one."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any, Dict, List
+
+import pytest
+
+from tests.distributed.launcher import launch_ranks
+from tests.distributed.scripts.transforms_on_ranks import LEGS, SCENARIOS, STEPS, loader_of, rows_of
+
+SCRIPT = Path(__file__).parent / "scripts" / "transforms_on_ranks.py"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("transforms")
+    result = launch_ranks(SCRIPT, 4, str(folder), timeout=150)
+    assert result.returncode == 0, result.output
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_six_meshes_one_after_the_other_take_the_stream_of_one_rank(ranks: List[Dict[str, Any]], name: str) -> None:
+    alone = loader_of(SCENARIOS[name], 1, "data_parallel", 0)
+    batches = iter(alone)
+    for number, leg in enumerate(LEGS):
+        expected = [rows_of(batch) for batch in islice(batches, STEPS)]
+        taken = [found[name][number][0] for found in ranks]
+        for rank in range(4):
+            assert taken[rank] == taken[rank // leg.mesh[1] * leg.mesh[1]], "tensor peers see the same samples"
+        shards = taken[:: leg.mesh[1]]
+        for step, batch in enumerate(expected):
+            joined = {field: [row for shard in shards for row in shard[step][field]] for field in batch}
+            assert joined == batch
+        states = {found[name][number][1] for found in ranks}
+        assert [json.loads(state) for state in states] == [json.loads(json.dumps(alone.state_dict()))]
+        assert len(states.pop()) < 1024
