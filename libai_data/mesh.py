@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sys
+from functools import lru_cache
 from typing import Any, List, MutableMapping, Optional
 
 from libai_data.errors import MeshError
@@ -48,8 +50,15 @@ def set_mesh(mesh: Optional[ParallelMesh]) -> None:
 
 
 def get_mesh() -> ParallelMesh:
-    """Returns the mesh of this job; before one is set, all ranks that were started lie on the data axis."""
-    return _MESH if _MESH is not None else _mesh_from_environment({})
+    """Returns the mesh of this job.
+
+    Before one is set, it is LiBai's where that has set up its own (`libai.utils.distributed`), and else all ranks that
+    were started lie on the data axis.
+    """
+    if _MESH is not None:
+        return _MESH
+    dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)
+    return _mesh_from_environment({}) if dist_util is None else _mesh_of_libai(dist_util)
 
 
 def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
@@ -258,6 +267,30 @@ def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
     if tensor.is_global:
         return tensor.to_global(placement=flow.placement(get_mesh().device_type, tensor.placement.ranks))
     return tensor.to_global(sbp=get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast]), placement=get_layer_placement(0))
+
+
+# LiBai replaces the object when it sets its mesh up anew.
+@lru_cache(maxsize=1)
+def _mesh_of_libai(dist_util: Any) -> ParallelMesh:
+    """The mesh that LiBai has set up.
+
+    Args:
+        dist_util: what its `get_dist_util` returns.
+    """
+    import oneflow as flow
+
+    stages = dist_util.pipeline_parallel_size
+    device_type = getattr(dist_util, "device_type", "cuda")
+    return ParallelMesh(
+        data_parallel_size=dist_util.data_parallel_size,
+        tensor_parallel_size=dist_util.tensor_parallel_size,
+        pipeline_parallel_size=stages,
+        rank=flow.env.get_rank(),
+        num_nodes=dist_util.num_nodes,
+        device_type="cpu" if device_type == "cuda" and not flow.cuda.is_available() else device_type,
+        # Without a pipeline it lists 10,000 layers.
+        layer_stage_ids=tuple(dist_util._layer_stage_ids) if stages > 1 else (),
+    )
 
 
 def _mesh_from_environment(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -87,6 +87,8 @@ class DistTensorData:
     tensor: Any
     sbp_list: List[str]
     placement_idx: int
+    # Of a loader's batches; see `local_to_global`. Set on the class, since samples are made by the million.
+    _is_part: bool = field(default=False, repr=False, compare=False)
 
     # Written out, since samples have one for each field: what a dataclass would write takes twice as long.
     def __init__(self, tensor: Any, sbp_list: Sequence[str] = DEFAULT_SBP, placement_idx: int = 0) -> None:
@@ -115,7 +117,7 @@ class DistTensorData:
             SchemaError: The layout does not fit the tensor or the mesh.
         """
         if sbp is None and placement is None:
-            self.tensor = local_to_global(self.tensor, self.sbp_list, self.placement_idx, device_type)
+            self.tensor = local_to_global(self.tensor, self.sbp_list, self.placement_idx, device_type, self._is_part)
         else:
             sbp = nd_sbp(self.sbp_list) if sbp is None else sbp
             placement = get_layer_placement(self.placement_idx, device_type) if placement is None else placement
@@ -205,6 +207,9 @@ class Instance:
             parts: fields of which the tensors hold this tensor-parallel rank's part alone.
         """
         self.__dict__.update(_info=info, _rows=rows, _agreement=agreement, _parts=parts)
+        for name in parts:
+            # For whoever makes this field global by itself, as LiBai does.
+            self._fields[name]._is_part = True
 
     def set(self, name: str, value: Any) -> None:
         """Set field `name`."""
@@ -363,8 +368,15 @@ def batch_info(batch: Any) -> Optional[BatchInfo]:
 Fields = Union[Instance, Dict[str, Any]]
 
 
+def _as_own(value: Any) -> Any:
+    """LiBai's `DistTensorData` as ours; anything else as it is."""
+    if isinstance(value, DistTensorData) or not (hasattr(value, "sbp_list") and hasattr(value, "placement_idx")):
+        return value
+    return DistTensorData(value.tensor, value.sbp_list, value.placement_idx)
+
+
 def fields_of(sample: Fields) -> Dict[str, Any]:
-    """The fields of a sample or batch that is an `Instance` or a dict.
+    """The fields of a sample or batch that is an `Instance` or a dict, or LiBai's `Instance`.
 
     Raises:
         SchemaError: It is something else.
@@ -373,6 +385,8 @@ def fields_of(sample: Fields) -> Dict[str, Any]:
         return sample.get_fields()
     if isinstance(sample, dict):
         return sample
+    if callable(getattr(sample, "get_fields", None)):
+        return {name: _as_own(value) for name, value in sample.get_fields().items()}
     raise SchemaError(
         f"a sample must be an Instance or a dict of named fields, got {type(sample).__name__}; "
         "name the fields after the arguments of model.forward"

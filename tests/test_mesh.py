@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
 
 import pytest
@@ -309,3 +311,25 @@ def test_the_mesh_needs_no_oneflow() -> None:
 
     code = "import sys, libai_data.mesh; assert not any(m.split('.')[0] == 'oneflow' for m in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def libais(**sizes: Any) -> SimpleNamespace:
+    """LiBai's module of the mesh, after it has set up one."""
+    util = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "num_nodes": 1, "_layer_stage_ids": [0] * 10000}
+    return SimpleNamespace(_DIST_UTIL=type("Util", (), {**util, **sizes})())
+
+
+def test_inside_libai_the_mesh_is_libais_also_when_it_changes(no_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libai.utils.distributed", SimpleNamespace(_DIST_UTIL=None))
+    assert get_mesh() == ParallelMesh(1, 1, 1)
+    monkeypatch.setitem(sys.modules, "libai.utils.distributed", libais(data_parallel_size=2, tensor_parallel_size=3))
+    assert get_mesh() == ParallelMesh(2, 3, 1)
+    piped = libais(data_parallel_size=2, pipeline_parallel_size=2, _layer_stage_ids=[0, 1, 1])
+    monkeypatch.setitem(sys.modules, "libai.utils.distributed", piped)
+    assert get_mesh() == ParallelMesh(2, 1, 2, layer_stage_ids=(0, 1, 1))
+
+
+def test_a_mesh_that_was_set_goes_before_libais(no_mesh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libai.utils.distributed", libais(data_parallel_size=2))
+    set_mesh(ParallelMesh(1, 1, 1))
+    assert get_mesh() == ParallelMesh(1, 1, 1)

@@ -282,6 +282,29 @@ def test_only_a_loaders_batches_carry_a_place_in_the_stream() -> None:
     assert len(batch) == 1
 
 
+class OthersTensor:
+    """A tensor with a layout, of a class that is not ours; LiBai's has these attributes."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor, self.sbp_list, self.placement_idx = tensor, ["broadcast", "split_1"], -1
+
+
+class OthersInstance:
+    """Named fields, of a class that is not ours."""
+
+    def get_fields(self) -> Dict[str, Any]:
+        return {"tokens": OthersTensor(np.arange(3)), "number": 4}
+
+
+def test_a_sample_of_libais_classes_keeps_its_layouts() -> None:
+    fields = fields_of(OthersInstance())  # type: ignore[arg-type]
+    assert isinstance(fields["tokens"], DistTensorData)
+    assert fields["tokens"].sbp_list == ["broadcast", "split_1"]
+    assert fields["tokens"].placement_idx == -1
+    assert (fields["tokens"].tensor == np.arange(3)).all()
+    assert fields["number"] == 4
+
+
 def test_a_sample_is_an_instance_or_a_dict() -> None:
     assert fields_of(Instance(x=1)) == {"x": 1}
     assert fields_of({"x": 1}) == {"x": 1}

@@ -48,6 +48,20 @@ def _all_global(batch: Fields, fields: Dict[str, DistTensorData], device_type: O
     return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
 
 
+def compare_with_other_ranks(batch: Instance) -> None:
+    """Make the comparison of `to_global`, for whoever makes the fields global one by one. Collective, main thread.
+
+    Raises:
+        SchemaError: The ranks' fields differ (on every rank alike); the field is named.
+        ContractError: So do their contents; looked at every `check_every` batches.
+    """
+    leaves: Dict[str, Any] = {}
+    taken_apart(fields_of(batch), leaves)
+    _compare_with_other_ranks(
+        batch, {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
+    )
+
+
 def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:
     agreement = batch._agreement if isinstance(batch, Instance) else None
     is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
