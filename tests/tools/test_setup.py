@@ -312,6 +312,22 @@ class TestRunningAgain:
         machine.python("bin/python3.10", "3.10")
         assert machine.set_up().returncode == 0
 
+    @pytest.mark.parametrize("extras", ["test", "dev"])
+    def test_libai_is_built_after_what_builds_it_is_there(self, machine: Machine, extras: str) -> None:
+        assert machine.set_up(extras).returncode == 0
+        installs = [call for call in machine.calls("pip install") if "pip>=" not in call]
+        assert ["--editable" in call for call in installs] == [True, False]
+        assert installs[1].endswith("--no-build-isolation --no-deps LiBai==0.1.1")
+
+    def test_the_environment_is_complete_where_libai_cannot_be_built(self, machine: Machine) -> None:
+        text = (machine.bin / "python3.10").read_text()
+        broken = text.replace("*--editable*)", '*LiBai*) echo "no compiler"; exit 1 ;;\n    *--editable*)')
+        (machine.bin / "python3.10").write_text(broken)
+        result = machine.set_up()
+        assert result.returncode == 0, result.stderr
+        assert "the tests inside LiBai will be skipped" in result.stdout
+        assert machine.set_up().stdout == ""
+
     def test_two_runs_at_once_install_once(self, machine: Machine) -> None:
         os.mkfifo(machine.root / "in_pip")
         os.mkfifo(machine.root / "go_on")
