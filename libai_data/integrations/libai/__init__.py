@@ -1,0 +1,31 @@
+"""Inside LiBai: its own `DefaultTrainer` trains on this package's loaders.
+
+Two lines in a trainer::
+
+    from libai_data.integrations.libai import DataPipeline
+
+    class Trainer(DataPipeline, DefaultTrainer): ...
+
+or none, where the config names the builders of this module instead of LiBai's. Either way LiBai's checkpoints hold the
+place in the data, its `--resume` goes on there, and its evaluation counts each sample once.
+"""
+
+from libai_data.integrations.libai.builders import (
+    build_image_test_loader,
+    build_image_train_loader,
+    build_nlp_test_loader,
+    build_nlp_train_loader,
+    build_nlp_train_val_test_loader,
+)
+from libai_data.integrations.libai.loader import LiBaiLoader
+from libai_data.integrations.libai.trainer import DataPipeline
+
+__all__ = [
+    "DataPipeline",
+    "LiBaiLoader",
+    "build_image_test_loader",
+    "build_image_train_loader",
+    "build_nlp_test_loader",
+    "build_nlp_train_loader",
+    "build_nlp_train_val_test_loader",
+]
