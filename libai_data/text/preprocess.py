@@ -9,7 +9,7 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for
@@ -21,8 +21,6 @@ from libai_data.text.shards import ShardReport, Task, finished_shard, shard_pref
 _PLAN, _LOCK = "plan.json", "lock"
 
 Shard = Tuple[Part, ShardReport]
-Tokenizing = Callable[[Path, Iterable[Part], Task], Iterable[Shard]]
-"""Writes the shards of parts into a folder, with each part's report as it is finished."""
 
 
 class BadLines(DataPipelineError, ValueError):
@@ -63,7 +61,6 @@ def preprocess(
     workers: int = 1,
     refuse_bad: bool = False,
     progress: Callable[[int, int, ShardReport], None] = lambda done, total, report: None,
-    tokenizing: Optional[Tokenizing] = None,
 ) -> Preprocessed:
     """Tokenize documents into `<output_prefix>_<key>_<level>.bin` and `.idx`; the level is "document" or "sentence".
 
@@ -78,7 +75,6 @@ def preprocess(
         workers: processes.
         refuse_bad: end with an error if there is a bad line, and write no result.
         progress: told after each part the bytes done, of how many, and what became of the part.
-        tokenizing: who does the work, in place of `workers` processes of this machine.
 
     Raises:
         ConfigError: No input, an option that does not fit, or shards of another corpus in the way.
@@ -95,7 +91,7 @@ def preprocess(
     with _own_folder(folder):
         _check_plan(folder, paths, task, cutting)
         run = _Run(folder, task, cutting, paths, progress)
-        run.tokenize(tokenizing or (lambda at, parts, how: tokenize_parts(at, parts, how, workers)))
+        run.tokenize(workers)
         level = "sentence" if task.split_sentences else "document"
         prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
         result = run.summary(prefixes)
@@ -161,9 +157,9 @@ class _Run:
         self._kept = 0
         self.reports: Dict[int, ShardReport] = {}
 
-    def tokenize(self, tokenizing: Tokenizing) -> None:
-        """Have the shard of each part written that has none yet."""
-        for part, report in tokenizing(self._folder, self._missing(), self._task):
+    def tokenize(self, workers: int) -> None:
+        """Have the shard of each part written that has none yet, by so many processes."""
+        for part, report in tokenize_parts(self._folder, self._missing(), self._task, workers):
             self._add(part, report)
 
     def _missing(self) -> Iterator[Part]:

@@ -16,6 +16,7 @@ from libai_data.planning.job import JobPlan, PlannedField
 from libai_data.sources.digits import write_digits
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "vit_digits.py")
+ON_128_NODES = "train.dist.tensor_parallel_size=4 train.global_batch_size=512 --nodes 128 --ranks-per-node 8"
 IMAGES = PlannedField("images", np.dtype(np.float32), (3, 4, 4), Layout())
 LABELS = PlannedField("labels", np.dtype(np.int64), (), Layout(placement_idx=-1))
 TOKENS = PlannedField("tokens", np.dtype(np.int64), (8,), Layout(("split_0", "split_1")))
@@ -32,8 +33,7 @@ def test_a_job_of_1024_ranks_is_planned_without_starting_one(
     digits: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(digits)
-    changes = ["train.dist.tensor_parallel_size=4", "train.global_batch_size=512"]
-    assert main([CONFIG, *changes, "--nodes", "128", "--ranks-per-node", "8"]) == 0
+    assert main([CONFIG, *ON_128_NODES.split()]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "1,024 ranks on 128 node(s): data 256 x tensor 4 x pipeline 1; 512 samples a step" in shown
     assert "images float32 [1, 8, 8] [512, 1, 8, 8] split_0, broadcast [0:2] [510:512]" in shown
