@@ -15,6 +15,7 @@ STAMP="$VENV/.setup-stamp"
 # There while packages are being installed: pip may take a package that it was interrupted in for an installed one.
 UNFINISHED="$VENV/.setup-unfinished"
 LOCK="$VENV.lock"
+CONSTRAINTS="$ROOT/tools/constraints.txt"
 # Each of these extras includes those before it.
 LEVELS=(examples test dev)
 # OneFlow 0.9 has wheels for these, best first.
@@ -99,10 +100,10 @@ find_python() {
         "pyenv install 3.10, or uv python install 3.10, or apt install python3.10-venv"
 }
 
-# Prints what an environment made from this setup.py with the extras $1 is stamped with.
+# Prints what an environment made from this setup.py, and these versions, with the extras $1 is stamped with.
 stamp_for() {
     local sum
-    sum="$(sha256sum <"$ROOT/setup.py")"
+    sum="$(cat "$ROOT/setup.py" "$CONSTRAINTS" | sha256sum)"
     printf '%s %s %s\n' "$1" "$("$VENV/bin/python" --version 2>&1 || true)" "${sum%% *}"
 }
 
@@ -147,7 +148,7 @@ install_packages() {
     touch "$UNFINISHED"
     # The first pip that installs a pyproject.toml project editable.
     "${pip[@]}" --quiet 'pip>=21.3' || fail "pip could not update itself; see above, then run this again"
-    "${pip[@]}" --progress-bar "$bar" --editable "${ROOT}[$1]" ||
+    "${pip[@]}" --progress-bar "$bar" --constraint "$CONSTRAINTS" --editable "${ROOT}[$1]" ||
         fail "pip could not install the packages; see above, then run this again"
     case "$1" in test | dev) install_libai ;; esac
     rm -f "$UNFINISHED"

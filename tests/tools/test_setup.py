@@ -69,6 +69,7 @@ class Machine:
         (root / "tools").mkdir()
         shutil.copy(REPOSITORY / "tools" / "setup.sh", root / "tools")
         (root / "setup.py").write_text("one\n")
+        (root / "tools" / "constraints.txt").write_text("numpy==1.26.4\n")
 
     def write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,6 +240,16 @@ class TestRunningAgain:
         assert machine.set_up().returncode == 0
         assert len(machine.calls("--editable")) == 2
         assert len(machine.calls("-m venv")) == 1
+
+    def test_the_versions_that_are_written_down_are_taken_and_other_ones_installed_when_they_change(
+        self, machine: Machine
+    ) -> None:
+        machine.set_up()
+        (machine.root / "tools" / "constraints.txt").write_text("numpy==1.26.3\n")
+        machine.set_up()
+        calls = machine.calls("--editable")
+        assert len(calls) == 2
+        assert all("--constraint" in call and "tools/constraints.txt" in call for call in calls)
 
     def test_an_environment_for_development_serves_the_tests_too(self, machine: Machine) -> None:
         machine.set_up("dev")
