@@ -7,6 +7,7 @@ from typing import List, Sequence
 
 from libai_data.benchmark.claims import AtLeast
 from libai_data.benchmark.rounds import Measured
+from libai_data.text_table import with_ruled_head
 
 HEADER = ("row", "work", "workers", "measured", "median", "rounds", "demanded", "met")
 
@@ -20,10 +21,7 @@ def table(results: Sequence[Measured]) -> str:
     for result in results:
         lines += _claims(result)
         notes.append(f"  {result.row.name}: {_medians(result)}")
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
-    shown.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join([*shown, "", "Medians over the rounds:", *notes, *_warning(results)])
+    return "\n".join([*with_ruled_head(lines), "", "Medians over the rounds:", *notes, *_warning(results)])
 
 
 def _warning(results: Sequence[Measured]) -> List[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -14,18 +14,22 @@ Parts = Mapping[str, Tuple[slice, ...]]
 Locate = Callable[[np.ndarray], Tuple[np.ndarray, np.ndarray]]
 
 
-def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Optional[Callable[..., None]]:
-    """A `read_batch` of several datasets, if all of them have one.
+def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., None]:
+    """A `read_batch` of several datasets.
 
     Args:
         datasets: whose `read_batch(indices, out)` or `read_batch(indices, out, parts)` is called with what is theirs.
         locate: indices -> numbers of the datasets that hold them, and indices in these; int64 [n] each.
 
     Returns:
-        The function, which takes `parts` if all datasets do; None if one has no `read_batch`.
+        The function, which takes `parts` if all datasets do.
+
+    Raises:
+        AttributeError: One of the datasets has none, so that the property which asked for it is not there either.
     """
-    if not all(hasattr(dataset, "read_batch") for dataset in datasets):
-        return None
+    for dataset in datasets:
+        if not hasattr(dataset, "read_batch"):
+            raise AttributeError(f"{type(dataset).__name__} has no read_batch")
 
     def read(indices: np.ndarray, out: Rows, *parts: Parts) -> None:
         numbers, own = locate(np.asarray(indices, dtype=np.int64))

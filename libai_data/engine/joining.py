@@ -12,7 +12,7 @@ import signal
 from contextlib import contextmanager
 from typing import Iterator
 
-from libai_data.errors import ConfigError
+from libai_data.waiting_times import seconds_from_environment
 
 SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
 _SECONDS_TO_JOIN = 600.0
@@ -46,14 +46,7 @@ def seconds_to_join() -> float:
     Raises:
         ConfigError: The variable is no positive number.
     """
-    value = os.environ.get(SECONDS_TO_JOIN_VARIABLE, str(_SECONDS_TO_JOIN))
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ConfigError(f"{SECONDS_TO_JOIN_VARIABLE} is {value!r}; it must be a number of seconds above 0")
-    return seconds
+    return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, _SECONDS_TO_JOIN)
 
 
 @contextmanager

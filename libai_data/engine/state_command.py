@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 from typing import Any, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from libai_data.config import try_get_key
+from libai_data.console import print_lines
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.one_rank import load_config, one_rank_loaders
 from libai_data.engine.saved_state import SavedState, edited, in_words, source_of, sources_of, write_edited
-from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors import ConfigError
 from libai_data.samplers.ledger import Ledger
 
 
@@ -65,13 +65,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         Exit code: 1 where a checkpoint is damaged, does not fit the config, or cannot be changed so.
     """
     asked = parser().parse_args(argv)
-    try:
-        for line in _VERBS[asked.verb](asked):
-            print(line)
-    except (DataPipelineError, IndexError, OSError) as error:
-        print(f"libai-data state {asked.verb}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return print_lines(f"state {asked.verb}", lambda: _VERBS[asked.verb](asked), also_told=(IndexError,))
 
 
 def _show(asked: argparse.Namespace) -> List[str]:

@@ -12,8 +12,9 @@ import time
 import weakref
 from typing import Any, Dict, Sequence
 
-from libai_data.errors import ConfigError, PeerError
+from libai_data.errors import PeerError
 from libai_data.loader.channel import Channel
+from libai_data.waiting_times import seconds_from_environment
 
 SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
 _SECONDS_TO_MEET = 60.0
@@ -50,14 +51,7 @@ def seconds_to_meet() -> float:
     Raises:
         ConfigError: The variable is no positive number.
     """
-    value = os.environ.get(SECONDS_TO_MEET_VARIABLE, str(_SECONDS_TO_MEET))
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not seconds > 0:
-        raise ConfigError(f"{SECONDS_TO_MEET_VARIABLE} is {value!r}; it must be a number of seconds above 0")
-    return seconds
+    return seconds_from_environment(SECONDS_TO_MEET_VARIABLE, _SECONDS_TO_MEET)
 
 
 def open_node_link(name: str) -> socket.socket:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import List, Optional, Sequence
 
+from libai_data.console import print_lines
 from libai_data.engine.one_rank import load_config
-from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors import ConfigError
 from libai_data.inspection.inspection import inspect_config
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.page import page_of
@@ -45,13 +45,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         change it.
     """
     asked = parser().parse_intermixed_args(argv)
-    try:
-        for line in _inspect(asked):
-            print(line)
-    except (DataPipelineError, OSError) as error:
-        print(f"libai-data inspect: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return print_lines("inspect", lambda: _inspect(asked))
 
 
 def _inspect(asked: argparse.Namespace) -> List[str]:

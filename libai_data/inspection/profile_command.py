@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from typing import Any, List, Optional, Sequence
+from typing import Any, Iterator, List, Optional, Sequence
 
 from libai_data.config import try_get_key
+from libai_data.console import print_lines
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.engine.one_rank import load_config, one_rank_loaders
-from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors import ConfigError
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.profiling import STAGES, Measurement, cores, measure, recommend, worker_counts
 from libai_data.structures import fields_of
@@ -39,15 +39,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         Exit code: 1 where the config cannot be read, or its loader not be measured.
     """
     asked = parser().parse_intermixed_args(argv)
-    try:
-        _profile(asked)
-    except (DataPipelineError, OSError) as error:
-        print(f"libai-data profile: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return print_lines("profile", lambda: _profile(asked))
 
 
-def _profile(asked: argparse.Namespace) -> None:
+def _profile(asked: argparse.Namespace) -> Iterator[str]:
     if asked.seconds <= 0:
         raise ConfigError(f"--seconds is {asked.seconds}; it must be above 0")
     counts = asked.workers or worker_counts(cores())
@@ -57,22 +52,20 @@ def _profile(asked: argparse.Namespace) -> None:
     mesh = mesh_of(cfg, asked.ranks, asked.nodes)
     tokenizer = build_configured_tokenizer(cfg)
     measurements: List[Measurement] = []
-    print(
-        f"{'workers':>7}  {'samples/s':>10}  " + "  ".join(f"{stage + ' us':>12}" for stage in STAGES) + "  bottleneck"
-    )
+    stages = "  ".join(f"{stage + ' us':>12}" for stage in STAGES)
+    yield f"{'workers':>7}  {'samples/s':>10}  {stages}  bottleneck"
     for workers in counts:
         rank = one_rank_loaders(cfg, mesh.data_parallel_size, num_workers=workers, tokenizer=tokenizer)
         try:
             measurements.append(measure(_with_stats(rank.loaders[0]), workers, asked.seconds, _rows_of))
         finally:
             rank.close()
-        print(_line(measurements[-1]), flush=True)
+        yield _line(measurements[-1])
     readers = try_get_key(cfg, "dataloader.train.readers") or "data_parallel"
     recommended = recommend(measurements, mesh, readers)
-    print()
-    for reason in recommended.reasons:
-        print(reason)
-    print(f"Recommended: {' '.join(recommended.overrides())}")
+    yield ""
+    yield from recommended.reasons
+    yield f"Recommended: {' '.join(recommended.overrides())}"
 
 
 def _line(measured: Measurement) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import List, Optional, Sequence
 
 from libai_data.config import try_get_key
+from libai_data.console import print_lines
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.engine.one_rank import load_config, one_rank_loaders
-from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors import ConfigError
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.step_rows import read_step
 from libai_data.loader.reading import reads_parts
@@ -37,13 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         Exit code: 1 where the config does not fit so many ranks, or its samples cannot be read.
     """
     asked = parser().parse_intermixed_args(argv)
-    try:
-        for line in _plan(asked):
-            print(line)
-    except (DataPipelineError, OSError) as error:
-        print(f"libai-data plan: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return print_lines("plan", lambda: _plan(asked))
 
 
 def _plan(asked: argparse.Namespace) -> List[str]:

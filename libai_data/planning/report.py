@@ -8,6 +8,7 @@ from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import times_read
 from libai_data.inspection.field_parts import in_words, whole_shape
 from libai_data.planning.job import JobPlan
+from libai_data.text_table import with_ruled_head
 
 _NODES_SHOWN = 4
 _UNITS = ("B", "KB", "MB", "GB", "TB")
@@ -59,7 +60,7 @@ def _fields(job: JobPlan) -> List[str]:
             (field.name, str(field.dtype), str(list(field.sample_shape)), str(list(shape)))
             + (", ".join(field.layout.sbp_list), *held)
         )
-    return _table(lines)
+    return with_ruled_head(lines)
 
 
 def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
@@ -88,7 +89,7 @@ def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
                     _bytes(cost.bytes_kept),
                 )
             )
-    return ["What a step costs each of these nodes:", *_table(lines)]
+    return ["What a step costs each of these nodes:", *with_ruled_head(lines)]
 
 
 def _who_reads(job: JobPlan, readers: str) -> List[str]:
@@ -123,9 +124,3 @@ def _bytes(count: float) -> str:
             break
         count /= 1000
     return f"{count:.3g} {unit}"
-
-
-def _table(lines: Sequence[Sequence[str]]) -> List[str]:
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
-    return [shown[0], "  ".join("-" * width for width in widths), *shown[1:]]

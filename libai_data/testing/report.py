@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Dict, List, Tuple
 
 from libai_data.errors import ContractError
+from libai_data.text_table import aligned
 
 CHECKS: Dict[str, str] = {
     "once": "every index once an epoch",
@@ -67,9 +68,7 @@ class Report:
 
     def __str__(self) -> str:
         """The table as text."""
-        rows = [("promise", "verdict", "cases", "first failure"), *self._rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
+        lines = aligned([("promise", "verdict", "cases", "first failure"), *self._rows()])
         return "\n".join([self.title, "", lines[0], "-" * len(lines[0]), *lines[1:]])
 
     def markdown(self) -> str:
