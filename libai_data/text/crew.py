@@ -109,13 +109,13 @@ class _Crew:
                     raise TokenizingError("tokenizing was ended") from error
                 if died == _ATTEMPTS:
                     raise TokenizingError(
-                        f"{died} processes died over part {part.number} ({_names(part)}), the last with exit code "
-                        f"{code}; is there enough memory? What is finished is kept: run the same again"
+                        f"{died} processes died over part {part.number} ({names_of_files(part)}), the last with exit "
+                        f"code {code}; is there enough memory? What is finished is kept: run the same again"
                     ) from error
                 continue
             if isinstance(answer, ShardReport):
                 return answer
-            raise TokenizingError(f"part {part.number} ({_names(part)}) failed:\n{answer}")
+            raise TokenizingError(f"part {part.number} ({names_of_files(part)}) failed:\n{answer}")
 
     def close(self) -> None:
         """End all processes, whatever they are doing."""
@@ -168,7 +168,8 @@ def _pipe(pipe: Any) -> Any:
     return pipe
 
 
-def _names(part: Part) -> str:
+def names_of_files(part: Part) -> str:
+    """The files of a part, the first few of them."""
     names = list(dict.fromkeys(piece.path for piece in part.pieces))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 

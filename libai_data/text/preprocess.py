@@ -16,11 +16,13 @@ from libai_data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.text.crew import tokenize_parts
 from libai_data.text.files import find_inputs, identity_of
 from libai_data.text.parts import Cutting, Part, cut_into_parts
+from libai_data.text.ray_data import tokenize_on_ray
 from libai_data.text.shards import ShardReport, Task, finished_shard, shard_prefix
 
 _PLAN, _LOCK = "plan.json", "lock"
 
-Shard = Tuple[Part, ShardReport]
+RAY = "ray"
+CLUSTERS = ("", RAY)
 
 
 class BadLines(DataPipelineError, ValueError):
@@ -59,6 +61,7 @@ def preprocess(
     *,
     cutting: Optional[Cutting] = None,
     workers: int = 1,
+    cluster: str = "",
     refuse_bad: bool = False,
     progress: Callable[[int, int, ShardReport], None] = lambda done, total, report: None,
 ) -> Preprocessed:
@@ -72,7 +75,9 @@ def preprocess(
         output_prefix: path that the names of the results begin with.
         task: how documents become tokens.
         cutting: how files become parts; what is one document must be as in `task`.
-        workers: processes.
+        workers: processes; with a cluster, on all its machines together.
+        cluster: "ray" has them run wherever Ray has processors, "" on this machine. All machines must have the files,
+            and the output's folder, under the same paths.
         refuse_bad: end with an error if there is a bad line, and write no result.
         progress: told after each part the bytes done, of how many, and what became of the part.
 
@@ -83,6 +88,8 @@ def preprocess(
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; at least 1 process is needed")
+    if cluster not in CLUSTERS:
+        raise ConfigError(f"cluster is {cluster!r}; known are {list(CLUSTERS)}")
     paths, tokenizer = find_inputs(inputs), task.tokenizer.load()
     cutting = replace(cutting or Cutting(), documents=task.documents).for_files(paths)
     if task.append_eod and tokenizer.eod_token_id is None:
@@ -91,7 +98,7 @@ def preprocess(
     with _own_folder(folder):
         _check_plan(folder, paths, task, cutting)
         run = _Run(folder, task, cutting, paths, progress)
-        run.tokenize(workers)
+        run.tokenize(workers, cluster)
         level = "sentence" if task.split_sentences else "document"
         prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
         result = run.summary(prefixes)
@@ -157,9 +164,10 @@ class _Run:
         self._kept = 0
         self.reports: Dict[int, ShardReport] = {}
 
-    def tokenize(self, workers: int) -> None:
+    def tokenize(self, workers: int, cluster: str) -> None:
         """Have the shard of each part written that has none yet, by so many processes."""
-        for part, report in tokenize_parts(self._folder, self._missing(), self._task, workers):
+        write = tokenize_on_ray if cluster == RAY else tokenize_parts
+        for part, report in write(self._folder, self._missing(), self._task, workers):
             self._add(part, report)
 
     def _missing(self) -> Iterator[Part]:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.text.files import FORMATS
 from libai_data.text.parts import DOCUMENTS, LINE, Cutting
-from libai_data.text.preprocess import Preprocessed, preprocess
+from libai_data.text.preprocess import CLUSTERS, Preprocessed, preprocess
 from libai_data.text.shards import ShardReport, Task
 from libai_data.text.tokenizer import TokenizerFiles
 
@@ -53,7 +53,8 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--output-prefix", required=True, metavar="PATH", help="what the output files begin with")
     group.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="the memory-mapped format, no other")
     group = arguments.add_argument_group("runtime")
-    group.add_argument("--workers", type=int, default=1, help="processes (default 1)")
+    group.add_argument("--workers", type=int, default=1, help="processes (default 1), of all machines together")
+    group.add_argument("--cluster", choices=CLUSTERS[1:], default="", help="run them on the machines of a Ray cluster")
     group.add_argument("--log-interval", type=int, default=100, help="documents between two updates of the bar")
     group.add_argument("--refuse-bad-lines", action="store_true", help="fail if a line holds no document")
     return arguments
@@ -122,6 +123,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             task,
             cutting=Cutting(format=asked.format),
             workers=asked.workers,
+            cluster=asked.cluster,
             refuse_bad=asked.refuse_bad_lines,
             progress=bar,
         )
