@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 
 from libai_data.datasets.gpt_index import Pieces
 from libai_data.sources.indexed import IndexedSource
+
+# From so many on, copying them together costs less than finding the place of each.
+_TOKENS_A_SLICE = 256
 
 Parts = Mapping[str, Tuple[slice, ...]]
 
@@ -37,20 +41,29 @@ class _Stretch:
     """Stretches of the stream, one a row and all of one width, and how pieces make them up.
 
     Args:
-        places: int64 [rows, width], places in the stream.
+        firsts: int64 [rows], the first place of each row in the stream.
+        width: places of a row.
         pieces: int64 [n], the pieces that make up the rows, row after row.
         rows: int64 [n], the row of each.
+        begins: int64 [n], the first place of its row that each has.
         lengths: int64 [n], how many places of its row each has.
     """
 
-    places: np.ndarray
+    firsts: np.ndarray
+    width: int
     pieces: np.ndarray
     rows: np.ndarray
+    begins: np.ndarray
     lengths: np.ndarray
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Places in the stream, int64 [rows, width]."""
+        return self.firsts[:, None] + np.arange(self.width)
 
     def spread(self, values: np.ndarray) -> np.ndarray:
         """What is said of each piece [n], for each place [rows, width]."""
-        return np.repeat(values, self.lengths).reshape(self.places.shape)
+        return np.repeat(values, self.lengths).reshape(-1, self.width)
 
 
 class BatchFiller:
@@ -69,6 +82,8 @@ class BatchFiller:
         self._firsts = firsts
         self._form = form
         self._windows: Dict[int, np.ndarray] = {}
+        # Rows of one stretch of the file, of which nothing but the tokens is wanted.
+        self._is_plain = len(pieces.offsets) == 2 and list(self.fields) == ["input_ids", "labels"]
 
     def __getstate__(self) -> Dict[str, Any]:
         # Views with overlaps would be pickled as if they were all their own.
@@ -92,6 +107,10 @@ class BatchFiller:
     def fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], parts: Parts) -> None:
         """Fill rows; see `GPTDataset.read_batch`."""
         whole = (slice(0, self._form.length),) * 2
+        if self._is_plain and not parts:
+            tokens = self._tokens_from(indices * self._form.length, self._form.length + 1)
+            _assign_shifted(tokens, out, dict.fromkeys(out, whole))
+            return
         wanted = {name: parts.get(name, whole) for name in out if name != "cu_seqlens"}
         # What is read is what all fields need together; as a rule they need the same.
         low = min((one.start for name in wanted for one in wanted[name]), default=0)
@@ -119,15 +138,16 @@ class BatchFiller:
             _assign_shifted(tokens, out, wanted)
             return
         stretch = self._stretch(places, first, last, width + 1)
-        offsets = stretch.places + stretch.spread(self._shifts(stretch.pieces))
-        # Clipped are places behind the end of the stream alone.
-        tokens = self._source.tokens.take(offsets, mode="clip")
+        tokens = self._tokens_of(stretch)
+        if not needs_pieces:
+            # Without a loss mask, no sample reaches behind the end of the stream.
+            _assign_shifted(tokens, out, wanted)
+            return
         behind = stretch.places >= self._pieces.total
         if behind.any():
             tokens[behind] = self._form.pad_id
         _assign_shifted(tokens, out, wanted)
-        if needs_pieces:
-            self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
+        self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
 
     def _fill_packed(
         self,
@@ -150,12 +170,12 @@ class BatchFiller:
         first = np.searchsorted(starts, places, side="right") - 1
         last = np.searchsorted(starts, places + width, side="left")
         stretch = self._stretch(places, first, last, width)
-        offsets = stretch.places + stretch.spread(self._shifts(stretch.pieces))
         there = stretch.places < starts[next_pieces][:, None]
         for name, shift in (("input_ids", 0), ("labels", 1)):
             if name in out:
-                tokens = self._source.tokens.take(offsets + shift, mode="clip").astype(np.int64)
-                out[name][...] = np.where(there, tokens, self._form.pad_id)[:, wanted[name][0]]
+                tokens = self._tokens_of(stretch, shift)
+                tokens[~there] = self._form.pad_id
+                out[name][...] = tokens[:, wanted[name][0]]
         self._fill_by_pieces(stretch, begins, there, there, out, wanted)
 
     def _fill_by_pieces(
@@ -202,11 +222,20 @@ class BatchFiller:
         starts = self._pieces.starts
         begin = np.maximum(starts[pieces], places[rows])
         end = np.minimum(starts[pieces + 1], places[rows] + width)
-        return _Stretch(places[:, None] + np.arange(width), pieces, rows, end - begin)
+        return _Stretch(places, width, pieces, rows, begin, end - begin)
 
-    def _shifts(self, pieces: np.ndarray) -> np.ndarray:
-        """From places in the stream to tokens of the file."""
-        return self._pieces.offsets[pieces] - self._pieces.starts[pieces]
+    def _tokens_of(self, stretch: _Stretch, shift: int = 0) -> np.ndarray:
+        """The tokens at places of the stream [rows, width], or `shift` behind them; any behind the stream's end."""
+        tokens, size = self._source.tokens, len(stretch.firsts) * stretch.width
+        # From places in the stream to tokens of the file.
+        shifts = self._pieces.offsets[stretch.pieces] - self._pieces.starts[stretch.pieces] + shift
+        inside = int(stretch.firsts.max()) + stretch.width <= self._pieces.total
+        if inside and len(stretch.pieces) * _TOKENS_A_SLICE <= size:
+            begins = stretch.begins + shifts
+            slices = [tokens[begin:end] for begin, end in zip(begins.tolist(), (begins + stretch.lengths).tolist())]
+            return np.concatenate(slices).reshape(-1, stretch.width)
+        # Clipped are places behind the end of the stream alone.
+        return tokens.take(stretch.places + stretch.spread(shifts), mode="clip")
 
     def _tokens_from(self, offsets: np.ndarray, width: int) -> np.ndarray:
         """Rows of `width` tokens, [rows, width], from each offset on."""
