@@ -1,0 +1,31 @@
+"""Pictures to test with, as bytes of files."""
+
+from __future__ import annotations
+
+import io
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+@lru_cache(maxsize=None)
+def photograph() -> np.ndarray:
+    """A real photograph, uint8 [427, 640, 3]."""
+    from sklearn.datasets import load_sample_image
+
+    return np.asarray(load_sample_image("china.jpg"))
+
+
+def encoded(pixels: Any, form: str = "JPEG", **options: Any) -> bytes:
+    """A file of these pixels: an array, or a Pillow image."""
+    buffer = io.BytesIO()
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
+
+
+def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
+    """What Pillow makes of a file."""
+    return np.asarray(Image.open(io.BytesIO(data)).convert(mode))
