@@ -12,8 +12,8 @@ import numpy as np
 from libai_data.datasets import gpt_index
 from libai_data.datasets.combine import check_index
 from libai_data.datasets.gpt_batch import BatchFiller, SampleForm
-from libai_data.datasets.index_cache import cached_arrays
 from libai_data.errors import ConfigError
+from libai_data.index_cache import cached_arrays
 from libai_data.sources.indexed import IndexedSource
 from libai_data.structures import DistTensorData, Instance
 

@@ -11,8 +11,8 @@ from typing import Any, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from libai_data.datasets.index_cache import cached_arrays
 from libai_data.errors import ConfigError
+from libai_data.index_cache import cached_arrays
 from libai_data.mixing import combine64, mix64_array
 from libai_data.sources.indexed import IndexedSource
 

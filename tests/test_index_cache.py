@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from libai_data.datasets.gpt import GPTDataset
-from libai_data.datasets.index_cache import cached_arrays
 from libai_data.errors import ConfigError
+from libai_data.index_cache import cached_arrays
 from tests.datasets.gpt_corpora import write
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from libai_data.datasets.index_cache import cached_arrays
+from libai_data.index_cache import cached_arrays
 
 
 def build():
