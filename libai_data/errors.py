@@ -37,6 +37,10 @@ class FormatError(DataPipelineError, ValueError):
     """A data file is truncated, of another format, or contradicts itself."""
 
 
+class StorageError(DataPipelineError, OSError):
+    """A file of a store cannot be fetched, has changed, or finds no room in the cache."""
+
+
 class ContractError(DataPipelineError, RuntimeError):
     """The ranks are not fed alike: what the layout promises does not hold."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 from pathlib import Path
-from typing import Callable, List, NamedTuple, Optional, Sequence
+from typing import Callable, List, Optional, Sequence
 
 import numpy as np
 
 from libai_data.errors import ConfigError, PeerError
+from libai_data.failure_notes import failures_noted, note_failure
 
 logger = logging.getLogger(__name__)
 
@@ -47,31 +47,17 @@ def cached_arrays(folder: Path, key: str, build: Callable[[], Sequence[np.ndarra
     except OSError as error:
         raise ConfigError(f"no index can be kept in {folder} ({error}); set cache_dir to another folder") from error
     try:
-        before = _failures(descriptor)
+        before = failures_noted(descriptor)
         _lock(descriptor, path)
         found = _load(path)
         if found is None:
-            failures = _failures(descriptor)
+            failures = failures_noted(descriptor)
             if failures.times > before.times:
                 raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")
-            found = _build(path, build, descriptor, failures.times)
+            found = _build(path, build, descriptor)
         return found
     finally:
         os.close(descriptor)  # and so lets go of the lock
-
-
-class _Failures(NamedTuple):
-    """How often building has failed, and why it did the last time; kept in the lock's file."""
-
-    times: int
-    reason: str
-
-
-def _failures(descriptor: int) -> _Failures:
-    try:
-        return _Failures(*json.loads(os.pread(descriptor, 1 << 16, 0)))
-    except (ValueError, TypeError):
-        return _Failures(0, "")  # none yet, or it is just being written
 
 
 def _lock(descriptor: int, path: Path) -> None:
@@ -82,7 +68,7 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int, failures: int) -> List[np.ndarray]:
+def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> List[np.ndarray]:
     # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
     unfinished = path.with_suffix(".unfinished")
     try:
@@ -94,9 +80,7 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
         return found
     except Exception as error:
         unfinished.unlink(missing_ok=True)
-        note = json.dumps([failures + 1, f"{type(error).__name__}: {error}"[:4096]])
-        os.pwrite(descriptor, note.encode(), 0)
-        os.ftruncate(descriptor, len(note))
+        note_failure(descriptor, error)
         raise
 
 

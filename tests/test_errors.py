@@ -14,6 +14,7 @@ from libai_data.errors import (
     MeshError,
     SampleError,
     SchemaError,
+    StorageError,
     nearest,
 )
 
@@ -27,6 +28,7 @@ from libai_data.errors import (
         (FormatError, ValueError),
         (SampleError, RuntimeError),
         (CheckpointError, RuntimeError),
+        (StorageError, OSError),
     ],
 )
 def test_each_error_is_caught_as_ours_and_as_the_builtin_that_fits(
