@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
-from typing import Any, ContextManager, Dict, Optional
+import os
+from contextlib import contextmanager, nullcontext
+from typing import Any, ContextManager, Dict, Iterator, Optional
 
 import oneflow as flow
 from oneflow import nn
@@ -86,6 +87,13 @@ class GraphBase(nn.Graph):
         if auto_parallel_conf is not None and auto_parallel_conf.enabled:
             self._enable_auto_parallel(auto_parallel_conf)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph; the first call compiles it, and starts the threads that will run it."""
+        if self._is_compiled or self.device == "cuda":
+            return super().__call__(*args, **kwargs)
+        with _new_threads_preempt_nobody():
+            return super().__call__(*args, **kwargs)
+
     def build(self, **inputs: Any) -> Dict[str, Any]:
         """Trace the model; OneFlow calls this once."""
         logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
@@ -130,3 +138,22 @@ class GraphBase(nn.Graph):
         self.config.enable_auto_parallel_ignore_user_sbp_config(conf.enable_auto_parallel_ignore_user_sbp_config)
         self.config.enable_auto_parallel_trunk_algo(conf.trunk_algo)
         self.config.enable_auto_parallel_sbp_collector(conf.sbp_collector)
+
+
+@contextmanager
+def _new_threads_preempt_nobody() -> Iterator[None]:
+    """Let threads that start meanwhile run when a core is free, instead of in the place of the thread that woke them.
+
+    OneFlow 0.9 starts a graph's job, and only then notes in a queue that it did; the job's end takes the note out. A
+    job that is over before takes from an empty queue, and the process crashes, then or later: 5 of 6 runs of 5,000
+    calls of a tiny graph did on 2 idle cores, and 1 of 6 with this. A step of some milliseconds is not in danger.
+    """
+    before = os.sched_getscheduler(0)
+    if before != os.SCHED_OTHER:
+        yield
+        return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, before, os.sched_param(0))

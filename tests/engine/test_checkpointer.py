@@ -16,11 +16,11 @@ from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.engine.hooks import PeriodicCheckpointer
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors import CheckpointError, ConfigError
-from tests.engine.tiny import TinyModel
+from tests.engine.tiny import GRAPH_BALLAST, TinyModel
 
 
-def new_model(hidden: int = 8) -> TinyModel:
-    model = TinyModel(hidden)
+def new_model(hidden: int = 8, ballast: int = 0) -> TinyModel:
+    model = TinyModel(hidden, ballast)
     model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
     return model
 
@@ -271,7 +271,7 @@ def test_no_code_of_the_engine_unpickles_what_a_file_holds() -> None:
 def test_a_graph_in_which_steps_were_made_takes_no_state(tmp_path: Path) -> None:
     from libai_data.engine.graph import GraphBase
 
-    model = new_model()
+    model = new_model(ballast=GRAPH_BALLAST)
     optimizer = flow.optim.AdamW(model.parameters())
     graph = GraphBase(model, optimizer, flow.optim.lr_scheduler.ConstantLR(optimizer))
     placement, sbp = flow.placement("cpu", [0]), [flow.sbp.broadcast]

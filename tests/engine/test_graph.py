@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from typing import Any, Dict
+import os
+import subprocess
+import sys
+from typing import Any, Dict, Set
 
 import numpy as np
 import oneflow as flow
@@ -13,6 +16,7 @@ from libai_data.engine.graph import GraphBase
 from libai_data.engine.graph_trainer import GraphTrainer
 from libai_data.global_batch import to_global
 from libai_data.structures import DistTensorData, Instance
+from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyModel
 
 MICRO_BATCHES = 3
 
@@ -49,3 +53,29 @@ def test_a_graph_accumulates_the_gradients_that_eager_mode_accumulates() -> None
 def test_inputs_of_many_micro_batches_are_found_again() -> None:
     batches = [{"images": number, "labels_1": -number} for number in range(12)]
     assert part_inputs(name_inputs(batches), 12) == batches
+
+
+def threads() -> Set[int]:
+    return {int(thread) for thread in os.listdir("/proc/self/task")}
+
+
+def call_a_graph() -> None:
+    """In a process of its own: threads that OneFlow started once serve all later graphs."""
+    placement = flow.placement("cpu", [0])
+    model = TinyModel(ballast=GRAPH_BALLAST).to_global(placement=placement, sbp=flow.sbp.broadcast)
+    graph = GraphBase(model, is_train=False)
+    points = flow.ones(2, FEATURES).to_global(placement=placement, sbp=flow.sbp.broadcast)
+    before = threads()
+    first = graph(points=points)["prediction_scores"].numpy()
+    started = threads() - before
+    assert started
+    assert {os.sched_getscheduler(thread) for thread in started} == {os.SCHED_BATCH}
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    for _ in range(20):
+        np.testing.assert_array_equal(graph(points=points)["prediction_scores"].numpy(), first)
+
+
+def test_the_threads_of_a_graph_do_not_take_the_core_of_the_one_that_launches_it() -> None:
+    code = "from tests.engine.test_graph import call_a_graph as call; call()"
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", code], timeout=60, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
