@@ -1,0 +1,56 @@
+"""Many names in a few bytes each, where a list of strings would take a hundred."""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import Iterable, List, Sequence
+
+import numpy as np
+
+_NUMBER = 8
+
+
+class PackedNames(Sequence[str]):
+    """Names of files, one behind the other in one array.
+
+    Args:
+        ends: int64 [n], where each name ends.
+        data: uint8 [bytes], the names as the system encodes them.
+    """
+
+    def __init__(self, ends: np.ndarray, data: np.ndarray) -> None:
+        self._ends, self._data = ends, data
+
+    @classmethod
+    def of(cls, names: Iterable[str]) -> PackedNames:
+        """Pack names."""
+        packed = bytearray()
+        ends: List[int] = []
+        for name in names:
+            packed += os.fsencode(name)
+            ends.append(len(packed))
+        return cls(np.array(ends, np.int64), np.frombuffer(packed, np.uint8))
+
+    def numbers(self) -> List[np.ndarray]:
+        """The names as two vectors of int64, such as `cached_arrays` keeps."""
+        padded = np.zeros(-(-len(self._data) // _NUMBER) * _NUMBER, np.uint8)
+        padded[: len(self._data)] = self._data
+        return [self._ends, padded.view("<i8")]
+
+    @classmethod
+    def from_numbers(cls, ends: np.ndarray, data: np.ndarray) -> PackedNames:
+        """The names of which `numbers` made the vectors."""
+        return cls(ends, data.view(np.uint8))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    # A slice is not needed, and would have to be packed anew.
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        number = operator.index(index)
+        place = number + len(self) if number < 0 else number
+        if not 0 <= place < len(self):
+            raise IndexError(f"{number} lies outside of {len(self)} names")
+        begin = self._ends[place - 1] if place else 0
+        return os.fsdecode(self._data[begin : self._ends[place]].tobytes())
