@@ -76,10 +76,12 @@ class ReadPlan:
         if self.readers != "rank0" or node == 0:
             return True
         try:
-            holders = self.mesh.layer_ranks(placement_idx)
+            stage = self.mesh.layer_stage(placement_idx)
         except MeshError:
             return True  # Every rank will find out, and say of which field, when it makes the tensor global.
-        return not set(holders).isdisjoint(self.ranks_of(node))
+        # Asked for each batch, field and node: so without looking at each rank.
+        ranks, size = self.ranks_of(node), self.mesh.data_parallel_size * self.mesh.tensor_parallel_size
+        return ranks[0] < (stage + 1) * size and stage * size <= ranks[-1]
 
     def rows_of(self, rank: int, held: Tuple[int, ...], micro_batch_size: int) -> slice:
         """A rank's rows within memory that holds some shards one behind the other.

@@ -30,12 +30,14 @@ class NodeTraffic(NamedTuple):
         samples_read: samples that its ranks read and decode, a sample that two ranks read counted twice.
         bytes_read: of these samples, decoded.
         bytes_received: from rank 0 over the network.
+        bytes_sent: to the other nodes.
         bytes_kept: memory that the batch takes there.
     """
 
     samples_read: int
     bytes_read: int
     bytes_received: int
+    bytes_sent: int
     bytes_kept: int
 
 
@@ -51,13 +53,20 @@ def node_traffic(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_b
     rows = sum(len(plan.shards_read_by(rank)) for rank in plan.ranks_of(node)) * micro_batch_size
     if plan.readers == "data_parallel":
         read = rows * sum(field.sample_bytes // field.read_parts for field in fields)
-        return NodeTraffic(rows, read, 0, read)
+        return NodeTraffic(rows, read, 0, 0, read)
     whole = sum(field.sample_bytes for field in fields)
     if rows:
-        return NodeTraffic(rows, rows * whole, 0, len(plan.shards_in_memory_of(node)) * micro_batch_size * whole)
+        others = range(1, plan.mesh.num_nodes) if plan.readers == "rank0" else ()
+        sent = sum(_received(plan, other, fields, micro_batch_size) for other in others)
+        kept = len(plan.shards_in_memory_of(node)) * micro_batch_size * whole
+        return NodeTraffic(rows, rows * whole, 0, sent, kept)
+    received = _received(plan, node, fields, micro_batch_size)
+    return NodeTraffic(0, 0, received, 0, received)
+
+
+def _received(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_batch_size: int) -> int:
     sent = sum(field.sample_bytes for field in fields if plan.is_sent_to(node, field.placement_idx))
-    received = len(plan.shards_of_node(node)) * micro_batch_size * sent
-    return NodeTraffic(0, 0, received, received)
+    return len(plan.shards_of_node(node)) * micro_batch_size * sent
 
 
 def times_read(plan: ReadPlan) -> float:

@@ -6,12 +6,12 @@ from typing import List, Sequence
 
 from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import times_read
+from libai_data.in_words import bytes_in_words, numbers_in_words
 from libai_data.inspection.field_parts import in_words, whole_shape
-from libai_data.planning.job import JobPlan
+from libai_data.planning.job import JobPlan, PlannedField
 from libai_data.text_table import with_ruled_head
 
 _NODES_SHOWN = 4
-_UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def report(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
@@ -50,7 +50,7 @@ def _job(job: JobPlan, batches_a_step: int) -> List[str]:
 
 def _fields(job: JobPlan) -> List[str]:
     lines: List[Sequence[str]] = [
-        ("field", "dtype", "a sample", "a batch, all ranks", "SBP", "rank 0 holds", "last rank")
+        ("field", "dtype", "a sample", "a batch, all ranks", "SBP", "rank 0 holds", "last rank", "in all")
     ]
     for field in job.fields:
         shape = whole_shape(job.micro_batch_size, field.sample_shape, field.layout, job.mesh)
@@ -58,9 +58,16 @@ def _fields(job: JobPlan) -> List[str]:
         held = ["nothing" if part is None else in_words(part, shape) for part in parts]
         lines.append(
             (field.name, str(field.dtype), str(list(field.sample_shape)), str(list(shape)))
-            + (", ".join(field.layout.sbp_list), *held)
+            + (", ".join(field.layout.sbp_list), *held, _spread(job, field))
         )
     return with_ruled_head(lines)
+
+
+def _spread(job: JobPlan, field: PlannedField) -> str:
+    """How many different parts there are, and how many ranks hold each."""
+    held = [job.part_held(field, rank) for rank in job.mesh.layer_ranks(field.layout.placement_idx)]
+    parts = {str(part) for part in held}
+    return f"{len(parts)} part(s), each on {len(held) // len(parts)} rank(s)"
 
 
 def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
@@ -70,8 +77,10 @@ def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
             "nodes",
             "samples read",
             "of each sample, over all",
+            "bytes read",
             "bytes decoded",
             "bytes received",
+            "bytes sent",
             "memory a batch",
         )
     ]
@@ -81,11 +90,13 @@ def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
             lines.append(
                 (
                     f"{mode}{' (config)' if mode == readers else ''}",
-                    _numbers(nodes),
+                    numbers_in_words(nodes),
                     f"{cost.samples_read * batches_a_step:,}",
                     often,
+                    _bytes(job.stored_bytes(cost) * batches_a_step),
                     _bytes(cost.bytes_read * batches_a_step),
                     _bytes(cost.bytes_received * batches_a_step),
+                    _bytes(cost.bytes_sent * batches_a_step),
                     _bytes(cost.bytes_kept),
                 )
             )
@@ -94,33 +105,19 @@ def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
 
 def _who_reads(job: JobPlan, readers: str) -> List[str]:
     plan = ReadPlan(job.mesh, readers)
-    lines = [f"Who reads (readers={readers}); part d of a batch is that of data-parallel rank d:"]
+    lines = [
+        f"Who reads (readers={readers}). Part d is that of data-parallel rank d: {job.micro_batch_size} samples, from "
+        f"position {job.micro_batch_size} d of the batch on."
+    ]
     for node in range(min(job.mesh.num_nodes, _NODES_SHOWN)):
         ranks = plan.ranks_of(node)
         reading = {rank: plan.shards_read_by(rank) for rank in ranks}
-        words = [f"rank {rank} part {_numbers(parts)}" for rank, parts in reading.items() if parts]
-        lines.append(f"  node {node} (ranks {_numbers(ranks)}): {', '.join(words) or 'nobody; it receives'}")
+        words = [f"rank {rank} part {numbers_in_words(parts)}" for rank, parts in reading.items() if parts]
+        lines.append(f"  node {node} (ranks {numbers_in_words(ranks)}): {', '.join(words) or 'nobody; it receives'}")
     if job.mesh.num_nodes > _NODES_SHOWN:
         lines.append(f"  and so on, {job.mesh.num_nodes:,} nodes in all")
     return lines
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """Ascending numbers in a few words: ranges, where they follow each other."""
-    runs: List[List[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
 def _bytes(count: float) -> str:
-    if count == 0:
-        return "-"
-    for unit in _UNITS:
-        if count < 1000 or unit == _UNITS[-1]:
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
+    return bytes_in_words(count) if count else "-"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, MeshError
 from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.parallel_mesh import ParallelMesh
 
@@ -88,5 +88,17 @@ def test_a_field_is_sent_to_the_nodes_whose_ranks_hold_its_layer() -> None:
     ]
     assert all(plan.is_sent_to(1, layer) for layer in (7, -7))  # no such layer: said where the tensor is made global
     assert ReadPlan(mesh, "node").is_sent_to(1, 0)
+    assert ReadPlan(ParallelMesh(2, 2, 2, num_nodes=1), "rank0").is_sent_to(0, -1)
     both = ReadPlan(ParallelMesh(2, 1, 2, num_nodes=2, layer_stage_ids=(0, 1)), "rank0")
     assert [both.is_sent_to(1, layer) for layer in (0, 1)] == [False, True]
+
+
+@given(plans(), st.integers(-5, 5))
+def test_a_field_is_sent_exactly_where_a_rank_of_its_stage_is(plan: ReadPlan, layer: int) -> None:
+    for node in range(plan.mesh.num_nodes):
+        try:
+            holders = set(plan.mesh.layer_ranks(layer))
+        except MeshError:
+            holders = set(ranks_of(plan))
+        needed = not holders.isdisjoint(plan.ranks_of(node))
+        assert plan.is_sent_to(node, layer) == (needed or plan.readers != "rank0" or node == 0)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import List, Set
+from typing import List, Set, Tuple
 
+import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import FieldSize, node_traffic, times_read
 from libai_data.parallel_mesh import ParallelMesh
+from libai_data.samplers import CyclicSampler
 
 FIELDS = (FieldSize("images", 100), FieldSize("labels", 8, placement_idx=-1))
 EACH = 108
@@ -47,6 +50,7 @@ def test_every_sample_is_read_and_comes_to_each_node_that_needs_it(mesh: Paralle
     assert sum(cost.samples_read for cost in costs) == times_read(plan) * batch
     assert sum(cost.bytes_read for cost in costs) == times_read(plan) * batch * EACH
     assert all(cost.bytes_received == 0 for cost in costs) == (readers != "rank0" or mesh.num_nodes == 1)
+    assert sum(cost.bytes_sent for cost in costs) == sum(cost.bytes_received for cost in costs)
     if readers == "rank0":
         assert times_read(plan) == 1 and costs[0].bytes_kept == batch * EACH
 
@@ -55,6 +59,31 @@ def test_a_job_of_1024_ranks_is_covered_in_every_read_mode() -> None:
     for data, tensor, pipeline in ((1024, 1, 1), (128, 8, 1), (32, 8, 4), (1, 1024, 1)):
         for readers in READERS:
             check_covered(ParallelMesh(data, tensor, pipeline, num_nodes=128), readers)
+
+
+@pytest.mark.parametrize("sizes", [(1024, 1, 1), (128, 8, 1), (32, 8, 4)])
+@pytest.mark.parametrize("readers", READERS)
+def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: Tuple[int, int, int], readers: str) -> None:
+    """By the samplers that the ranks would have; an epoch ends within a batch."""
+    plan = ReadPlan(ParallelMesh(*sizes, num_nodes=128), readers)
+    data, samples = sizes[0], 5 * 2 * sizes[0] // 2 + 3
+    sampler = CyclicSampler(range(samples), 2, shuffle=True, data_parallel_size=data, seed=5)
+    steps = -(-2 * samples // (2 * data))
+    read = {shards: _read(sampler, shards, steps) for shards in {plan.shards_read_by(rank) for rank in range(1024)}}
+    # One reader for each shard; that of a shard that several ranks of an axis read is the same sampler.
+    cover: List[Tuple[int, ...]] = []
+    for shards in sorted(each for each in read if each):
+        if not any(set(shards) & set(other) for other in cover):
+            cover.append(shards)
+    found = np.concatenate([read[shards] for shards in cover])
+    for epoch in (0, 1):
+        assert np.sort(found[found[:, 0] == epoch, 1]).tolist() == list(range(samples))
+
+
+def _read(sampler: CyclicSampler, shards: Tuple[int, ...], steps: int) -> np.ndarray:
+    """Epoch and index of each sample that a reader of these shards takes in some steps, int64 [n, 2]."""
+    batches = [batch for _, batch in zip(range(steps), sampler.serving(shards).batches(0))] if shards else []
+    return np.array([pair for batch in batches for pair in zip(batch.epochs, batch.indices)], dtype=np.int64)
 
 
 def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone() -> None:
