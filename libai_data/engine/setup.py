@@ -11,6 +11,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from libai_data.config import WRITTEN_TRAIN_KEYS, LazyConfig, check_keys, check_targets, default_train, try_get_key
+from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.liveness import watch_over_ranks
 from libai_data.engine.logging_setup import setup_logger
@@ -31,7 +32,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         args: the command line; its `resume` becomes `cfg.train.resume`.
 
     Raises:
-        ConfigError: Unknown keys, or sizes that contradict each other.
+        ConfigError: Unknown keys, sizes that contradict each other, or ranks with other versions or another config.
         MeshError: Sizes that do not fit the ranks.
     """
     if try_get_key(cfg, "train") is None:
@@ -42,12 +43,17 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     check_targets(cfg)
     mesh = setup_dist_util(cfg.train.dist)
     watch_over_ranks()
+    compared = check_same_start(cfg)
     complete_train_config(cfg)
     if mesh.device_type == "cpu":
         cfg.train.input_placement_device = "cpu"
 
     setup_logger(output_dir, get_rank())
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
+    if mesh.world_size > 1:
+        logger.info("All ranks have the same versions and config (found out in %.0f ms).", 1e3 * compared)
+    for warning in mesh_warnings(mesh):
+        logger.warning(warning)
     if args is not None:
         logger.info("Command line: %s", args)
     plan = step_plan(cfg)

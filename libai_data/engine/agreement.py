@@ -1,0 +1,176 @@
+"""Whether all ranks run the same: versions of packages, this package's code, the config.
+
+Compared once, when the ranks have met and nothing is built yet; what differs is named with the ranks that differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import re
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+
+import numpy as np
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+import libai_data
+from libai_data.config.naming import dotted_name
+from libai_data.errors import ConfigError
+from libai_data.global_batch.gather import digest_of, gather_words
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.in_words import by_rank
+from libai_data.mesh import broadcast_py_object, get_mesh
+from libai_data.parallel_mesh import ParallelMesh
+
+_NAMED = 5
+_LONGEST_VALUE = 120
+_ABSENT = "absent"
+
+
+def needed_versions() -> Dict[str, str]:
+    """Versions of Python, of what this package needs at least, and of its own code, which a checkout may change."""
+    versions = {"python": platform.python_version(), "libai_data": own_version()}
+    for requirement in _requirements():
+        name = re.match(r"[A-Za-z0-9._-]+", requirement)
+        if name is not None and "extra ==" not in requirement:
+            versions[name[0]] = _version(name[0])
+    return versions
+
+
+def own_version() -> str:
+    """This package's version, and a digest of its code."""
+    digest = hashlib.blake2b(digest_size=4)
+    root = Path(libai_data.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode())
+        digest.update(path.read_bytes())
+    return f"{libai_data.__version__} (code {digest.hexdigest()})"
+
+
+def _requirements() -> List[str]:
+    try:
+        return importlib.metadata.requires("libai_data") or []
+    except importlib.metadata.PackageNotFoundError:  # run from a checkout that nobody has installed
+        return ["oneflow", "numpy"]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return _ABSENT
+
+
+def config_values(cfg: Any) -> Dict[str, str]:
+    """The values of a config by their dotted keys, as text that is the same in every process.
+
+    Args:
+        cfg: the whole config; interpolations are left as they stand.
+    """
+    plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
+    return dict(_flat("", plain))
+
+
+def _flat(key: str, value: Any) -> Iterator[Tuple[str, str]]:
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _flat(f"{key}.{name}" if key else str(name), each)
+    elif isinstance(value, (list, tuple)) and value:
+        for place, each in enumerate(value):
+            yield from _flat(f"{key}.{place}", each)
+    else:
+        yield key, _text_of(value)
+
+
+def _text_of(value: Any) -> str:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, Path, Mapping, list, tuple)):
+        text = repr(value)
+    else:
+        # Not its repr, which may hold an address.
+        text = dotted_name(value) or f"a {type(value).__qualname__}"
+    if len(text) <= _LONGEST_VALUE:
+        return text
+    return f"{text[:_LONGEST_VALUE]}... ({digest_of(text.encode()):x})"
+
+
+def hash_of_values(values: Mapping[str, str]) -> str:
+    """A short hash of a config's values."""
+    return f"{digest_of(json.dumps(values, sort_keys=True).encode()):016x}"
+
+
+def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> List[str]:
+    """What differs between the ranks, each with who has which value; nothing if all agree.
+
+    Args:
+        values: rank -> name -> value.
+        most: to name; of more it is said how many there are.
+    """
+    names = sorted({name for each in values.values() for name in each})
+    differing = [name for name in names if len({each.get(name, _ABSENT) for each in values.values()}) > 1]
+    found = [
+        f"{name} is {by_rank({rank: each.get(name, _ABSENT) for rank, each in values.items()})}"
+        for name in differing[:most]
+    ]
+    return found + ([f"and {len(differing) - most} more"] if len(differing) > most else [])
+
+
+def check_same_start(cfg: Any) -> float:
+    """Compare versions and config between all ranks. Collective.
+
+    Args:
+        cfg: the whole config, as this rank has loaded it.
+
+    Returns:
+        Seconds that it took.
+
+    Raises:
+        ConfigError: On every rank alike, naming what differs, and the ranks.
+    """
+    mesh = get_mesh()
+    start = time.perf_counter()
+    if mesh.world_size > 1:
+        own = {"version": needed_versions(), "config": config_values(cfg)}
+        digest = digest_of(json.dumps(own, sort_keys=True).encode())
+        if len(np.unique(gather_words(np.array([digest])))) > 1:
+            raise ConfigError(_told([broadcast_py_object(own, src=rank) for rank in range(mesh.world_size)]))
+    return time.perf_counter() - start
+
+
+def _told(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
+    found = [
+        f"the {what} of {difference}"
+        for what in ("version", "config")
+        for difference in differences({rank: each[what] for rank, each in enumerate(everyone)})
+    ]
+    return (
+        "the ranks do not run the same: "
+        + "; ".join(found)
+        + ". Start all of them with the same packages, code, config file and overrides; libai-data doctor tells more"
+    )
+
+
+def mesh_warnings(mesh: ParallelMesh) -> List[str]:
+    """What of a mesh fits its nodes badly.
+
+    Args:
+        mesh: of the job; its rank is not looked at.
+    """
+    width = mesh.tensor_parallel_size
+    if mesh.num_nodes == 1 or width == 1:
+        return []
+    plan = ReadPlan(mesh, "data_parallel")
+    torn = [
+        first for first in range(0, mesh.world_size, width) if plan.node_of(first) != plan.node_of(first + width - 1)
+    ]
+    if not torn:
+        return []
+    first, last = torn[0], torn[0] + width - 1
+    return [
+        f"{len(torn)} tensor-parallel group(s) span nodes, such as ranks {first} to {last} on nodes "
+        f"{plan.node_of(first)} to {plan.node_of(last)}: each layer then waits for the network several times a step. "
+        f"Let train.dist.tensor_parallel_size ({width}) divide the {mesh.ranks_per_node} ranks of a node."
+    ]

@@ -1,0 +1,121 @@
+"""Ranks that run other packages, other code or another config are named before anything is built."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from libai_data.config import LazyCall, LazyConfig
+from libai_data.engine.agreement import (
+    config_values,
+    differences,
+    hash_of_values,
+    mesh_warnings,
+    needed_versions,
+    own_version,
+)
+from libai_data.parallel_mesh import ParallelMesh
+from tests.distributed.launcher import launch_ranks
+from tests.engine.tiny import TinyDataset
+
+SCRIPT = Path(__file__).parent / "scripts" / "start_differently.py"
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+    """Case -> what each of two ranks was told; one launch for all cases."""
+    folder = tmp_path_factory.mktemp("told")
+    launch = launch_ranks(SCRIPT, 2, str(folder), timeout=60)
+    assert launch.returncode == 0, launch.output
+    one, other = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
+    assert {case: words for case, (words, _) in one.items()} == {case: words for case, (words, _) in other.items()}
+    return dict(one)
+
+
+@pytest.mark.parametrize(
+    ("case", "pattern"),
+    [
+        ("same", r"agreed$"),
+        ("another seed", r"ConfigError: .*the config of train\.seed is 1 on rank 0, but 2 on rank 1\. Start all"),
+        ("one more key", r"ConfigError: .*the config of model\.depth is absent on rank 0, but 3 on rank 1\."),
+        ("another version", r"ConfigError: .*the version of numpy is [\d.]+ on rank 0, but 0\.0\.1 on rank 1\."),
+        ("same again", r"agreed$"),
+    ],
+)
+def test_a_rank_that_starts_differently_is_named_on_all(case: str, pattern: str, told: Dict[str, Any]) -> None:
+    assert re.match(pattern, told[case][0]), told[case]
+
+
+def test_comparing_takes_a_fraction_of_a_second(told: Dict[str, Any]) -> None:
+    # Some 30 ms on an idle machine.
+    assert told["same again"][1] < 1
+
+
+def test_what_is_compared_is_the_same_in_another_process(repository: Path) -> None:
+    code = (
+        "from libai_data.config import LazyConfig; from libai_data.engine.agreement import *; "
+        "print(hash_of_values(config_values(LazyConfig.load('configs/vit_digits.py'))), own_version())"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60, check=True
+    )
+    cfg = LazyConfig.load(repository / "configs" / "vit_digits.py")
+    assert ended.stdout.split(maxsplit=1) == [hash_of_values(config_values(cfg)), f"{own_version()}\n"]
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2) | st.lists(st.text(max_size=3), max_size=2)))
+def test_configs_have_equal_values_where_they_are_equal(values: Dict[str, Any]) -> None:
+    first, second = OmegaConf.create(values), OmegaConf.create(dict(reversed(list(values.items()))))
+    assert hash_of_values(config_values(first)) == hash_of_values(config_values(second))
+    second["a"] = {"changed": 1}
+    assert hash_of_values(config_values(first)) != hash_of_values(config_values(second))
+
+
+def test_targets_and_objects_have_their_names_and_no_addresses() -> None:
+    cfg = OmegaConf.create({"dataset": LazyCall(TinyDataset)(length=3), "x": [1.5]}, flags={"allow_objects": True})
+    cfg.transform = TinyDataset(2)
+    values = config_values(cfg)
+    assert values["dataset.length"] == "3" and values["x.0"] == "1.5"
+    assert any("TinyDataset" in value for key, value in values.items() if key.startswith("dataset."))
+    assert values["transform"] == "a TinyDataset"
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    versions = needed_versions()
+    assert versions["numpy"] == importlib.metadata.version("numpy")
+    assert versions["oneflow"] == importlib.metadata.version("oneflow")
+    assert "pytest" not in versions
+
+
+@given(st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from("ab"), st.sampled_from("xyz")), min_size=1))
+def test_nothing_differs_exactly_where_all_are_equal(values: Dict[int, Dict[str, str]]) -> None:
+    first = next(iter(values.values()))
+    assert (differences(values) == []) == all(each == first for each in values.values())
+
+
+def test_of_many_differences_the_first_are_named() -> None:
+    found = differences({0: {}, 1: {f"k{number}": "1" for number in range(9)}})
+    assert found[0] == "k0 is absent on rank 0, but 1 on rank 1" and found[-1] == "and 4 more"
+
+
+def test_a_tensor_parallel_group_on_two_nodes_is_warned_of() -> None:
+    (warning,) = mesh_warnings(ParallelMesh(2, 4, 1, num_nodes=4))
+    assert "2 tensor-parallel group(s) span nodes, such as ranks 0 to 3 on nodes 0 to 1" in warning
+    assert "tensor_parallel_size (4) divide the 2 ranks of a node" in warning
+    (warning,) = mesh_warnings(ParallelMesh(4, 3, 1, num_nodes=3))
+    assert "2 tensor-parallel group(s) span nodes, such as ranks 3 to 5 on nodes 0 to 1" in warning
+
+
+@pytest.mark.parametrize("mesh", [(4, 3, 1, 0, 2), (2, 4, 1, 0, 1), (8, 1, 2, 0, 8), (2, 4, 2, 0, 4)])
+def test_a_mesh_whose_tensor_groups_stay_on_their_nodes_is_not(mesh: Any) -> None:
+    assert mesh_warnings(ParallelMesh(*mesh)) == []
