@@ -27,6 +27,7 @@ COMMANDS: Dict[str, Command] = {
     "unigram": Command("libai_data.text.unigram", "tell how well token frequencies alone predict an indexed dataset"),
     "stdlib-corpus": Command("libai_data.text.stdlib_corpus", "write Python's standard library as a corpus of text"),
     "plan": Command("libai_data.planning.command", "tell what a job on any number of nodes reads, holds and sends"),
+    "doctor": Command("libai_data.doctor.command", "look at every rank of a job before it starts"),
     "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
     "benchmark": Command("libai_data.benchmark.command", "measure the pipeline beside its peers and limits"),
 }

@@ -1,0 +1,1 @@
+"""A look at all ranks of a job before its first step: do they run the same, reach each other, have what they need?"""

@@ -1,0 +1,38 @@
+"""Whether all ranks have reached rank 0, also at ports that the system chooses."""
+
+from __future__ import annotations
+
+from typing import List, Mapping
+
+from libai_data.doctor.findings import OK, RED, Finding, Reports
+from libai_data.in_words import by_rank, numbers_in_words
+
+NAME = "master"
+
+
+def judge(reports: Reports, last_words: Mapping[int, str], address: str) -> List[Finding]:
+    """Name who is missing.
+
+    Args:
+        reports: of those that have reported.
+        last_words: rank -> what it was about to look at, of those that came.
+        address: of rank 0, in words.
+    """
+    found: List[Finding] = []
+    missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
+    never = [rank for rank in missing if rank not in last_words]
+    if never:
+        advice = "their own output tells why; if there is none, they were not started"
+        found.append(Finding(RED, f"rank {numbers_in_words(never)} did not come to {address}", advice))
+    stuck = {rank: f"'{last_words[rank]}'" for rank in missing if rank in last_words}
+    if stuck:
+        advice = "their own output tells more; storage that does not answer looks like this too"
+        found.append(Finding(RED, f"came, but did not finish with {by_rank(stuck)}", advice))
+    unreached = {rank: str(facts["unreached"]) for rank, facts in reports.facts(NAME).items()}
+    if unreached:
+        advice = (
+            "let the nodes reach each other at all ports: OneFlow, readers=rank0 and the watch over the ranks use "
+            "some that the system chooses"
+        )
+        found.append(Finding(RED, f"a port of rank 0's that the system chose: {by_rank(unreached)}", advice))
+    return found or [Finding(OK, f"all {reports.world_size} ranks reach {address}")]

@@ -1,0 +1,44 @@
+"""A dataset that is sound, slow, stuck, broken or another one, as each rank's environment says."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+import numpy as np
+
+SICK = "LIBAI_DATA_TEST_SICK"
+
+
+class Numbers:
+    """Samples of 64 numbers that lie in a file.
+
+    Args:
+        length: samples.
+        file: holds them; it is made where it is missing.
+    """
+
+    def __init__(self, length: int = 40, file: str = "") -> None:
+        self.length, self.sick = length, os.environ.get(SICK, "")
+        if self.sick == "broken":
+            raise OSError(f"{file} is not on this node")
+        if file and not Path(file).exists():
+            np.zeros(1 << 20, np.uint8).tofile(file)
+        self.file = file
+
+    def __len__(self) -> int:
+        return self.length
+
+    def fingerprint(self) -> str:
+        return "another" if self.sick == "another" else "the one"
+
+    def __getitem__(self, index: int) -> Dict[str, Any]:
+        if self.sick == "stuck":
+            time.sleep(600)
+        if self.sick == "slow":
+            time.sleep(0.2)
+        if self.file:
+            Path(self.file).read_bytes()
+        return {"numbers": np.full(64, index, np.float32)}

@@ -1,0 +1,199 @@
+"""What is planted into the ranks' facts is what the checks find, with a word on what to do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.doctor import clocks, limits, master, memory, mesh_fit, storage
+from libai_data.doctor.control_group import limit_left
+from libai_data.doctor.findings import OK, RED, WARNING, Finding, Reports, table
+from libai_data.doctor.job_rank import JobRank
+from libai_data.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, why_unreached
+from libai_data.errors import PeerError
+from libai_data.global_batch.network_link import send_head
+from libai_data.launch import free_port
+
+
+def reports(facts: Dict[str, List[Any]]) -> Reports:
+    """Reports of as many ranks as each check has facts."""
+    ranks = len(next(iter(facts.values())))
+    return Reports(ranks, {rank: {check: each[rank] for check, each in facts.items()} for rank in range(ranks)})
+
+
+def places(*local_ranks: int) -> List[Any]:
+    return [{"local_rank": local_rank, "host": f"host{number}"} for number, local_rank in enumerate(local_ranks)]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "state"), [(0.2, OK), (-0.9, OK), (1.5, WARNING), (-20, WARNING), (400, RED), (-400, RED)]
+)
+def test_a_clock_is_judged_by_how_far_it_is_off(ahead: float, state: str) -> None:
+    (found,) = clocks.judge(Reports(2, {0: {}, 1: {clocks.NAME: {"ahead": ahead}}}))
+    assert (
+        found.state == state and f"rank 1 is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'}" in found.found
+    )
+    assert ("NTP" in found.advice) == (state != OK)
+
+
+def memory_of(needed: int, available: int, free: int = 1 << 33, gpus: int = 0) -> Any:
+    return {"needed": needed, "available": available, "free in /dev/shm": free, "GPUs": gpus}
+
+
+@pytest.mark.parametrize(
+    ("own", "state", "words"),
+    [
+        (memory_of(10, 100), OK, "batches take 20 B a node, 100 B available"),
+        (memory_of(30, 100), WARNING, "node 0: batches take 60 B of 100 B available"),
+        (memory_of(60, 100), RED, "node 0: batches take 120 B of 100 B available"),
+        (memory_of(1, 100, free=64 << 20, gpus=8), WARNING, "node 0: 67.1 MB free in /dev/shm"),
+        (memory_of(1, 100, free=64 << 20), OK, "67.1 MB free in /dev/shm"),
+    ],
+)
+def test_memory_is_judged_by_what_the_ranks_of_a_node_need_together(own: Any, state: str, words: str) -> None:
+    (found,) = memory.judge(reports({memory.NAME: [own, own], mesh_fit.PLACE: places(0, 1)}))
+    assert found.state == state and words in found.found
+
+
+def test_what_two_nodes_need_is_not_added_up() -> None:
+    own = memory_of(40, 100)
+    (found,) = memory.judge(reports({memory.NAME: [own, own], mesh_fit.PLACE: places(0, 0)}))
+    assert found.state == OK
+
+
+def limits_of(descriptors: Optional[int], threads: Optional[int] = None, workers: int = 0) -> Any:
+    return {"descriptors": descriptors, "threads": threads, "workers": workers}
+
+
+def test_limits_are_judged_by_ranks_and_workers() -> None:
+    ranks = places(0, 1)
+    for own, state, words in (
+        (limits_of(None), OK, "any number of descriptors, any number of threads"),
+        (limits_of(256), RED, "rank 1 may open 256 descriptors; 2 ranks need about 258"),
+        (limits_of(300, workers=10), RED, "may open 300 descriptors; 2 ranks need about 338"),
+        (limits_of(1024, threads=100), RED, "the node of rank 1 may start 100 more threads; its ranks need about 128"),
+    ):
+        (found,) = limits.judge(reports({limits.NAME: [limits_of(None, workers=own["workers"]), own], "place": ranks}))
+        assert (found.state, words in found.found, bool(found.advice)) == (state, True, state != OK), found
+
+
+@pytest.mark.parametrize(
+    ("sizes", "local_ranks", "state", "words"),
+    [
+        ([4, 1, 1], (0, 1, 0, 1), OK, "data 4 x tensor 1 x pipeline 1 on 2 node(s) of 2 (host0, host1, "),
+        ([2, 2, 1], (0, 1, 0, 1), OK, "data 2 x tensor 2"),
+        ([1, 4, 1], (0, 1, 0, 1), WARNING, "1 tensor-parallel group(s) span nodes"),
+        ([4, 1, 1], (0, 1, 2, 0), RED, "the nodes have different numbers of ranks"),
+        ([3, 1, 1], (0, 1, 0), RED, "the nodes have different numbers of ranks"),
+    ],
+)
+def test_a_mesh_is_judged_by_the_nodes_that_its_ranks_are_on(
+    sizes: List[int], local_ranks: Any, state: str, words: str
+) -> None:
+    facts = {mesh_fit.PLACE: places(*local_ranks), mesh_fit.NAME: [{"sizes": sizes}] * len(local_ranks)}
+    (found,) = mesh_fit.judge(reports(facts))
+    assert found.state == state and words in found.found and bool(found.advice) == (state != OK)
+
+
+def read(samples: float, megabytes: float) -> Any:
+    return {"samples/s": samples, "path": "x", "kind": "nfs4", "bytes": 1 << 20, "seconds": (1 << 20) / megabytes / 1e6}
+
+
+def test_a_node_whose_storage_is_far_slower_is_named() -> None:
+    (found,) = storage.judge(reports({storage.NAME: [read(100, 90), read(100, 100), read(90, 8), read(110, 95)]}))
+    assert found.state == WARNING and "rank 2 reads files at 8 MB/s, where 92.5 MB/s are usual" in found.found
+    (found,) = storage.judge(reports({storage.NAME: [read(100, 90), read(100, 100), read(9, 80), read(110, 95)]}))
+    assert found.state == WARNING and "rank 2 reads samples at 9 samples/s" in found.found
+    # Beyond what disks do, differences are those of a memory that others use too.
+    (found,) = storage.judge(reports({storage.NAME: [read(100, 9000), read(100, 500)]}))
+    assert found.state == OK and "files (nfs4) at 500 MB/s" in found.found
+
+
+def test_files_are_read_and_their_file_system_is_known(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(bytes(3 << 20))
+    (tmp_path / "b").write_bytes(bytes(1 << 20))
+    size, seconds = storage.read_past_cache([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert size <= 4 << 20 and (size == 4 << 20 or seconds > 0.4) and seconds > 0
+    assert storage.kind_of("/proc/self/status") == "proc"
+    assert storage.kind_of(str(tmp_path / "a")) not in ("proc", "unknown")
+
+
+def test_files_that_are_opened_are_noted(tmp_path: Path) -> None:
+    opened = storage.OpenedFiles()
+    (tmp_path / "data.bin").write_bytes(b"x")
+    assert str(tmp_path / "data.bin") in opened.paths
+
+
+def test_who_is_missing_is_told_from_who_is_stuck() -> None:
+    some = Reports(5, {0: {}, 4: {"master": {"unreached": "no answer"}}})
+    found = master.judge(some, {3: "dataset", 4: "limits"}, "node0, port 1")
+    assert [each.state for each in found] == [RED] * 3
+    assert "rank 1-2 did not come to node0, port 1" in found[0].found
+    assert "did not finish with 'dataset' on rank 3" in found[1].found
+    assert "no answer on rank 4" in found[2].found and "let the nodes reach each other at all ports" in found[2].advice
+
+
+def test_limits_of_this_processs_groups_are_read_where_there_are_any() -> None:
+    left = limit_left("memory", "memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage_in_bytes")
+    assert left is None or left > 0
+    assert limit_left("memory", "no such", "file", "as", "these") is None
+
+
+class OtherRank:
+    """Rank 1 in a thread, with a report and answers of its own."""
+
+    def __init__(self, port: int) -> None:
+        self.job = JobRank(1, 0, 2, "127.0.0.1", port)
+        self.code = -1
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        link = call_rank0(self.job, 10)
+        send_head(link, {"at": "limits"})
+        send_head(link, {"report": {"seen": {"x": 1}}})
+        self.code = answer_until_dismissed(link, self.job, 10)
+
+
+def test_ranks_report_answer_and_are_dismissed_with_a_code() -> None:
+    port = free_port()
+    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), 10)
+    other = OtherRank(port)
+    meeting.gather()
+    assert meeting.reports == {1: {"seen": {"x": 1}}} and meeting.last_words == {1: "limits"}
+    offset = meeting.clock_offset(1)
+    assert offset is not None and abs(offset) < 0.1
+    assert meeting.unreached_ports([1]) == {}
+    meeting.dismiss(3)
+    other.thread.join(10)
+    assert other.code == 3
+
+
+@given(st.sampled_from([OSError(110, "x"), OSError(111, "x"), OSError(113, "No route"), socket.timeout("timed out")]))
+def test_each_way_to_fail_is_told_apart(error: OSError) -> None:
+    words = why_unreached(error)
+    assert ("firewall" in words, "nobody listens" in words, "no way there" in words).count(True) == 1
+
+
+def test_a_rank_whose_rank_0_is_gone_ends() -> None:
+    port = free_port()
+    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), 10)
+    ours = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port), 10)
+    meeting._let_in()
+    meeting.links[1].close()
+    with pytest.raises(PeerError, match="rank 0 is gone; its output tells why"):
+        answer_until_dismissed(ours, JobRank(1, 0, 2, "127.0.0.1", port), 5)
+    meeting.dismiss(0)
+    ours.close()
+
+
+def test_the_table_ends_with_what_to_do() -> None:
+    lines = table([("clocks", Finding(OK, "fine")), ("limits", Finding(RED, "few", "raise them"))])
+    assert lines[0].split() == ["check", "found"] and lines[-1] == "RED limits: raise them"
+    assert len({line.index(word) for line, word in zip(lines[2:4], ("fine", "few"))}) == 1
