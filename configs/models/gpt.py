@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, Optional
 
+import oneflow as flow
 from oneflow import nn
 
 from configs.models import layers
@@ -50,32 +51,65 @@ class GPT(nn.Module):
         self.loss = layers.MeanCrossEntropy()
         layers.initialise(self, seed)
 
-    def forward(self, input_ids: Any, labels: Optional[Any] = None) -> Dict[str, Any]:
-        """Predicts the token after each one.
+    def forward(
+        self,
+        input_ids: Any,
+        labels: Optional[Any] = None,
+        position_ids: Optional[Any] = None,
+        attention_mask: Optional[Any] = None,
+        loss_mask: Optional[Any] = None,
+        cu_seqlens: Optional[Any] = None,
+    ) -> Dict[str, Any]:
+        """Predicts the token after each one; the arguments are the fields of `GPTDataset`.
 
         Args:
             input_ids: `[batch, length]`, int64, on the first stage.
             labels: `[batch, length]`, int64, the tokens that come next, on the last stage.
+            position_ids: `[batch, length]`, int64, on the first stage; by default 0, 1, 2, ...
+            attention_mask: `[batch, length, length]`, bool, on the first stage: whether a token (row) sees another
+                (column); by default each sees itself and those before it.
+            loss_mask: `[batch, length]`, float32, on the last stage: 0 where a label does not count.
+            cu_seqlens: `[batch, ends]`, int32, on the first stage: where the documents of a sample begin and end, each
+                of which sees itself alone.
 
         Returns:
-            `"losses"`, the mean over the global batch's tokens, where there are labels; and in evaluation also
-            `"prediction_scores"`, `[batch, length, vocab_size]`.
+            `"losses"`, the mean over the global batch's tokens that count, where there are labels; and in evaluation
+            also `"prediction_scores"`, `[batch, length, vocab_size]`.
 
         Raises:
-            ConfigError: the sequence is longer than `max_seq_length`.
+            ConfigError: the sequence is longer than `max_seq_length`, or two arguments say what tokens see.
         """
         if input_ids.shape[1] > self.max_seq_length:
             raise ConfigError(
                 f"input_ids has {input_ids.shape[1]} tokens, but the model's max_seq_length is {self.max_seq_length}."
             )
-        x = self.position_embedding(self.token_embedding(input_ids))
+        if cu_seqlens is not None:
+            if attention_mask is not None:
+                raise ConfigError("attention_mask and cu_seqlens both say what tokens see; give one of them.")
+            attention_mask = _seen_within_documents(cu_seqlens, input_ids)
+        bias = None if attention_mask is None else _bias_of(attention_mask)
+        x = self.position_embedding(self.token_embedding(input_ids), position_ids)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, bias)
         scores = self.head(self.norm(x))
-        output = {} if labels is None else {"losses": self.loss(scores, labels)}
+        output = {} if labels is None else {"losses": self.loss(scores, labels, loss_mask)}
         if not self.training or labels is None:
             output["prediction_scores"] = scores
         return output
 
     set_pipeline_stage_id = staticmethod(layers.set_pipeline_stage_id)
     set_activation_checkpoint = staticmethod(layers.set_activation_checkpoint)
+
+
+def _bias_of(attention_mask: Any) -> Any:
+    """What is added to attention scores, `[batch, 1, length, length]`."""
+    return ((1.0 - attention_mask.to(flow.float32)) * layers.UNSEEN).unsqueeze(1)
+
+
+def _seen_within_documents(cu_seqlens: Any, input_ids: Any) -> Any:
+    """`attention_mask`, by which a token sees itself and what is before it in its document."""
+    places = flow.cumsum(flow.ones_like(input_ids), dim=1) - 1
+    # So many documents have begun at or before each token.
+    number = (cu_seqlens.unsqueeze(1) <= places.unsqueeze(2)).to(flow.int32).sum(dim=2)
+    same = (number.unsqueeze(2) == number.unsqueeze(1)).to(flow.int32)
+    return same * (places.unsqueeze(2) >= places.unsqueeze(1)).to(flow.int32)

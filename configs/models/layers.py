@@ -17,6 +17,9 @@ from libai_data.mesh import get_layer_placement, get_mesh, get_nd_sbp, get_tenso
 
 broadcast, split = flow.sbp.broadcast, flow.sbp.split
 
+UNSEEN = -1e9
+"""Added to the attention scores of what is not to be seen."""
+
 
 class StageModule(nn.Module):
     """A module whose parameters lie on the pipeline stage of one layer.
@@ -129,7 +132,7 @@ class Embedding(StageModule):
 
 
 class PositionEmbedding(StageModule):
-    """Adds a learned vector for each place in the sequence.
+    """Adds a learned vector for each place in the sequence, or for each of the places that are given.
 
     Args:
         length: longest sequence.
@@ -141,7 +144,9 @@ class PositionEmbedding(StageModule):
         super().__init__(layer_idx)
         self.weight = self.parameter([length, dim])
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, positions: Any = None) -> Any:
+        if positions is not None:
+            return x + flow._C.gather(self.weight, positions, axis=0)
         return x + self.weight[: x.shape[1]]
 
 
@@ -168,16 +173,25 @@ class SelfAttention(StageModule):
         self.out = Linear(dim, dim, "row", layer_idx=layer_idx)
         if self.causal:
             # Added to the scores: 0 where a row's place may look, and very low after it.
-            self.constant("mask", np.triu(np.full((causal_length, causal_length), -1e9, np.float32), k=1))
+            self.constant("mask", np.triu(np.full((causal_length, causal_length), UNSEEN, np.float32), k=1))
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, bias: Any = None) -> Any:
+        """Attends.
+
+        Args:
+            x: `[batch, length, dim]`.
+            bias: `[batch, 1, length, length]`, added to the scores of each place (row) for each other one, in the stead
+                of what `causal_length` adds.
+        """
         batch, length, dim = x.shape
         head_dim = dim // self.num_heads
         # [batch, heads, length, 3 * head_dim]: heads outermost in the features, so that splitting these splits heads.
         heads = self.query_key_value(x).view(batch, length, self.num_heads, 3 * head_dim).permute(0, 2, 1, 3)
         query, key, value = flow.chunk(heads, 3, dim=-1)
         scores = flow.matmul(query, key, transpose_b=True, alpha=head_dim**-0.5)
-        if self.causal:
+        if bias is not None:
+            scores = scores + bias
+        elif self.causal:
             scores = scores + self.mask[:length, :length]
         attended = flow.matmul(flow.softmax(scores, dim=-1), value)
         return self.out(attended.transpose(1, 2).flatten(2))
@@ -208,31 +222,37 @@ class TransformerBlock(StageModule):
         self.expand = Linear(dim, mlp_ratio * dim, "col", layer_idx=layer_idx)
         self.contract = Linear(mlp_ratio * dim, dim, "row", layer_idx=layer_idx)
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, bias: Any = None) -> Any:
         x = self.to_stage(x)
-        x = x + self.attention(self.attention_norm(x))
+        x = x + self.attention(self.attention_norm(x), None if bias is None else self.to_stage(bias))
         return x + self.contract(flow.relu(self.expand(self.mlp_norm(x))))
 
 
 class MeanCrossEntropy(StageModule):
-    """Cross entropy, averaged over the whole global batch: the same number on every rank of the last stage."""
+    """Cross entropy, averaged over what counts of the global batch: the same number on every rank of the last stage."""
 
     def __init__(self) -> None:
         super().__init__(layer_idx=-1)
 
-    def forward(self, logits: Any, labels: Any) -> Any:
+    def forward(self, logits: Any, labels: Any, counts: Any = None) -> Any:
         """Compares predictions with labels.
 
         Args:
             logits: `[..., classes]`, float32.
             labels: `[...]`, int64.
+            counts: `[...]`, float32, 0 where a label does not count and else 1; by default all do.
 
         Returns:
-            A scalar, broadcast.
+            A scalar, broadcast; 0 if nothing counts.
         """
+        everywhere = get_nd_sbp([broadcast, broadcast])
         labels = self.to_stage(labels)
         losses = flow._C.sparse_softmax_cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
-        return losses.mean().to_global(sbp=get_nd_sbp([broadcast, broadcast]))
+        if counts is None:
+            return losses.mean().to_global(sbp=everywhere)
+        counts = self.to_stage(counts).view(-1)
+        total = counts.sum().to_global(sbp=everywhere)
+        return (losses * counts).sum().to_global(sbp=everywhere) / total.clamp(min=1.0)
 
 
 def initialise(model: nn.Module, seed: int) -> None:

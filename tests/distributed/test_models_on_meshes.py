@@ -23,10 +23,14 @@ WORLDS = {
     "2x1x2": 4,
 }
 MESHES = list(WORLDS)
+MODELS = {
+    mesh: ["vit"] if mesh in ("4x1x1", "1x4x1", "2x1x2") else ["vit", "gpt"] + ["documents"] * (world < 4)
+    for mesh, world in WORLDS.items()
+}
 CASES = [
     (mesh, model, mode)
     for mesh in MESHES
-    for model in (["vit"] if mesh in ("4x1x1", "1x4x1", "2x1x2") else ["vit", "gpt"])
+    for model in MODELS[mesh]
     for mode in (["eager", "graph", "checkpointing"] if mesh == "1x1x1" else ["eager", "graph"])
 ]
 
@@ -60,7 +64,7 @@ def test_thirty_losses_are_those_of_one_rank(
     np.testing.assert_allclose(losses, expected, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model", ["vit", "gpt"])
+@pytest.mark.parametrize("model", ["vit", "gpt", "documents"])
 def test_thirty_steps_teach_the_model_something(model: str, results_of: Callable[[str], Results]) -> None:
     losses = results_of("1x1x1")[f"1x1x1 {model} eager"]["losses"]
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5])

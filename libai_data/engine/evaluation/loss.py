@@ -28,6 +28,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         labels_name: the input [samples, ...]; labels below 0 do not count.
         losses_name: an output [samples, ...] with a loss for each, to take instead of computing one from scores; those
             of labels below 0 do not count, if the model has such an input.
+        mask_name: an input [samples, ...], 0 where a label does not count; not every model has one.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class MeanLossEvaluator(DatasetEvaluator):
         scores_name: str = "prediction_scores",
         labels_name: str = "labels",
         losses_name: Optional[str] = None,
+        mask_name: str = "loss_mask",
     ) -> None:
-        self.input_fields = (labels_name,)
+        self.input_fields = (labels_name, mask_name)
+        self._mask_name = mask_name
         self._scores_name = scores_name
         self._labels_name = labels_name
         self._losses_name = losses_name
@@ -82,9 +85,12 @@ class MeanLossEvaluator(DatasetEvaluator):
                 f"'{self._losses_name}' is one number for the whole batch, padding included; return a loss for each "
                 "sample"
             )
+        counts = np.ones(losses.shape, dtype=bool)
         if self._labels_name in inputs:
-            labels = np.asarray(inputs[self._labels_name].numpy())
-            losses = losses[labels >= 0]
+            counts &= np.asarray(inputs[self._labels_name].numpy()) >= 0
+        if self._mask_name in inputs:
+            counts &= np.asarray(inputs[self._mask_name].numpy()) != 0
+        losses = losses[counts]
         self._sum += float(losses.sum())
         self._count += losses.size
 

@@ -22,6 +22,7 @@ from configs.models.vit import VisionTransformer
 STEPS = 30
 BATCH = 8
 DEPTH = 2
+LENGTH = 7
 # (data, tensor, pipeline) by world size. Models keep 10 classes and 11 tokens, which 4 and 2 ranks do not divide.
 MESHES: Dict[int, List[Tuple[int, int, int]]] = {
     1: [(1, 1, 1)],
@@ -54,6 +55,7 @@ def build(name: str) -> Tuple[flow.nn.Module, flow.optim.Optimizer]:
             image_size=8, patch_size=4, in_channels=1, num_classes=10, dim=16, depth=DEPTH, num_heads=4
         )
         return vit, flow.optim.SGD(vit.parameters(), lr=0.05, momentum=0.9)
+    # "documents" is a GPT, too, whose samples hold several documents.
     gpt = GPT(vocab_size=11, max_seq_length=8, dim=16, depth=DEPTH, num_heads=4)
     return gpt, flow.optim.AdamW(gpt.parameters(), lr=3e-3)
 
@@ -65,8 +67,24 @@ def global_batch(name: str, step: int) -> Dict[str, Any]:
         templates = np.random.default_rng(1000).standard_normal((10, 1, 8, 8))
         images = templates[labels] + 0.3 * random.standard_normal((BATCH, 1, 8, 8))
         return {"images": place(images.astype(np.float32), 0), "labels": place(labels, -1)}
-    tokens = (random.integers(0, 11, (BATCH, 1)) + 3 * np.arange(8)) % 11
-    return {"input_ids": place(tokens[:, :-1], 0), "labels": place(tokens[:, 1:], -1)}
+    tokens = (random.integers(0, 11, (BATCH, 1)) + 3 * np.arange(LENGTH + 1)) % 11
+    batch = {"input_ids": place(tokens[:, :-1], 0), "labels": place(tokens[:, 1:], -1)}
+    return {**batch, **_documents(random)} if name == "documents" else batch
+
+
+def _documents(random: np.random.Generator) -> Dict[str, Any]:
+    """Samples of two documents each: positions, what tokens see, and which labels count."""
+    places = np.arange(LENGTH)
+    starts = random.integers(1, LENGTH - 1, (BATCH, 1))
+    positions = np.where(places >= starts, places - starts, places)
+    number = places >= starts
+    seen = (number[:, :, None] == number[:, None]) & (places[:, None] >= places)
+    counts = (places != starts - 1).astype(np.float32)
+    return {
+        "position_ids": place(positions, 0),
+        "attention_mask": place(seen, 0),
+        "loss_mask": place(counts, -1),
+    }
 
 
 def place(array: np.ndarray, layer_idx: int) -> Any:
@@ -143,6 +161,8 @@ def main() -> None:
         results[f"{shape} collectives"] = collectives()
         # Two ranks cover what a GPT has on each axis alone; on four, one mesh of it shows both axes together.
         names = ["vit"] if world_size == 4 and shape != "2x2x1" else ["vit", "gpt"]
+        if world_size < 4:
+            names.append("documents")
         modes = ["eager", "graph", "checkpointing"] if world_size == 1 else ["eager", "graph"]
         for name, mode in itertools.product(names, modes):
             start = time.perf_counter()
