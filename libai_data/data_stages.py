@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Optional, Sequence, Set
+from collections import abc
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 
@@ -12,8 +13,10 @@ from libai_data.global_batch import to_global
 from libai_data.global_batch.gather import gather_words
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.global_batch.shared_loader import SharedLoader
+from libai_data.integrations.combined import CombinedLoader
 from libai_data.integrations.from_iterable import from_iterable
 from libai_data.integrations.items import ArgumentNames
+from libai_data.integrations.lightning import changed_by_hooks, is_lightning, is_lightnings_own, overrides_hooks
 from libai_data.integrations.loader import IterableLoader, NestedBatches
 from libai_data.loader.dataloader import DataLoader
 from libai_data.mesh import get_mesh
@@ -22,7 +25,7 @@ from libai_data.plain_state import decoded, encoded
 logger = logging.getLogger(__name__)
 
 STAGES = ("fit", "validate", "test", "predict")
-_OURS = (DataLoader, SharedLoader, IterableLoader, NestedBatches)
+_OURS = (DataLoader, SharedLoader, IterableLoader, NestedBatches, CombinedLoader)
 
 
 class DataStages:
@@ -113,32 +116,50 @@ class DataStages:
         """The loaders of a kind, made when they are first asked for.
 
         What is no loader of this package is dealt out by `from_iterable`: training batches without end, others padded
-        (marked) at the end.
+        (marked) at the end. Several training loaders become one; see `CombinedLoader`.
 
         Args:
             kind: "train", "val", "test" or "predict".
 
         Raises:
-            ConfigError: Several training loaders, or none.
+            ConfigError: No training loader, or more in a list than the model has arguments.
         """
         if kind not in self._loaders:
             made = self._made(f"{kind}_dataloader")
+            if kind == "train" and isinstance(made, abc.Mapping):
+                self._loaders[kind] = [self._combined(made, None)]
+                return self._loaders[kind]
             several = list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made]
             # The training builders return None for validation and test loaders that they have not built.
             several = [loader for loader in several if loader is not None]
-            if kind == "train" and len(several) != 1:
-                raise ConfigError(
-                    f"train_dataloader of {type(self.datamodule).__name__} returned {len(several)} loaders; return "
-                    "one, over a ConcatDataset or a blend of the datasets"
-                )
-            self._loaders[kind] = [self._dealt_out(loader, kind) for loader in several]
+            if kind == "train" and not several:
+                raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
+            if kind == "train" and len(several) > 1:
+                self._loaders[kind] = [self._combined(self._by_argument(several), list)]
+            else:
+                self._loaders[kind] = [self._dealt_out(loader, kind) for loader in several]
         return self._loaders[kind]
+
+    def _combined(self, loaders: Mapping[str, Any], unnamed: Optional[type]) -> CombinedLoader:
+        if not loaders:
+            raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
+        return CombinedLoader({name: self._dealt_out(each, "train") for name, each in loaders.items()}, unnamed)
+
+    def _by_argument(self, loaders: Sequence[Any]) -> Dict[str, Any]:
+        names = self._names or ()
+        if len(loaders) > len(names):
+            raise ConfigError(
+                f"train_dataloader of {type(self.datamodule).__name__} returned a list of {len(loaders)} loaders, but "
+                f"the model's forward has {len(names)} argument(s) known by name: {list(names)}; return a dict, from "
+                "each argument to the loader of what it is given, or one loader, over a blend of the datasets"
+            )
+        return dict(zip(names, loaders))
 
     def _made(self, method: str) -> Any:
         """What the module makes; nothing where it has not overridden what Lightning refuses."""
         # Lightning's `from_datasets` sets them on the object.
         defined = vars(self.datamodule).get(method) or getattr(type(self.datamodule), method, None)
-        if defined is None or (_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
+        if defined is None or (is_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
             return None
         return getattr(self.datamodule, method)()
 
@@ -147,29 +168,29 @@ class DataStages:
             return loader
         size = self._sizes.get(kind, self._test_batch_size)
         ends = "cycle" if kind == "train" else "pad"
-        return from_iterable(loader, size, fields=self._names, batches=True, ends=ends)
+        # Each has names of its own, which remember to what they were given.
+        names = None if self._names is None else ArgumentNames(self._names)
+        return from_iterable(loader, size, fields=names, batches=True, ends=ends)
 
     def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> Dict[str, Any]:
         """Make the model's arguments of a batch, by the module's hooks. Collective.
 
-        `transfer_batch_to_device` of a LightningDataModule, which moves torch tensors to a torch device, is not asked:
-        the batch becomes global tensors.
+        Those of a LightningDataModule get and return torch tensors, as its loaders yield them (`changed_by_hooks`), of
+        which global tensors are made afterwards.
 
         Args:
             batch: of one of the loaders.
             device: "cuda" or "cpu".
             dataloader_idx: which of several loaders it comes from.
         """
-        batch = self._hook("on_before_batch_transfer")(batch, dataloader_idx)
-        if _is_lightning(self.datamodule):
-            arguments = to_global(batch, device_type=device)
-        else:
-            arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
-        changed: Dict[str, Any] = self._hook("on_after_batch_transfer")(arguments, dataloader_idx)
+        if is_lightning(self.datamodule):
+            if overrides_hooks(self.datamodule):
+                batch = changed_by_hooks(self.datamodule, batch, dataloader_idx, self._names)
+            return to_global(batch, device_type=device)
+        batch = self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
+        arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
+        changed: Dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
         return changed
-
-    def _hook(self, name: str) -> Any:
-        return getattr(self.datamodule, name, lambda batch, dataloader_idx: batch)
 
     def state_dict(self) -> Dict[str, Any]:
         """The module's own state, as JSON."""
@@ -178,11 +199,3 @@ class DataStages:
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Give the module its state back."""
         self.datamodule.load_state_dict(decoded(state["state"]))
-
-
-def _is_lightning(datamodule: Any) -> bool:
-    return any(_lightnings_own(base.__module__) for base in type(datamodule).__mro__)
-
-
-def _lightnings_own(module: str) -> bool:
-    return module.split(".")[0] in ("pytorch_lightning", "lightning")

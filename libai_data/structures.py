@@ -179,6 +179,8 @@ class Instance:
     _parts: FrozenSet[str] = frozenset()
     _absent: FrozenSet[str] = frozenset()
     _agreement: Optional[Agreement] = None
+    _unnamed: Optional[type] = None
+    """What it was before its values, which had none, got names: a tuple, a list, or a single tensor."""
 
     def __init__(self, **fields: Any) -> None:
         self.__dict__["_fields"] = fields

@@ -112,7 +112,7 @@ def test_what_cannot_be_is_refused() -> None:
         def train_dataloader(self) -> Any:
             return [[1], [2]]
 
-    with pytest.raises(ConfigError, match="returned 2 loaders; return one"):
+    with pytest.raises(ConfigError, match="returned a list of 2 loaders"):
         DataStages(Several()).loaders("train")
     with pytest.raises(NotImplementedError, match="DataModule has no train_dataloader"):
         DataStages(DataModule()).loaders("train")

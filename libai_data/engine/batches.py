@@ -206,6 +206,8 @@ def _join_values(parts: List[Any]) -> Any:
     if isinstance(first, DistTensorData):
         tensor = _join_tensors([part.tensor for part in parts])
         return DistTensorData(tensor, first.sbp_list, first.placement_idx)
+    if isinstance(first, Instance):
+        return join_micro_batches(parts)
     if isinstance(first, abc.Mapping):
         return {key: _join_values([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple) or (isinstance(first, list) and first and isinstance(first[0], _NESTED)):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, List, Optional
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 
@@ -97,6 +98,35 @@ class RunsStages:
 
     cfg: Any
     data: Optional[DataStages]
+    _runs: str = "fit"
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is being trained; data modules ask for this and the like, as of Lightning's trainer."""
+        return self._runs == "fit"
+
+    @property
+    def validating(self) -> bool:
+        """Whether the model is being validated, while it trains too."""
+        return self._runs == "validate"
+
+    @property
+    def testing(self) -> bool:
+        """Whether the model is being tested."""
+        return self._runs == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Whether predictions are being made."""
+        return self._runs == "predict"
+
+    @contextmanager
+    def _running(self, stage: str) -> Iterator[None]:
+        before, self._runs = self._runs, stage
+        try:
+            yield
+        finally:
+            self._runs = before
 
     def eval_model(self) -> Any:
         """The model, or its graph, for evaluation."""
@@ -120,7 +150,8 @@ class RunsStages:
         kinds = {"validate": "val", "test": "test"}
         if stage not in kinds:
             raise ConfigError(f"stage is {stage!r}; only 'validate' and 'test' are evaluated")
-        results = self._test_on(self._entered(stage, kinds[stage]))
+        with self._running(stage):
+            results = self._test_on(self._entered(stage, kinds[stage]))
         if self.data is not None:
             self.data.leave(stage)
         return results
@@ -134,6 +165,10 @@ class RunsStages:
         Raises:
             ConfigError: There is no data module, or no loader.
         """
+        with self._running("predict"):
+            return self._predict()
+
+    def _predict(self) -> Any:
         predictions: List[Dict[str, Any]] = []
         loaders = self._entered("predict", "predict")
         if self.data is None:

@@ -306,7 +306,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return next(iter(results.values())) if len(results) == 1 else results
 
     def _evaluate(self) -> Dict[str, Any]:
-        self._last_eval_results = self._test_on(self.test_loader)
+        with self._running("validate"):
+            self._last_eval_results = self._test_on(self.test_loader)
         return self._last_eval_results
 
     def eval_model(self) -> Any:

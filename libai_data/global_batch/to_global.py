@@ -20,7 +20,7 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
 
     Args:
         batch: fields [rows of this rank, ...]; bare tensors get the default layout. Fields may be nested (mappings,
-            tuples, lists); lists of strings stay as they are, this rank's.
+            tuples, lists); lists of strings stay as they are, this rank's. Or each field is a batch itself.
         device_type: "cpu" or "cuda"; by default the mesh's.
 
     Returns:
@@ -33,6 +33,8 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
     given = fields_of(batch)
     if all(type(value) is DistTensorData for value in given.values()):
         return _all_global(batch, given, device_type)
+    if all(isinstance(value, Instance) for value in given.values()):
+        return {name: to_global(value, device_type) for name, value in given.items()}
     leaves: Dict[str, Any] = {}
     skeleton = taken_apart(given, leaves)
     fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}

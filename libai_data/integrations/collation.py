@@ -112,11 +112,12 @@ class PieceCollator:
         collate_fn: makes a batch of samples as they come; by default `default_collate`.
 
     Attributes:
+        names: as given.
         skeleton: of the first batch; None before it.
     """
 
     def __init__(self, names: Optional[Sequence[str]], collate_fn: Optional[Any] = None) -> None:
-        self._names = names
+        self.names = names
         self._collate_fn = collate_fn
         self.skeleton: Optional[Dict[str, Any]] = None
 
@@ -131,9 +132,9 @@ class PieceCollator:
             skeleton = pieces[0].skeleton
             leaves = _joined(pieces)
         elif self._collate_fn is not None:
-            skeleton = leaves_of_batch(named(self._collate_fn(list(pieces)), self._names), leaves)
+            skeleton = leaves_of_batch(named(self._collate_fn(list(pieces)), self.names), leaves)
         else:
-            skeleton = leaves_of_batch(default_collate([named(piece, self._names) for piece in pieces]), leaves)
+            skeleton = leaves_of_batch(default_collate([named(piece, self.names) for piece in pieces]), leaves)
         if self.skeleton is None:
             self.skeleton = skeleton
         if skeleton != self.skeleton:

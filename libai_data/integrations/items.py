@@ -14,7 +14,13 @@ from libai_data.structures import DistTensorData, Instance, as_array, is_flow_te
 
 
 class ArgumentNames(Tuple[str, ...]):
-    """Names of a model's arguments: for as many values as a tuple has, and for nothing that has names of its own."""
+    """Names of a model's arguments: for as many values as a tuple has, and for nothing that has names of its own.
+
+    Attributes:
+        given_to: the type of what they were last given to; None where all had names of its own.
+    """
+
+    given_to: Optional[type] = None
 
 
 def named(item: Any, names: Optional[Sequence[str]] = None) -> Dict[str, Any]:
@@ -56,6 +62,7 @@ def _given_names(item: Any, names: Optional[Sequence[str]]) -> Dict[str, Any]:
     several = isinstance(item, (tuple, list)) and not (names is not None and len(names) == 1 and is_numbers(item))
     values = list(item) if several else [item]
     if isinstance(names, ArgumentNames):
+        names.given_to = type(item)
         names = names[: len(values)]
     if names is None:
         raise SchemaError(

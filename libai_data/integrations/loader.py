@@ -10,6 +10,7 @@ import numpy as np
 from libai_data.errors import ContractError, PeerError
 from libai_data.global_batch.gather import gather_words
 from libai_data.integrations.collation import PieceCollator
+from libai_data.integrations.items import ArgumentNames
 from libai_data.integrations.stream import IterableStream
 from libai_data.mesh import broadcast_py_object
 from libai_data.nesting import Leaf, array_to_text, is_flat, put_together
@@ -162,7 +163,11 @@ class IterableLoader:
                 skeleton = broadcast_py_object(skeleton, src=0)
             self._form.skeleton = None if skeleton is None or is_flat(skeleton) else skeleton
             self._form_is_known = True
-        return self._form.nested(batch)
+        nested = self._form.nested(batch)
+        names = self._collator.names if self._collator is not None else None
+        if isinstance(names, ArgumentNames):
+            nested._unnamed = names.given_to
+        return nested
 
     def state_dict(self) -> Dict[str, Any]:
         """The place after the last batch that was taken, as JSON.

@@ -1,0 +1,81 @@
+"""Several loaders side by side: a batch of each makes one batch."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any, Collection, Dict, Iterator, Mapping, Optional
+
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.structures import Instance
+
+
+class CombinedLoader:
+    """Goes through several loaders at once, without end; whichever ends begins anew.
+
+    A batch is an Instance that has in the field of each loader that loader's batch, an Instance itself; `to_global`
+    makes of it {name of the loader: {field: global tensor}}.
+
+    Args:
+        loaders: name, an argument of `model.forward` -> loader.
+        unnamed: `list`, if they had no names of their own.
+
+    Raises:
+        ConfigError: A loader has a mixup function, which would have to know of the others.
+    """
+
+    mixup_func: None = None
+
+    def __init__(self, loaders: Mapping[str, Any], unnamed: Optional[type] = None) -> None:
+        for name, loader in loaders.items():
+            if getattr(loader, "mixup_func", None) is not None:
+                raise ConfigError(f"loader '{name}' of several has a mixup_func; mix in on_after_batch_transfer")
+        self.loaders = dict(loaders)
+        self._unnamed = unnamed
+
+    def __iter__(self) -> Iterator[Instance]:
+        passes = {name: iter(loader) for name, loader in self.loaders.items()}
+        while True:
+            batch = Instance()
+            for name in passes:
+                part = next(passes[name], None)
+                if part is None:
+                    passes[name] = iter(self.loaders[name])
+                    part = next(passes[name], None)
+                if part is None:
+                    raise ConfigError(f"loader '{name}' of several yields no batch")
+                batch.set(name, part)
+            batch._unnamed = self._unnamed
+            yield batch
+
+    def state_dict(self) -> Dict[str, Any]:
+        """Where each loader stands."""
+        return {"loaders": {name: loader.state_dict() for name, loader in self.loaders.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on where `state` was saved; takes effect with the next `iter(loader)`.
+
+        Args:
+            state: of as many loaders of the same names.
+            override: what may differ on purpose; see `DataLoader.load_state_dict`.
+
+        Raises:
+            CheckpointError: The state is that of other loaders.
+        """
+        saved = state.get("loaders")
+        if not isinstance(saved, abc.Mapping) or set(saved) != set(self.loaders):
+            known = sorted(saved) if isinstance(saved, abc.Mapping) else "one loader alone"
+            raise CheckpointError(
+                f"the data state is that of {known}, but there are the loaders {sorted(self.loaders)}; give "
+                "train_dataloader the names that it had"
+            )
+        for name, loader in self.loaders.items():
+            loader.load_state_dict(saved[name], override)
+
+    def stats(self) -> Dict[str, Any]:
+        """Name of each loader -> where its time went."""
+        return {name: loader.stats() for name, loader in self.loaders.items()}
+
+    def close(self) -> None:
+        """Close each loader."""
+        for loader in self.loaders.values():
+            loader.close()
