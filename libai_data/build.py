@@ -23,6 +23,7 @@ from libai_data.loader.schema import Overrides, TensorPart
 from libai_data.mesh import get_data_parallel_size, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.samplers.sampler import StreamSampler, check_at_least
+from libai_data.transforms.batch import BatchTransform
 
 _PARTS = ("training", "validation", "testing")
 Mixer = Callable[[List[Any]], Any]
@@ -61,7 +62,8 @@ def build_nlp_train_loader(
         seed: decides the order and what random transforms draw.
         collate_fn: makes a batch of a list of samples; by default they are stacked.
         dataset_mixer: makes one dataset of several.
-        mixup_func: applied to each batch by the trainer, or its config.
+        mixup_func: `Mixup`, or another `BatchTransform`, applied to each batch by whoever reads it; or what takes and
+            returns images and labels, applied to each rank's own rows by the trainer; or the config of either.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
         readers: who reads: "data_parallel" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
         **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
@@ -298,7 +300,9 @@ def _build_loader(
 
     plan = ReadPlan(get_mesh(), readers)
     if readers != "data_parallel":
-        return SharedLoader(plan, open_dataset, make_stream, make_loader, options.get("mixup_func"))
+        mixup_func = options.get("mixup_func")
+        by_trainer = None if isinstance(mixup_func, BatchTransform) else mixup_func
+        return SharedLoader(plan, open_dataset, make_stream, make_loader, by_trainer)
     mesh = plan.mesh
     if mesh.tensor_parallel_size > 1:
         # Only here: whoever reads for a whole node needs whole samples.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -19,9 +19,11 @@ class _Current(threading.local):
     """(seed, epoch, index) of each sample that a thread is reading."""
 
     keys: Sequence[Tuple[int, int, int]] = ()
+    failed: Optional[int] = None
 
 
 _current = _Current()
+_STREAM_OF_BATCHES, _STREAM_OF_ROWS = -1, -2
 _global_generators = threading.RLock()
 
 
@@ -68,10 +70,38 @@ class reading_samples:
         self._keys = keys
 
     def __enter__(self) -> None:
-        _current.keys = self._keys
+        _current.keys, _current.failed = self._keys, None
 
     def __exit__(self, *failure: object) -> None:
         _current.keys = ()
+
+
+class reading_row:
+    """Says that, within the block, of the samples that are being read together one is read; `read_batch` may do so.
+
+    `sample_generator` is then that sample's, and an error within the block is told with its index.
+
+    Args:
+        row: which of them.
+    """
+
+    def __init__(self, row: int) -> None:
+        self._row = row
+
+    def __enter__(self) -> None:
+        self._outer = _current.keys
+        if self._outer:
+            _current.keys = (self._outer[self._row],)
+
+    def __exit__(self, kind: object, *failure: object) -> None:
+        if kind is not None and _current.keys:
+            _current.failed = _current.keys[0][2]
+        _current.keys = self._outer
+
+
+def failed_sample() -> Optional[int]:
+    """Index of the sample over which this thread failed while it read several, if `reading_row` told."""
+    return _current.failed
 
 
 @contextmanager
@@ -116,6 +146,33 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
 def sample_generators(stream: int = 0) -> List[np.random.Generator]:
     """`sample_generator` for each sample that is being read by `read_batch` or `__getitems__`, in their order."""
     return [_generator(key, stream) for key in _current.keys]
+
+
+class BatchRandom:
+    """Randomness of a batch, the same on every rank that holds a part of it.
+
+    Args:
+        seed: the loader's.
+        position: of the global batch's first sample, in the stream.
+        epochs: int64 [n], of the rows at hand.
+        indices: int64 [n], of the rows at hand.
+    """
+
+    def __init__(self, seed: int, position: int, epochs: np.ndarray, indices: np.ndarray) -> None:
+        self._seed, self._position = seed, position
+        self._keys = SampleKeys(seed, epochs, indices)
+
+    def of_batch(self) -> np.random.Generator:
+        """A new generator that depends on (seed, position of the global batch) alone."""
+        return _generator((self._seed, self._position, 0), _STREAM_OF_BATCHES)
+
+    def of_row(self, row: int) -> np.random.Generator:
+        """A new generator that depends on (seed, epoch, index) of the sample in this row alone.
+
+        Args:
+            row: of those at hand.
+        """
+        return _generator(self._keys[row], _STREAM_OF_ROWS)
 
 
 def _generator(key: Tuple[int, int, int], stream: int) -> np.random.Generator:

@@ -19,6 +19,7 @@ from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.samplers.sampler import IndexBatch
 from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, RowIndices, fields_of
+from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""
@@ -77,6 +78,8 @@ class BatchReader:
         failures: takes note of skipped samples.
         times: where the time of reading is counted.
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
+        batch_transform: what the executor applies to the rows of a task.
+        shards: data-parallel ranks that a global batch is cut into.
     """
 
     def __init__(
@@ -89,6 +92,8 @@ class BatchReader:
         failures: FailureLog,
         times: StageTimes,
         tensor_part: Optional[TensorPart] = None,
+        batch_transform: Optional[BatchTransform] = None,
+        shards: int = 1,
     ) -> None:
         self.times = times
         self.is_torn = False
@@ -99,6 +104,9 @@ class BatchReader:
         self._parts = parts
         self._failures = failures
         self._tensor_part = tensor_part
+        self._transforms = batch_transform is not None
+        self._together = rows_together(batch_transform)
+        self._shards = shards
         self._schema: Optional[SampleSchema] = None
         self._read_in_part: FrozenSet[str] = frozenset()
         self._tasks: Dict[int, PendingBatch] = {}
@@ -106,7 +114,12 @@ class BatchReader:
         self._collated_bytes = 0
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
-        """Send out a batch's tasks."""
+        """Send out a batch's tasks.
+
+        Raises:
+            ConfigError: A batch transform needs other numbers of rows together.
+        """
+        check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
         pending = PendingBatch(index_batch)
         if self._collates:
             if self._executor.collates_into_slots:
@@ -137,7 +150,8 @@ class BatchReader:
         slot = self._prepare_slot(pending, schema)
         arrays = self._ring.arrays(slot, schema.batch_specs(pending.rows))
         row_writer(schema, arrays)(0, fields)
-        self._send_parts(pending, first_row=1)
+        # What is transformed with others is read with them.
+        self._send_parts(pending, first_row=0 if self._transforms else 1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
         rows = pending.rows
@@ -149,7 +163,7 @@ class BatchReader:
         if parts == 1:
             self._send(pending, slice(first_row, pending.rows))
             return
-        for rows in row_slices(pending.rows - first_row, parts):
+        for rows in row_slices(pending.rows - first_row, parts, self._together):
             self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
 
     def _parts_worth_it(self, rows: int) -> int:
@@ -162,7 +176,15 @@ class BatchReader:
 
     def _send(self, pending: PendingBatch, rows: slice) -> None:
         batch = pending.index_batch
-        task = Task(self._next_task, batch.epochs[rows], batch.indices[rows], rows.start, pending.rows, pending.slot)
+        task = Task(
+            self._next_task,
+            batch.epochs[rows],
+            batch.indices[rows],
+            rows.start,
+            pending.rows,
+            pending.slot,
+            position=batch.position,
+        )
         self._next_task += 1
         self._tasks[task.number] = pending
         pending.tasks_left += 1

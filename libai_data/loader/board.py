@@ -28,7 +28,7 @@ _HEAD, _TAIL, _TRAINER_WAITS = 0, 1, 2
 _WORKER = 4
 _CLAIM, _SINCE, _SLEEPS, _WOKEN_AT = 0, 1, 2, 3
 
-_TASK = 6
+_TASK = 7
 _TIMES = 4
 _SAMPLES = _TASK + _TIMES
 _DONE = _SAMPLES + 1
@@ -52,6 +52,7 @@ class Entry(NamedTuple):
         rows: its samples.
         batch_rows: rows of the whole batch.
         hopeless: 1 if its samples are not to be tried, since workers have ended over them; others take their place.
+        position: in the stream, of the global batch's first sample.
     """
 
     offset: int
@@ -60,6 +61,7 @@ class Entry(NamedTuple):
     rows: int
     batch_rows: int
     hopeless: int = 0
+    position: int = 0
 
 
 class Board:

@@ -23,10 +23,12 @@ from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
+from libai_data.mesh import get_data_parallel_size
 from libai_data.samplers.listed import as_stream
 from libai_data.samplers.sampler import can_follow, order_in_words
 from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
+from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
 
 WORKER_TYPES = ("process", "thread")
 
@@ -53,7 +55,9 @@ class DataLoader:
             memory.
         seed: with epoch and index it decides what random transforms draw.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
-        mixup_func: kept for the trainer, which applies it to each batch.
+        mixup_func: kept for the trainer, which applies it to each batch; a `BatchTransform`, such as `Mixup`, is taken
+            for `batch_transform` instead.
+        batch_transform: applied to the rows of each batch by whoever reads them.
         on_error: "raise", "skip" or "quarantine"; see `ErrorPolicy`.
         quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits for ever.
@@ -80,6 +84,7 @@ class DataLoader:
         seed: int = 0,
         layouts: Optional[Overrides] = None,
         mixup_func: Any = None,
+        batch_transform: Optional[BatchTransform] = None,
         on_error: str = "raise",
         quarantine_file: Optional[str] = None,
         timeout: float = 600.0,
@@ -99,6 +104,9 @@ class DataLoader:
                 f"on_error is {on_error!r}; a {type(dataset).__name__} makes its samples of several, in place of which "
                 "no other can be read: set on_error='raise'"
             )
+        if isinstance(mixup_func, BatchTransform):
+            _check("batch_transform", batch_transform, batch_transform is None, "left out where mixup_func is one")
+            batch_transform, mixup_func = mixup_func, None
         self.dataset = dataset
         self.seed = seed
         self.batch_sampler = batch_sampler
@@ -107,11 +115,16 @@ class DataLoader:
         self.num_workers = num_workers
         self._worker_type = worker_type
         self._ahead = prefetch if num_workers else 0
+        self._shards = getattr(self.stream, "data_parallel_size", None) or get_data_parallel_size()
+        if self.global_batch_size is not None:
+            together = rows_together(batch_transform)
+            check_rows_together(together, self.global_batch_size // self._shards, "a batch")
         self._cargo = Cargo(
-            dataset,
+            dataset if batch_transform is None else batch_transform.prepared(dataset),
             None if collate_fn is trivial_batch_collator else collate_fn,
             seed,
             ErrorPolicy(on_error, quarantine_file),
+            batch_transform,
         )
         self._layouts = parse_layouts(layouts)
         self.check_every = check_every
@@ -210,12 +223,14 @@ class DataLoader:
             parts=self._parts(),
             failures=self._failures,
             times=self._stage_times,
-            tensor_part=self._tensor_part if reads_parts(self.dataset) else None,
+            tensor_part=self._tensor_part if reads_parts(self._cargo.dataset) else None,
+            batch_transform=self._cargo.batch_transform,
+            shards=self._shards,
         )
 
     def _parts(self) -> int:
-        """Tasks of a batch: as one where reading together pays, else enough that workers share each batch."""
-        if not self.num_workers or hasattr(self.dataset, "read_batch"):
+        """Tasks of a batch at most, so that workers share each batch; fewer where samples take next to no time."""
+        if not self.num_workers:
             return 1
         return min(2 * self.num_workers, _MOST_PARTS)
 
@@ -223,7 +238,8 @@ class DataLoader:
         cargo = self._cargo
 
         def make_runner() -> TaskRunner:
-            return TaskRunner(SampleReader(cargo.dataset, cargo.seed, cargo.policy), cargo.collator, ring)
+            reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
+            return TaskRunner(reader, cargo.collator, ring, cargo.batch_transform)
 
         if not self.num_workers:
             return InProcessExecutor(make_runner())

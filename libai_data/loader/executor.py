@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
@@ -15,7 +15,10 @@ from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing
 from libai_data.loader.timing import NO_TIMES, StageTimes
+from libai_data.sample_random import BatchRandom
 from libai_data.structures import Fields, fields_of
+from libai_data.transforms.batch import BatchTransform
+from libai_data.transforms.timing import transform_time
 
 _MOST_SLOTS_REMEMBERED = 64
 
@@ -31,6 +34,7 @@ class Task(NamedTuple):
         batch_rows: rows of the whole batch.
         slot: the slot to read into; None where an executor collates into memory of its own.
         hopeless: workers have ended over these samples; others are to take their place untried.
+        position: of the global batch's first sample, in the stream.
     """
 
     number: int
@@ -40,6 +44,7 @@ class Task(NamedTuple):
     batch_rows: int
     slot: Optional[Slot] = None
     hopeless: bool = False
+    position: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,10 +111,18 @@ class TaskRunner:
         reader: reads the samples.
         collator: makes a batch of a list of samples; None to read straight into slots.
         ring: where slots lie.
+        batch_transform: applied to what a task has read.
     """
 
-    def __init__(self, reader: SampleReader, collator: Optional[Collator], ring: SlotRing) -> None:
+    def __init__(
+        self,
+        reader: SampleReader,
+        collator: Optional[Collator],
+        ring: SlotRing,
+        batch_transform: Optional[BatchTransform] = None,
+    ) -> None:
         self.reader = reader
+        self._batch_transform = batch_transform
         self.schema: Optional[SampleSchema] = None
         self._collator = collator
         self._ring = ring
@@ -132,13 +145,18 @@ class TaskRunner:
     def _collate(self, collator: Collator, task: Task) -> Collated:
         samples = self.reader.samples(task.epochs, task.indices)
         try:
-            return collate(collator, samples)
+            collated = collate(collator, samples)
         except Exception as error:
             # Bare, a StopIteration would end the trainer's loop without a word.
             name = getattr(collator, "__name__", type(collator).__name__)
             raise SampleError(
                 f"collate_fn {name} over samples {task.indices.tolist()}: {type(error).__name__}: {error}"
             ) from error
+        if self._batch_transform is not None:
+            arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
+            collated = replace(collated, arrays=arrays)
+            self._transform(arrays, task)
+        return collated
 
     def _read(self, task: Task) -> None:
         if task.slot is None or self.schema is None:
@@ -148,6 +166,21 @@ class TaskRunner:
             self.reader.substitute_into(self.schema, rows, task.epochs, task.indices)
         else:
             self.reader.read_into(self.schema, rows, task.epochs, task.indices)
+        self._transform(rows, task)
+
+    def _transform(self, rows: Dict[str, np.ndarray], task: Task) -> None:
+        transform = self._batch_transform
+        if transform is None:
+            return
+        try:
+            with transform_time():
+                transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
+        except Exception as error:
+            raise SampleError(
+                f"{type(transform).__name__} over samples {task.indices.tolist()}: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            self.reader.count_transform()
 
     def _arrays(self, schema: SampleSchema, slot: Slot, batch_rows: int) -> Dict[str, np.ndarray]:
         """The arrays of a slot; slots are used again and again, and so are these."""

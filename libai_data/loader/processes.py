@@ -54,7 +54,7 @@ class ProcessExecutor:
         self._indices = SlotIndices(arena)
         self._timeout = timeout
         self._tasks: Dict[int, Task] = {}
-        self._redo = Redo(starter.dataset_name, not starter.collates, starter.substitutes)
+        self._redo = Redo(starter.dataset_name, not starter.collates, starter.substitutes, starter.rows_together)
         self._deaths_without_task = 0
         self._may_wait = 0
         self._ready: Deque[TaskResult] = deque()
@@ -111,7 +111,7 @@ class ProcessExecutor:
         epochs, indices = self._indices.of(slot.offset, slot.size, task.batch_rows)
         rows = slice(task.first_row, task.first_row + count)
         epochs[rows], indices[rows] = task.epochs, task.indices
-        entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.hopeless))
+        entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.hopeless), task.position)
         place = self._board.put(entry, self._may_wait)
         self._tasks[place] = task
         self._submitted[place] = time.monotonic()

@@ -13,7 +13,7 @@ from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, 
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.timing import StageTimes
-from libai_data.sample_random import SampleKey, SampleKeys, reading_samples
+from libai_data.sample_random import SampleKey, SampleKeys, failed_sample, reading_samples
 from libai_data.structures import Fields, Instance, fields_of
 from libai_data.transforms.timing import take_transform_time
 
@@ -51,6 +51,10 @@ class SampleReader:
     def count_idle(self, seconds: float) -> None:
         """Count time in which there was nothing to read."""
         self._times.idle += seconds
+
+    def count_transform(self) -> None:
+        """Count the time in which this thread has transformed what it had read."""
+        self._times.transform += take_transform_time()
 
     def sample(self, epoch: int, index: int) -> Fields:
         """Read one sample, or its substitute.
@@ -195,7 +199,9 @@ class SampleReader:
                 else:
                     self._read_batch(indices, rows)  # type: ignore[misc]
         except Exception as error:
-            raise self._failure(f"one of the samples {indices.tolist()}", error) from error
+            failed = failed_sample()
+            which = f"one of the samples {indices.tolist()}" if failed is None else f"sample {failed}"
+            raise self._failure(which, error) from error
         finally:
             self._count_source(start, len(indices))
 
@@ -228,7 +234,9 @@ def reads_parts(dataset: Any) -> bool:
     return read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 
-def row_slices(count: int, parts: int) -> Sequence[slice]:
-    """Cut `count` rows into up to `parts` slices of nearly equal length."""
-    parts = min(parts, count)
-    return [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
+def row_slices(count: int, parts: int, together: int = 1) -> Sequence[slice]:
+    """Cut `count` rows into up to `parts` slices of nearly equal length, each of a multiple of `together` rows."""
+    blocks = count // together
+    parts = min(parts, blocks)
+    edges = [blocks * part // parts * together for part in range(parts)] + [count]
+    return [slice(start, stop) for start, stop in zip(edges[:-1], edges[1:])]

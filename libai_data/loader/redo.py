@@ -21,9 +21,11 @@ class Redo:
         dataset_name: named in errors.
         may_part: tasks may be done sample by sample; not so where a collator takes the whole batch.
         may_substitute: other samples take the place of those over which workers end.
+        rows_together: rows that are never parted.
     """
 
-    def __init__(self, dataset_name: str, may_part: bool, may_substitute: bool) -> None:
+    def __init__(self, dataset_name: str, may_part: bool, may_substitute: bool, rows_together: int = 1) -> None:
+        self._together = rows_together
         self._dataset_name = dataset_name
         self._may_part = may_part
         self._may_substitute = may_substitute and may_part
@@ -45,9 +47,9 @@ class Redo:
         key = task.number, task.first_row
         deaths = self._deaths.pop(key, 0) + (_A_HANG_COUNTS if hung else 1)
         count = len(task.indices)
-        if count > 1 and self._may_part:
-            self._parts[task.number] = count
-            parts = [_one_of(task, row) for row in range(count)]
+        if count > self._together and self._may_part:
+            parts = [_part_of(task, row, self._together) for row in range(0, count, self._together)]
+            self._parts[task.number] = len(parts)
             self._deaths.update({(part.number, part.first_row): deaths for part in parts})
             return parts
         if deaths < DEATHS_ALLOWED:
@@ -79,8 +81,8 @@ class Redo:
         return _together(task.number, [part for _, part in sorted(results, key=lambda placed: placed[0])])
 
 
-def _one_of(task: Task, row: int) -> Task:
-    own = slice(row, row + 1)
+def _part_of(task: Task, row: int, rows: int) -> Task:
+    own = slice(row, row + rows)
     return task._replace(epochs=task.epochs[own], indices=task.indices[own], first_row=task.first_row + row)
 
 

@@ -18,6 +18,7 @@ from libai_data.errors import ConfigError
 from libai_data.loader.channel import Channel
 from libai_data.loader.shipping import ship
 from libai_data.loader.worker import JOB_VARIABLES, Cargo, Equipment, prepare_process, work
+from libai_data.transforms.batch import rows_together
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class WorkerStarter:
         self.dataset_name = type(cargo.dataset).__name__
         self.collates = cargo.collator is not None
         self.substitutes = cargo.policy.substitutes
+        self.rows_together = rows_together(cargo.batch_transform)
         self._cargo = cargo
         self._shipped = -1
         if start_method != "fork":

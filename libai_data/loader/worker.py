@@ -29,6 +29,7 @@ from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
 from libai_data.loader.timing import StageTimes
 from libai_data.structures import DistTensorData, fields_of
+from libai_data.transforms.batch import BatchTransform
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
 """What tells OneFlow that a process is a rank of a job; a worker must never join one."""
@@ -45,6 +46,7 @@ class Cargo:
     collator: Optional[Collator]
     seed: int
     policy: ErrorPolicy
+    batch_transform: Optional[BatchTransform] = None
 
 
 @dataclass(frozen=True)
@@ -99,26 +101,19 @@ def work(equipment: Equipment, cargo: Cargo) -> None:
     board = Board(equipment.workers, (equipment.board_memory, equipment.trainers_event, wakers))
     arena = Arena(equipment.arena)
     reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
-    _Worker(equipment.number, channel, board, arena, reader, cargo.collator).run()
+    runner = TaskRunner(reader, cargo.collator, SlotRing(arena), cargo.batch_transform)
+    _Worker(equipment.number, channel, board, arena, runner).run()
 
 
 class _Worker:
-    def __init__(
-        self,
-        number: int,
-        channel: Channel,
-        board: Board,
-        arena: Arena,
-        reader: SampleReader,
-        collator: Optional[Collator],
-    ) -> None:
+    def __init__(self, number: int, channel: Channel, board: Board, arena: Arena, runner: TaskRunner) -> None:
         self._number = number
         self._channel = channel
         self._board = board
         self._arena = arena
-        self._reader = reader
+        self._reader = runner.reader
         self._indices = SlotIndices(arena)
-        self._runner = TaskRunner(reader, collator, SlotRing(arena))
+        self._runner = runner
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
         self._waker = board.waker(number)
@@ -180,7 +175,9 @@ class _Worker:
         rows = slice(entry.first_row, entry.first_row + entry.rows)
         epochs, indices = (words[rows] for words in self._indices.of(entry.offset, entry.size, entry.batch_rows))
         slot = Slot(0, entry.offset, entry.size)
-        task = Task(place, epochs, indices, entry.first_row, entry.batch_rows, slot, bool(entry.hopeless))
+        task = Task(
+            place, epochs, indices, entry.first_row, entry.batch_rows, slot, bool(entry.hopeless), entry.position
+        )
         try:
             result = self._runner.run(task)
         except BaseException as unusual:

@@ -85,7 +85,7 @@ class NumbersAsDicts(Numbers):
 
 @WITHOUT_SPAWN
 def test_failing_read_batch_names_samples(workers: Dict[str, Any]) -> None:
-    with pytest.raises(SampleError, match=r"one of the samples \[8, 9, 10, 11\] of FailingFilled: KeyError"):
+    with pytest.raises(SampleError, match=r"one of the samples \[.*9.*\] of FailingFilled: KeyError"):
         stream(FailingFilled(bad=[9]), batches=4, **workers)
 
 
