@@ -1,7 +1,29 @@
 """Sources: records as they lie on disk, one module a format."""
 
+from libai_data.sources.array_record import ArrayRecordSource
+from libai_data.sources.arrow import ArrowSource
 from libai_data.sources.image_folder import ImageFolderSource
 from libai_data.sources.indexed import IndexedSource
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for, merge_indexed
+from libai_data.sources.json_lines import JsonLinesSource
+from libai_data.sources.memory import InMemorySource
+from libai_data.sources.numpy_files import NumpySource
+from libai_data.sources.opening import open_source
+from libai_data.sources.parquet import ParquetSource
+from libai_data.sources.webdataset import WebDatasetSource
 
-__all__ = ["ImageFolderSource", "IndexedSource", "IndexedWriter", "dtype_for", "merge_indexed"]
+__all__ = [
+    "ArrayRecordSource",
+    "ArrowSource",
+    "ImageFolderSource",
+    "InMemorySource",
+    "IndexedSource",
+    "IndexedWriter",
+    "JsonLinesSource",
+    "NumpySource",
+    "ParquetSource",
+    "WebDatasetSource",
+    "dtype_for",
+    "merge_indexed",
+    "open_source",
+]

@@ -1,0 +1,108 @@
+"""What sources of several files share: their records, one file behind the other."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Iterator, List, Protocol, Sequence, Tuple, Union
+
+import numpy as np
+
+from libai_data.sources.mapped_file import MappedFile
+from libai_data.sources.storage import PathLike, listed
+
+Paths = Union[PathLike, Sequence[PathLike]]
+Indices = Union[Sequence[int], np.ndarray]
+
+_READ_AT_ONCE = 256
+
+
+def opened(paths: Paths) -> List[MappedFile]:
+    """The files that paths name; see `storage.listed`."""
+    return [MappedFile(path) for path in listed(paths)]
+
+
+class Shard(Protocol):
+    """The records of one file; picklable, and opened again by whoever gets it."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Sequence[int]) -> List[Any]:
+        """The records at these places, in this order."""
+        ...
+
+
+class ShardedSource:
+    """Records of files, in the order of the files.
+
+    Args:
+        files: the files.
+        shards: the records of each file, or of several files at the same place in their lists.
+        options: what else the records depend on.
+    """
+
+    def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
+        self._shards = list(shards)
+        self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
+        self.paths: List[str] = [file.source for file in files]
+        """The files."""
+        self.identity = f"{type(self).__name__} {options!r} {[file.identity for file in files]}"
+        """Tells the records from those of any other source of files."""
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        """The record at an index; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such record.
+            FormatError: It cannot be read; shard, record and offset are named.
+        """
+        return self.read_many([operator.index(index)])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """All records in their order."""
+        for first in range(0, len(self), _READ_AT_ONCE):
+            yield from self.read_many(range(first, min(first + _READ_AT_ONCE, len(self))))
+
+    def read_many(self, indices: Indices) -> List[Any]:
+        """Records, in the order of their indices; faster than one by one.
+
+        Args:
+            indices: [n]; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such record.
+            FormatError: One cannot be read; shard, record and offset are named.
+        """
+        if len(self._shards) == 1:
+            return self._shards[0].read(self._checked(indices).tolist())
+        found: List[Any] = [None] * len(indices)
+        for number, places, rows in self.located(indices):
+            for place, record in zip(places.tolist(), self._shards[number].read(rows.tolist())):
+                found[place] = record
+        return found
+
+    # What loaders ask for samples by.
+    __getitems__ = read_many
+
+    def located(self, indices: Indices) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
+        """Where records lie: shard by shard its number, which of the indices are its, and their rows there.
+
+        Raises:
+            IndexError: There is no such record.
+        """
+        asked = self._checked(indices)
+        numbers = np.searchsorted(self._ends, asked, side="right")
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            first = int(self._ends[number - 1]) if number else 0
+            yield number, places, asked[places] - first
+
+    def _checked(self, indices: Indices) -> np.ndarray:
+        asked = np.asarray(indices, dtype=np.int64).reshape(-1)
+        count = len(self)
+        outside = np.flatnonzero((asked < -count) | (asked >= count))
+        if len(outside):
+            raise IndexError(f"{int(asked[outside[0]])} lies outside the {count} records of {type(self).__name__}")
+        return np.where(asked < 0, asked + count, asked)
