@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
-from typing import Callable, Iterator, List, Sequence, Set
+from typing import Callable, Iterator, List, Optional, Sequence, Set
 
 import pytest
 
 from libai_data import launch
+from libai_data.launching import ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Rank 0 listens, as OneFlow's does, so that the launcher starts the other ranks.
@@ -35,7 +41,8 @@ class Job:
     """A launcher in a process of its own, whose output, that of its ranks included, can be awaited."""
 
     def __init__(self, arguments: Sequence[str], settings: str = "") -> None:
-        code = f"import sys, libai_data.launch as launch; {settings}; sys.exit(launch.main())"
+        code = "import sys; from libai_data import launch; from libai_data.launching import ranks; "
+        code += f"{settings}; sys.exit(launch.main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
             stdout=subprocess.PIPE,
@@ -108,7 +115,7 @@ def test_on_one_node_a_free_port_is_chosen(monkeypatch: pytest.MonkeyPatch) -> N
         free.bind(("", 0))
         free_port = free.getsockname()[1]
         free.close()
-        monkeypatch.setattr(launch, "FREE_PORTS", [taken.getsockname()[1]] * 199 + [free_port])
+        monkeypatch.setattr(ports, "FREE_PORTS", [taken.getsockname()[1]] * 199 + [free_port])
         assert launch.parse_args(["-m", "anything"]).master_port == free_port
 
 
@@ -169,7 +176,7 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_a_while(script: Path, start
     script.write_text(
         PREAMBLE + "if rank == '1': sys.exit(5)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(1000)"
     )
-    job = start("--nproc_per_node", 2, script, settings="launch.FAILURE_GRACE_SECONDS = 0.2")
+    job = start("--nproc_per_node", 2, script, settings="ranks.FAILURE_GRACE_SECONDS = 0.2")
     job.end()
     assert job.process.returncode == 5
 
@@ -252,7 +259,65 @@ def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start
 
 def test_a_script_that_never_listens_runs_after_a_while(script: Path, start: StartJob) -> None:
     script.write_text("import os, time\nos.write(1, b'here\\n')\ntime.sleep(1)")
-    job = start("--nproc_per_node", 2, script, settings="launch.LISTEN_SECONDS = 0.3")
+    job = start("--nproc_per_node", 2, script, settings="ranks.LISTEN_SECONDS = 0.3")
     job.wait_for("here", 2)
     job.end()
     assert job.process.returncode == 0
+
+
+def test_the_first_rank_that_fails_is_heard_last(script: Path) -> None:
+    script.write_text(
+        PREAMBLE
+        + "signal.signal(signal.SIGTERM, lambda *_: (os.write(2, b'and I, rank 0, wait for ever\\n'), sys.exit(1)))\n"
+        + "if rank == '1': time.sleep(0.3); raise ValueError('culprit')\n"
+        + "time.sleep(1000)"
+    )
+    result = run("--nproc_per_node", 2, script)
+    assert result.returncode == 1
+    lines = result.stderr.splitlines()
+    assert "and I, rank 0, wait for ever" in lines
+    assert lines[-1] == "  | ValueError: culprit"
+    assert "libai_data.launch: rank 1 (local rank 1) failed first, with exit code 1; the end of what it wrote:" in lines
+
+
+def test_the_first_failure_is_shown_where_output_goes_to_files(script: Path, tmp_path: Path) -> None:
+    script.write_text(PREAMBLE + "raise ValueError('culprit')")
+    result = run("--redirect_stdout_and_stderr", "--logdir", tmp_path / "logs", script)
+    assert result.stderr.splitlines()[-1] == "  | ValueError: culprit"
+
+
+def test_a_rank_without_a_last_word_is_named_too(script: Path) -> None:
+    script.write_text(
+        PREAMBLE
+        + "signal.signal(signal.SIGTERM, lambda *_: (os.write(2, b'told\\n'), sys.exit(1)))\n"
+        + "if rank == '1': time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)\n"
+        + "time.sleep(1000)"
+    )
+    result = run("--nproc_per_node", 2, script)
+    assert result.stderr.splitlines()[-1] == (
+        "libai_data.launch: rank 1 (local rank 1) failed first, with signal SIGKILL, and wrote nothing"
+    )
+
+
+def test_a_terminal_stays_one_for_the_ranks(script: Path) -> None:
+    """So that a live progress bar is one."""
+    script.write_text(PREAMBLE + "sys.stderr.write(f'{os.isatty(2)} {os.get_terminal_size(2).columns}\\n')")
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 123, 0, 0))
+    command = [sys.executable, "-m", "libai_data.launch", str(script)]
+    with subprocess.Popen(command, stderr=theirs, cwd=REPOSITORY) as process:
+        os.close(theirs)
+        assert os.read(ours, 1000) == b"True 123\r\n"
+    os.close(ours)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("given", "seen"), [(None, "1800"), ("7", "7")])
+def test_a_collective_waits_for_half_an_hour_unless_the_user_says_otherwise(
+    given: Optional[str], seen: str, script: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ONEFLOW_TIMEOUT_SECONDS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("ONEFLOW_TIMEOUT_SECONDS", given)
+    script.write_text("import os\nprint(os.environ['ONEFLOW_TIMEOUT_SECONDS'])")
+    assert run(script).stdout == f"{seen}\n"

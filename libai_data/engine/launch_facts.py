@@ -1,0 +1,65 @@
+"""Tells the launcher what it has to know of a training to start it again; see `launching/restarts.py`.
+
+    python -m libai_data.engine.launch_facts RANKS_PER_NODE NODES [arguments of the training]
+
+prints a line of JSON: the folder of the checkpoints, and for 1 to NODES nodes why the config does not run on so many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any, Dict, Sequence
+
+from libai_data.config import default_argument_parser
+from libai_data.engine.one_rank import load_config
+from libai_data.engine.step_plan import step_plan
+from libai_data.errors import ConfigError, MeshError
+from libai_data.parallel_mesh import ParallelMesh
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the line.
+
+    Args:
+        argv: the arguments above.
+
+    Returns:
+        Exit code 0.
+    """
+    ranks_per_node, nodes = int(argv[0]), int(argv[1])
+    # A program may have arguments of its own beside these.
+    args, _ = default_argument_parser().parse_known_args(list(argv[2:]))
+    facts: Dict[str, Any] = {"checkpoints": "", "problems": {}}
+    if args.config_file:
+        cfg = load_config(args.config_file, [word for word in args.opts if not word.startswith("-")])
+        facts["checkpoints"] = os.path.abspath(str(cfg.train.output_dir))
+        facts["problems"] = {count: problem_on(cfg, count, nodes, ranks_per_node) for count in range(1, nodes + 1)}
+    print(json.dumps(facts))
+    return 0
+
+
+def problem_on(cfg: Any, nodes: int, nodes_before: int, ranks_per_node: int) -> str:
+    """Why a training that ran on `nodes_before` nodes cannot go on, with the same stream, on `nodes`; "" if it can."""
+    try:
+        steps, steps_before = (
+            step_plan(cfg, _mesh(cfg, count, ranks_per_node).data_parallel_size).schedule.sizes
+            for count in (nodes, nodes_before)
+        )
+    except (ConfigError, MeshError) as error:
+        return str(error)
+    if steps != steps_before:
+        return (
+            f"a step would take {steps[0][1]} samples in place of {steps_before[0][1]}; set train.global_batch_size, "
+            "which holds on any number of ranks"
+        )
+    return ""
+
+
+def _mesh(cfg: Any, nodes: int, ranks_per_node: int) -> ParallelMesh:
+    return ParallelMesh.from_config(cfg.train.dist, world_size=nodes * ranks_per_node, num_nodes=nodes)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

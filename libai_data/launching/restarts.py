@@ -1,0 +1,153 @@
+"""Starting a job again after a failure, as long as that helps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+
+from libai_data.launching.exit_codes import STOPPED
+from libai_data.launching.last_words import quoted, say
+
+# An error that comes again so soon after its start, without a new checkpoint, will come again.
+SECONDS_TO_PROVE_ITSELF = 60.0
+_SECONDS_TO_DESCRIBE = 120.0
+_RESUME = "--resume"
+
+
+class Runner(Protocol):
+    """What starts a job: on this machine, or on many."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wants the job to end."""
+
+    def run(self, script_args: List[str]) -> int:
+        """Start all ranks, wait until every one has ended, and return the exit code of the first that failed, or 0."""
+
+    def choose_again(self) -> str:
+        """Make ready for another run after a failure; returns why there can be none, or ""."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of the script that the ranks run.
+
+    Args:
+        checkpoints: the folder of its checkpoints; None if unknown.
+        problems: number of nodes -> why the config does not run on so many, or "". Empty if unknown.
+    """
+
+    checkpoints: Optional[Path] = None
+    problems: Dict[int, str] = field(default_factory=dict)
+
+    def last_checkpoint(self) -> Tuple[str, int]:
+        """What tells one last checkpoint from another: its name, and when it was named."""
+        if self.checkpoints is None:
+            return "", 0
+        path = self.checkpoints / "last_checkpoint"
+        try:
+            return path.read_text().strip(), path.stat().st_mtime_ns
+        except OSError:
+            return "", 0
+
+
+@dataclass
+class Restarts:
+    """Decides after each run whether another one helps.
+
+    Args:
+        limit: restarts allowed.
+        last_checkpoint: identity of the newest checkpoint.
+        clock: seconds.
+    """
+
+    limit: int
+    last_checkpoint: Callable[[], Tuple[str, int]]
+    clock: Callable[[], float] = time.monotonic
+    used: int = 0
+    _began: float = 0.0
+    _checkpoint: Tuple[str, int] = ("", 0)
+    _came_at_once: Optional[int] = None
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._began = self.clock()
+        self._checkpoint = self.last_checkpoint()
+
+    def refusal(self, code: int) -> str:
+        """Why not to run again after a failure; "" if it is worth it, which counts as a restart.
+
+        Args:
+            code: exit code of the run.
+        """
+        seconds = self.clock() - self._began
+        at_once = seconds < SECONDS_TO_PROVE_ITSELF and self.last_checkpoint() == self._checkpoint
+        again = at_once and self._came_at_once == code
+        self._came_at_once = code if at_once else None
+        if again:
+            return (
+                f"the same failure (exit code {code}) came twice, within {SECONDS_TO_PROVE_ITSELF:g} s of the start "
+                "and without a new checkpoint; it would come again"
+            )
+        if self.used >= self.limit:
+            return f"--max-restarts {self.limit} are used up"
+        self.used += 1
+        return ""
+
+
+def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Restarts) -> int:
+    """Run the job, and again after a failure.
+
+    Args:
+        runner: starts the job.
+        script_args: arguments of the script, which gets `--resume` before them from the second run on.
+        restarts: decides whether to.
+
+    Returns:
+        Exit code of the last run.
+    """
+    again = list(script_args) if _RESUME in script_args else [_RESUME, *script_args]
+    arguments = list(script_args)
+    while True:
+        restarts.begin()
+        code = runner.run(arguments)
+        if code in (0, STOPPED) or runner.stopped or not restarts.limit:
+            return code
+        refusal = restarts.refusal(code) or runner.choose_again()
+        if refusal or runner.stopped:
+            say(f"not started again: {refusal or 'told to stop'}")
+            return code
+        checkpoint = restarts.last_checkpoint()[0]
+        since = f"from checkpoint {checkpoint}" if checkpoint else "from the last checkpoint, if there is one"
+        say(f"restart {restarts.used} of {restarts.limit}, {since}")
+        arguments = list(again)
+
+
+def describe(args: argparse.Namespace, nodes: int) -> Training:
+    """Have the config of the script read, by a process of its own, since that imports OneFlow.
+
+    Args:
+        args: the launcher's.
+        nodes: machines there are.
+    """
+    command = [sys.executable, "-m", "libai_data.engine.launch_facts"]
+    command += [str(args.nproc_per_node), str(nodes), *args.training_script_args]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
+    try:
+        facts: Dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        say(
+            "cannot read the script's config, and so knows neither of its checkpoints nor of how many nodes it runs on:"
+            f"\n{quoted(told.stderr.splitlines()[-5:]).rstrip()}"
+        )
+        return Training()
+    return Training(
+        Path(facts["checkpoints"]) if facts["checkpoints"] else None,
+        {int(nodes): problem for nodes, problem in facts["problems"].items()},
+    )
