@@ -2,7 +2,7 @@
 
 PYTHON := .venv/bin/python
 GPUS := 4
-SCRIPTS := tools/*.sh .ci/run
+SCRIPTS := tools/*.sh tools/*.sbatch .ci/run
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-examples setup-dev data train text-data train-gpt test lint format types docs clean

@@ -4,7 +4,8 @@
 #   bash tools/train.sh FILE CONFIG GPUS [key=value and other arguments of FILE...]
 #
 # On several machines, run it on each with NODE (their number), NODE_RANK (0, 1, ...), ADDR (the address of machine 0)
-# and PORT (a port that is free there, by default 12345) in the environment.
+# and PORT (a port that is free there, by default 12345) in the environment; tools/launch_hosts.sh does so over ssh. On one
+# machine, MAX_RESTARTS in the environment starts the training again after a failure.
 
 set -euo pipefail
 
@@ -38,5 +39,5 @@ export ONEFLOW_FUSE_OPTIMIZER_UPDATE_CAST="${ONEFLOW_FUSE_OPTIMIZER_UPDATE_CAST:
 
 exec "$PYTHON" -m libai_data.launch \
     --nnodes "$NODE" --node_rank "$NODE_RANK" --nproc_per_node "$GPUS" \
-    --master_addr "$ADDR" ${PORT:+--master_port "$PORT"} \
+    --master_addr "$ADDR" ${PORT:+--master_port "$PORT"} ${MAX_RESTARTS:+--max-restarts "$MAX_RESTARTS"} \
     "$FILE" --config-file "$CONFIG" "$@"

@@ -7,55 +7,14 @@ Rank R appends a line "STEP LOSS EPOCH:INDEX ..." to FOLDER/taken-R as it ends a
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
-from typing import Any, Dict, List, Optional
 
 import oneflow as flow
 
-from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine import default_setup
 from libai_data.engine.setup import seed_all
-from libai_data.mesh import get_rank
+from tests.distributed.noting import NotingTrainer
 from tests.engine.tiny import tiny_config
-
-taken: List[str] = []
-
-
-class NotingTrainer(DefaultTrainer):
-    """Notes the samples of each batch that it takes."""
-
-    def build_hooks(self) -> List[Optional[HookBase]]:
-        # First, so that every rank has noted a step before it takes part in saving it: a resume begins after it.
-        notes = Notes(Path(self.cfg.train.output_dir) / f"taken-{get_rank()}")
-        return [notes, *super().build_hooks()]
-
-    @classmethod
-    def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> Dict[str, Any]:
-        rows = data._rows
-        taken.extend(f"{epoch}:{index}" for epoch, index in zip(rows.epochs.tolist(), rows.indices.tolist()))
-        return super().get_batch(data, input_placement_device, mixup_func)
-
-
-class Notes(HookBase):
-    """Writes them down, a step in one piece."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-
-    def before_train(self) -> None:
-        os.write(self._file, b"run\n")
-
-    def before_step(self) -> None:
-        taken.clear()
-
-    def after_step(self) -> None:
-        # Rank 0 alone reads losses.
-        loss = self.trainer.storage.latest().get("total_loss", (None, None))[0]
-        os.write(self._file, (" ".join([str(self.trainer.iter), repr(loss), *taken]) + "\n").encode())
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 def main() -> None:

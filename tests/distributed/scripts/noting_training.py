@@ -1,0 +1,70 @@
+"""The training command, with a trainer that notes which samples each step takes.
+
+    noting_training.py --config-file FILE ...
+
+Of the environment it takes LIBAI_DATA_READERS, read modes with which to train one after the other, each into a folder
+of its own, and LIBAI_DATA_RESTS, seconds by which each step takes longer, so that something can happen meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, List, Optional
+
+import numpy as np
+
+from libai_data.config import default_argument_parser
+from libai_data.engine import DefaultTrainer, HookBase
+from libai_data.engine.command import run
+from libai_data.engine.failure import end_job_on_failure
+from libai_data.engine.joining import join_ranks
+from libai_data.engine.liveness import say_farewell
+from tests.distributed.noting import NotingTrainer, taken
+from tests.engine.tiny import TinyDataset
+
+
+class Rests(HookBase):
+    """Makes each step take a while."""
+
+    def before_step(self) -> None:
+        time.sleep(float(os.environ.get("LIBAI_DATA_RESTS", "0")))
+
+
+INDICES = {point.tobytes(): index for index, point in enumerate(TinyDataset(40).points)}
+
+
+class RestingTrainer(NotingTrainer):
+    """Rests in each step, and knows samples by their points, also on ranks that did not read them."""
+
+    @classmethod
+    def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> Dict[str, Any]:
+        rows = np.ascontiguousarray(data.get("points").tensor.numpy())
+        taken.extend(str(INDICES[row.tobytes()]) for row in rows)
+        return DefaultTrainer.get_batch(data, input_placement_device, mixup_func)
+
+    def build_hooks(self) -> List[Optional[HookBase]]:
+        return [*super().build_hooks(), Rests()]
+
+
+def train_in(readers: str, args: Any, folder: str) -> Dict[str, Any]:
+    """Train with a read mode, into a folder of its own."""
+    opts = [f"dataloader.train.readers={readers}", f"train.output_dir={folder}/{readers}"]
+    return run(type(args)(**{**vars(args), "opts": [*args.opts, *opts]}), RestingTrainer)
+
+
+def main() -> None:
+    """Train."""
+    args = default_argument_parser().parse_args()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    with end_job_on_failure(rank, world_size):
+        join_ranks(rank, world_size)
+        if "LIBAI_DATA_READERS" not in os.environ:
+            run(args, RestingTrainer)
+        for readers in os.environ.get("LIBAI_DATA_READERS", "").split():
+            train_in(readers, args, os.path.dirname(args.config_file))
+        say_farewell()
+
+
+if __name__ == "__main__":
+    main()

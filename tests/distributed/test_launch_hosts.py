@@ -1,0 +1,280 @@
+"""`tools/launch_hosts.sh`: two nodes of two ranks, with an sshd each, are started, stopped, cut apart and lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
+
+import numpy as np
+import pytest
+
+from libai_data.launching.exit_codes import STOPPED
+from libai_data.samplers import Order
+from tests.distributed.jobs import Job, ranks_environment
+from tests.distributed.launcher import REPOSITORY, _parent
+from tests.distributed.namespaces import Node, two_nodes, why_not
+from tests.distributed.secure_shell import (
+    kill_all_on,
+    reachable_by_ssh,
+    wait_until_nothing_runs,
+    why_no_sshd,
+)
+
+TRAINING = Path(__file__).parent / "scripts" / "noting_training.py"
+MODES = ("data_parallel", "node", "rank0")
+SAMPLES, BATCH, SEED = 40, 8, 1234
+STEPS, PERIOD = 30, 3
+SECONDS_TO_END = 30.0
+WATCHDOG = 110.0
+
+reason = why_not() or why_no_sshd()
+pytestmark = pytest.mark.skipif(reason is not None, reason=reason or "")
+
+CONFIG = """
+from tests.engine.tiny import tiny_config
+_cfg = tiny_config({folder!r}, train_iter={steps})
+_cfg.train.dist.update(tensor_parallel_size=2)
+_cfg.train.checkpointer.period = {period}
+_cfg.train.evaluation.enabled = False
+train, graph, model, optim, dataloader = (_cfg[name] for name in ("train", "graph", "model", "optim", "dataloader"))
+"""
+# Programs that need no OneFlow: rank 0 listens, as OneFlow's does, so that the launchers start the others.
+PLAIN = """
+import os, signal, socket, sys, time
+rank, folder = os.environ["RANK"], os.path.dirname(sys.argv[0])
+if rank == "0":
+    server = socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))
+def say(word):
+    os.write(1, f"{word} {rank}\\n".encode())
+"""
+
+
+class Cluster(NamedTuple):
+    """Two nodes that reach each other by ssh, and a folder that both see."""
+
+    nodes: Sequence[Node]
+    ssh: str
+    folder: Path
+
+    def start(self, job: Job, script: Path, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+        """Start a script on both nodes, from the first, by tools/launch_hosts.sh."""
+        hosts = self.folder / "hosts"
+        hosts.write_text("".join(f"{node.address} slots=2\n" for node in self.nodes))
+        script_arguments = [str(script), str(self.folder / "config.py"), "2", *arguments]
+        command = ["bash", str(REPOSITORY / "tools" / "launch_hosts.sh"), str(hosts), *script_arguments]
+        return job.start(self.nodes[0].command(*command), {**ranks_environment(variables), "SSH": self.ssh})
+
+    def plain(self, program: str) -> Path:
+        """A script that uses no OneFlow."""
+        path = self.folder / "plain.py"
+        path.write_text(PLAIN + program)
+        return path
+
+
+@pytest.fixture()
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    with two_nodes() as nodes, reachable_by_ssh(nodes, keys) as ssh:
+        yield Cluster(nodes, ssh, tmp_path)
+        assert not wait_until_nothing_runs(nodes, 5)
+
+
+def await_words(job: Job, word: str, times: int) -> None:
+    deadline = time.monotonic() + WATCHDOG
+    while job._outputs()[0].count(word) < times:
+        assert job.processes[0].poll() is None, job._outputs()[0]
+        assert time.monotonic() < deadline, job._outputs()[0]
+        time.sleep(0.02)
+
+
+def expected(steps: int) -> Dict[int, List[str]]:
+    """What each step is to take, from the order alone."""
+    _, indices = Order(SAMPLES, SEED).locate(np.arange(steps * BATCH))
+    samples = [str(index) for index in indices.tolist()]
+    return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(steps)}
+
+
+def runs_of(folder: Path, rank: int) -> List[Dict[int, List[str]]]:
+    """What a rank took: for each run of the training, step -> samples."""
+    runs: List[Dict[int, List[str]]] = []
+    for line in (folder / f"taken-{rank}").read_text().splitlines():
+        if line == "run":
+            runs.append({})
+        else:
+            step, _, *samples = line.split()
+            runs[-1][int(step)] = samples
+    return runs
+
+
+def write_config(folder: Path, steps: int) -> None:
+    (folder / "config.py").write_text(CONFIG.format(folder=str(folder / "output"), steps=steps, period=PERIOD))
+
+
+def test_every_read_mode_takes_the_samples_of_the_order(cluster: Cluster) -> None:
+    write_config(cluster.folder, 6)
+    with Job() as job:
+        cluster.start(job, TRAINING, LIBAI_DATA_READERS=" ".join(MODES))
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0], ended.output
+    for readers in MODES:
+        halves = [runs_of(cluster.folder / readers, rank)[0] for rank in range(4)]
+        assert halves[0] == halves[1]
+        assert halves[2] == halves[3]
+        assert {step: halves[0][step] + halves[2][step] for step in halves[0]} == expected(6), readers
+    assert "[10.77.0.1] " in ended.output
+    assert set(re.findall(r"^\[(.*?)\] ", ended.output, re.MULTILINE)) == {"10.77.0.1", "10.77.0.2"}
+    assert "Mesh: data 2 x tensor 2 x pipeline 1, 4 rank(s) on 2 node(s), cpu." in ended.output
+
+
+def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster: Cluster) -> None:
+    write_config(cluster.folder, STEPS)
+    output = cluster.folder / "output"
+    with Job() as job:
+        cluster.start(job, TRAINING, MAX_RESTARTS="2", LIBAI_DATA_RESTS="0.05")
+        deadline = time.monotonic() + WATCHDOG
+        while not (output / "last_checkpoint").exists():
+            assert job.processes[0].poll() is None and time.monotonic() < deadline, job._outputs()[0]
+            time.sleep(0.005)
+        kill_all_on(cluster.nodes[1])
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0], ended.output
+    assert "no answer from 10.77.0.2; goes on with 1 of 2 machines: 10.77.0.1" in ended.output
+    assert re.search(r"libai_data.launch: restart 1 of 2, from checkpoint model_\d+", ended.output)
+    assert "2 rank(s) on 1 node(s)" in ended.output
+    before, after = runs_of(output, 0)
+    other = runs_of(output, 2)[0]
+    whole = expected(STEPS)
+    first = min(after)
+    assert 0 < first <= max(before) + 1 < STEPS
+    assert first % PERIOD == 0
+    assert {step: before[step] + other[step] for step in range(first)} == {step: whole[step] for step in range(first)}
+    assert after == runs_of(output, 1)[1] == {step: whole[step] for step in range(first, STEPS)}
+
+
+def test_a_link_that_is_cut_ends_both_sides_with_a_message_that_says_so(cluster: Cluster) -> None:
+    """Of a training, whose ranks notice by themselves, and of a program that does not speak with its peers."""
+    write_config(cluster.folder, 10000)
+    with Job() as job, Job() as silent:
+        cluster.start(job, TRAINING, LIBAI_DATA_RESTS="0.05", PORT="12345")
+        cluster.start(silent, cluster.plain("say('ready')\ntime.sleep(1000)\n"), PORT="12346")
+        await_words(silent, "ready", 4)
+        await_words(job, "iteration 4/", 1)
+        cluster.nodes[1].run("ip", "link", "set", "veth0", "down")
+        cut = time.monotonic()
+        ended = [each.wait(SECONDS_TO_END + 5) for each in (job, silent)]
+        assert not wait_until_nothing_runs(cluster.nodes, SECONDS_TO_END + 5 - (time.monotonic() - cut))
+        print(f"both sides ended {time.monotonic() - cut:.1f} s after the link was cut")
+        assert time.monotonic() - cut < SECONDS_TO_END + 5
+    assert all(each.codes[0] not in (0, STOPPED) for each in ended), ended
+    told = ("rank 2 of node 1, or the network to it, is gone", "10.77.0.2 cannot be reached, or ssh to it was lost")
+    assert any(words in ended[0].output for words in told), ended[0].output
+    assert told[1] in ended[1].output, ended[1].output
+
+
+def test_a_rank_that_fails_ends_all_with_its_code_and_its_error_last(cluster: Cluster) -> None:
+    script = cluster.plain(
+        "signal.signal(signal.SIGTERM, lambda *_: (say('told'), sys.exit(1)))\n"
+        "say('ready')\n"
+        "if rank == '3':\n"
+        "    time.sleep(0.5)\n"
+        "    sys.stderr.write('the culprit speaks\\n')\n"
+        "    sys.exit(7)\n"
+        "time.sleep(1000)\n"
+    )
+    with Job() as job:
+        cluster.start(job, script)
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [7], ended.output
+    assert "[10.77.0.1] told 0" in ended.output
+    assert "[10.77.0.2] libai_data.launch: local rank 1 ended with exit code 7; stopping the others" in ended.output
+    last = ended.output.partition("libai_data.launch: 10.77.0.2 failed first; the end of what it wrote:\n")[2]
+    assert re.search(r"^  \| .*the culprit speaks$", last, re.MULTILINE), ended.output
+    assert not re.search(r"^(?!  \| )", last.rstrip("\n"), re.MULTILINE), ended.output
+
+
+def interrupt(job: Job) -> None:
+    job.processes[0].send_signal(signal.SIGINT)
+
+
+def save_and_stop(job: Job) -> None:
+    job.processes[0].send_signal(signal.SIGUSR1)
+
+
+def ssh_processes(job: Job) -> List[int]:
+    launcher = job.processes[0].pid
+    return [
+        int(name)
+        for name in os.listdir("/proc")
+        if name.isdigit()
+        and _parent(int(name)) == launcher
+        and Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ssh")
+    ]
+
+
+def kill_one_ssh(job: Job) -> None:
+    processes = ssh_processes(job)
+    assert len(processes) == 2
+    os.kill(max(processes), signal.SIGKILL)
+
+
+def kill_the_launcher(job: Job) -> None:
+    job.processes[0].kill()
+
+
+@pytest.mark.parametrize(
+    ("happens", "code"),
+    [(interrupt, 130), (save_and_stop, STOPPED), (kill_one_ssh, 128 + 9), (kill_the_launcher, -9)],
+)
+def test_no_process_is_left_on_any_node_whatever_ends_the_job(
+    happens: Callable[[Job], None], code: int, cluster: Cluster
+) -> None:
+    script = cluster.plain(
+        "def stop(signum, frame):\n"
+        "    say(f'got {signum}')\n"
+        f"    os._exit({STOPPED} if signum == signal.SIGUSR1 else 130)\n"
+        "for signum in (signal.SIGINT, signal.SIGUSR1):\n"
+        "    signal.signal(signum, stop)\n"
+        "say('ready')\n"
+        "time.sleep(1000)\n"
+    )
+    with Job() as job:
+        process = cluster.start(job, script)
+        await_words(job, "ready", 4)
+        happens(job)
+        assert process.wait(WATCHDOG) == code, job._outputs()[0]
+        # Well before the lifeline would count as silent.
+        assert not wait_until_nothing_runs(cluster.nodes, 10)
+        output = job._outputs()[0]
+    if happens is kill_one_ssh:
+        assert re.search(r"10\.77\.0\.\d: ended with signal SIGKILL; stopping the other machines", output)
+    if code in (130, STOPPED):
+        assert sorted(re.findall(r"got \d+ (\d)", output)) == ["0", "1", "2", "3"]
+
+
+def test_a_machine_that_cannot_be_reached_is_named(cluster: Cluster) -> None:
+    kill_all_on(cluster.nodes[1])
+    with Job() as job:
+        cluster.start(job, cluster.plain("time.sleep(1000)\n"))
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [255]
+    assert "10.77.0.2 cannot be reached, or ssh to it was lost (exit code 255)" in ended.output
+    assert "10.77.0.2: ended with exit code 255; stopping the other machines" in ended.output
+
+
+def test_what_takes_an_ssh_to_try_is_tried_before(tmp_path: Path) -> None:
+    usage = subprocess.run(
+        ["bash", str(REPOSITORY / "tools" / "launch_hosts.sh"), "hosts", "file.py"], capture_output=True, text=True
+    )
+    assert usage.returncode == 2
+    assert "HOSTFILE FILE CONFIG GPUS" in usage.stderr
+    wrong = [sys.executable, "-m", "libai_data.launch", "--hostfile", str(tmp_path / "none"), "-m", "anything"]
+    ended = subprocess.run(wrong, capture_output=True, text=True, cwd=REPOSITORY, env=ranks_environment())
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"libai_data.launch: --hostfile {tmp_path}/none cannot be read")
