@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from math import gcd
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -33,6 +33,8 @@ class Blend:
         sizes: of the datasets.
         phases: (first place, samples of each dataset in one period), ascending from place 0: from this place of the
             stream on, each period takes so many samples of each dataset. Equal neighbours are joined.
+        steps: (step, samples of each dataset in one period): further phases, of which it is not known yet at which
+            place they begin, since that depends on the sizes of the steps.
 
     Raises:
         ConfigError: Phases do not ascend from 0, or take samples of a dataset that has none.
@@ -40,21 +42,35 @@ class Blend:
 
     sizes: Tuple[int, ...]
     phases: Tuple[Phase, ...]
+    steps: Tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
         if not starts or starts[0] != 0 or any(later <= start for start, later in zip(starts, starts[1:])):
             raise ConfigError(f"the weights of a blend change at places {starts}; these must ascend, beginning with 0")
         joined: List[Phase] = []
-        for start, counts in self.phases:
+        for _, counts in (*self.phases, *self.steps):
             if len(counts) != len(self.sizes):
                 raise ConfigError(f"a blend of {len(self.sizes)} datasets has {len(counts)} weights; give one for each")
             for number, (count, size) in enumerate(zip(counts, self.sizes)):
                 if count and not size:
                     raise ConfigError(f"dataset {number} of a blend is empty, but has a weight; leave it out")
+        for start, counts in self.phases:
             if not joined or joined[-1][1] != counts:
                 joined.append((start, counts))
         object.__setattr__(self, "phases", tuple(joined))
+
+    def at_steps(self, place_of: Callable[[int], int]) -> Blend:
+        """This blend with the places of all phases.
+
+        Args:
+            place_of: of the first sample that a step takes.
+        """
+        phases = dict(self.phases)
+        for step, counts in self.steps:
+            # Of steps before a run began, only the last one counts.
+            phases[max(0, place_of(step))] = counts
+        return Blend(self.sizes, tuple(sorted(phases.items())))
 
     def before(self, place: int) -> Tuple[Phase, ...]:
         """The phases that begin before a place."""
@@ -78,10 +94,12 @@ class BlendedDataset(ConcatDataset):
         datasets: at least one; all must have the same fields.
         weights: of the datasets, none negative, not all 0; only their proportions matter. They are used exactly if
             they are multiples of one common part that is at least a 65,536th of their sum, and else to the nearest.
-        changes: position of the stream -> weights from there on. Step k of steps of B samples begins at position kB.
+        changes: position of the stream -> weights from there on.
+        changes_at_steps: the same for steps of the training, whatever their global batch sizes are. Where nobody says
+            what a step is, it is a batch.
 
     Raises:
-        ConfigError: Weights are malformed, or too few or too many.
+        ConfigError: Weights are malformed, or too few or too many; or they change at positions and at steps.
         SchemaError: Datasets have different fields; they and the fields are named.
     """
 
@@ -90,20 +108,24 @@ class BlendedDataset(ConcatDataset):
         datasets: Sequence[Any],
         weights: Sequence[float],
         changes: Optional[Mapping[int, Sequence[float]]] = None,
+        changes_at_steps: Optional[Mapping[int, Sequence[float]]] = None,
     ) -> None:
         super().__init__(datasets)
-        phases = {0: weights, **(changes or {})}
+        if changes and changes_at_steps:
+            raise ConfigError("the weights of a blend change at positions and at steps; give changes_at_steps alone")
         self.blend = Blend(
             tuple(len(dataset) for dataset in self.datasets),
-            tuple((start, proportions(phases[start])) for start in sorted(map(_place, phases))),
+            _phases({0: weights, **(changes or {})}, "position", 0),
+            _phases(changes_at_steps or {}, "step", 1),
         )
         check_same_fields(self.datasets)
 
 
-def _place(value: Any) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 0:
-        raise ConfigError(f"the weights of a blend change at {value!r}; give a position, an int of at least 0")
-    return int(value)
+def _phases(weights: Mapping[int, Sequence[float]], what: str, least: int) -> Tuple[Phase, ...]:
+    for start in weights:
+        if not isinstance(start, (int, np.integer)) or isinstance(start, bool) or start < least:
+            raise ConfigError(f"the weights of a blend change at {start!r}; give a {what}, an int of at least {least}")
+    return tuple((int(start), proportions(weights[start])) for start in sorted(weights))
 
 
 def proportions(weights: Sequence[float]) -> Tuple[int, ...]:

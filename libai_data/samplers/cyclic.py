@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import replace
 from math import ceil
-from typing import List, Mapping, NamedTuple, Optional, Sized
+from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sized
 
 from libai_data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.errors import ConfigError
-from libai_data.samplers.blend_order import order_over
+from libai_data.samplers.blend_order import BlendOrder, order_over
+from libai_data.samplers.resuming import continued_schedule
 from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
 from libai_data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.samplers.stream_state import StreamState
@@ -61,6 +62,7 @@ class CyclicSampler(StreamSampler):
         drop_last: bool = False,
     ) -> None:
         order = order_over(dataset, seed, shuffle)
+        self._blend = order.blend if isinstance(order, BlendOrder) else None
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
         if getattr(dataset, "is_stream_transform", False):
             if drop_last:
@@ -73,6 +75,7 @@ class CyclicSampler(StreamSampler):
         self._micro_batches: Mapping[int, int] = {}
         self._stretches: List[_Stretch] = [_Stretch(0, self.global_batch_size, 0)]
         self._starts = [0]
+        self._set_weights_at_steps(StepSchedule(((0, self.global_batch_size),)), LeftOut())
         if drop_last:
             self._leave_out_tail(self.global_batch_size)
 
@@ -117,7 +120,26 @@ class CyclicSampler(StreamSampler):
         self._skip_steps = skip_steps
         self._micro_batches = micro_batches
         left_out = left_out_by(skip_steps, schedule)
+        self._set_weights_at_steps(schedule, left_out)
         self._go_on_from(StreamState(self.position, self.order, left_out, schedule, self.state.start))
+
+    def _set_weights_at_steps(self, schedule: StepSchedule, left_out: LeftOut) -> None:
+        """Let the weights of a blend change where steps begin, if they are to."""
+        if self._blend is None or not self._blend.steps or not isinstance(self.order, BlendOrder):
+            return
+        if self._walk is not None:
+            raise ConfigError(f"weights of a blend change at steps: {_OF_TRANSFORMS}; give positions, as `changes`")
+        blend = self._blend.at_steps(lambda step: left_out.place_of(schedule.position_of(step)))
+        self.order = replace(self.order, blend=blend)
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        if self._followed is not None and self._blend is not None and self._blend.steps:
+            # The steps that are done may have been of other sizes than those to come.
+            saved = StreamState.from_json(state)
+            schedule = continued_schedule(saved, self._followed)
+            skipped = self._places_to_skip(schedule).since(saved.place)
+            self._set_weights_at_steps(schedule, saved.left_out.joined(skipped))
+        super().load_state_dict(state, override)
 
     def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
         return left_out_by(self._skip_steps, schedule)

@@ -189,6 +189,18 @@ def _moved(saved: StreamState, own: StreamState, changed: Mapping[str, str]) -> 
     return state, [_order_note(saved, state, changed)]
 
 
+def continued_schedule(saved: StreamState, schedule: StepSchedule) -> StepSchedule:
+    """The steps that were done before a saved state, and those of a schedule from there on."""
+    history = saved.schedule if saved.schedule is not None else schedule
+    return history.continued(_next_step(history, saved.position), schedule)
+
+
+def _next_step(history: StepSchedule, position: int) -> int:
+    """The first step of which nothing is taken before a position."""
+    step = history.step_at(position)
+    return step if history.position_of(step) == position else step + 1
+
+
 def _with_steps(
     saved: StreamState,
     own: StreamState,
@@ -197,19 +209,17 @@ def _with_steps(
     changed: Mapping[str, str],
 ) -> Tuple[StreamState, List[str]]:
     history = saved.schedule if saved.schedule is not None else schedule
-    step = history.step_at(saved.position)
-    boundary = step if history.position_of(step) == saved.position else step + 1
     state, notes = _moved(saved, own, changed)
     if saved.order == own.order:
         # The order of the steps that are done still holds, so that they stay in the ledger.
-        merged = history.continued(boundary, schedule)
-        if not merged.same_from(boundary, history):
+        merged = continued_schedule(saved, schedule)
+        if not merged.same_from(_next_step(history, saved.position), history):
             notes.append(
                 f"The global batch size changes: {_in_words(merged)}. The stream goes on at position "
                 f"{saved.position}, so no sample is repeated and none left out."
             )
     else:
-        merged = schedule.begun_at(step, state.position)
+        merged = schedule.begun_at(history.step_at(saved.position), state.position)
     skipped = places_to_skip(merged).since(state.place)
     left_out = state.left_out.joined(skipped)
     new = left_out.count_before(1 << 62) - state.left_out.count_before(1 << 62)

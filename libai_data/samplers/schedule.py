@@ -62,6 +62,10 @@ class LeftOut:
         _, _, followers, before = self._table
         return positions + before[np.searchsorted(followers, positions, side="right")]
 
+    def place_of(self, position: int) -> int:
+        """The place at a position."""
+        return int(self.places_of(np.array([position]))[0])
+
     def positions_of(self, places: np.ndarray) -> np.ndarray:
         """The positions of these places, int64 [n]; -1 where they are left out."""
         places = np.asarray(places, dtype=np.int64)
@@ -74,7 +78,7 @@ class LeftOut:
 
     def end_of(self, position: int) -> int:
         """The place behind the last one that is taken before `position`."""
-        return int(self.places_of(np.array([position - 1]))[0]) + 1 if position else 0
+        return self.place_of(position - 1) + 1 if position else 0
 
     def count_before(self, place: int) -> int:
         """How many places below `place` are left out."""
