@@ -18,7 +18,12 @@ logger = logging.getLogger(__name__)
 _NUMBERS = np.dtype("<i8")
 
 
-def cached_arrays(folder: Path, key: str, build: Callable[[], Sequence[np.ndarray]]) -> List[np.ndarray]:
+def cached_arrays(
+    folder: Path,
+    key: str,
+    build: Callable[[], Sequence[np.ndarray]],
+    is_current: Callable[[List[np.ndarray]], bool] = lambda _: True,
+) -> List[np.ndarray]:
     """The arrays that `build` returns, from a file if there is one, else built and kept in a file.
 
     Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
@@ -28,6 +33,7 @@ def cached_arrays(folder: Path, key: str, build: Callable[[], Sequence[np.ndarra
         folder: for the file; made if it is not there.
         key: says what the arrays depend on, such as a hash; part of the file's name.
         build: makes the arrays, int64 [n] each.
+        is_current: whether the arrays of a file are still what `build` would make; if not, they are built anew.
 
     Returns:
         The arrays, read-only views of the file's memory map.
@@ -39,7 +45,7 @@ def cached_arrays(folder: Path, key: str, build: Callable[[], Sequence[np.ndarra
     """
     path = folder / f"{key}.npy"
     found = _load(path)
-    if found is not None:
+    if found is not None and is_current(found):
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +56,7 @@ def cached_arrays(folder: Path, key: str, build: Callable[[], Sequence[np.ndarra
         before = failures_noted(descriptor)
         _lock(descriptor, path)
         found = _load(path)
-        if found is None:
+        if found is None or not is_current(found):
             failures = failures_noted(descriptor)
             if failures.times > before.times:
                 raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")

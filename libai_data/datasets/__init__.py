@@ -2,9 +2,13 @@
 
 from libai_data.datasets.bert import BertDataset
 from libai_data.datasets.blend import Blend, BlendedDataset
+from libai_data.datasets.cifar import CIFAR10Dataset, CIFAR100Dataset
 from libai_data.datasets.combine import ConcatDataset, Subset
 from libai_data.datasets.gpt import GPTDataset
 from libai_data.datasets.image_folder import ImageFolderDataset
+from libai_data.datasets.imagenet import ImageNetDataset
+from libai_data.datasets.labelled_images import LabelledImages
+from libai_data.datasets.mnist import FashionMNISTDataset, MNISTDataset
 from libai_data.datasets.packing import PackedDataset, cu_seqlens
 from libai_data.datasets.random_split import RandomPart, random_split
 from libai_data.datasets.roberta import RobertaDataset
@@ -15,10 +19,16 @@ __all__ = [
     "BertDataset",
     "Blend",
     "BlendedDataset",
+    "CIFAR100Dataset",
+    "CIFAR10Dataset",
     "ConcatDataset",
+    "FashionMNISTDataset",
     "FilteredDataset",
     "GPTDataset",
     "ImageFolderDataset",
+    "ImageNetDataset",
+    "LabelledImages",
+    "MNISTDataset",
     "PackedDataset",
     "RandomPart",
     "RobertaDataset",

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import operator
 import os
 from pathlib import Path
-from typing import Iterator, List, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
+
+import numpy as np
 
 from libai_data.errors import ConfigError
+from libai_data.index_cache import cached_arrays
+from libai_data.sources.folder_listing import FolderListing, TooManyEntries, folders_in, list_folder
+from libai_data.sources.remote import is_remote
+from libai_data.sources.storage import cache_home
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+# So many are listed faster than a list is worth keeping.
+_FEW_FILES = 20_000
 
 
 class ImageFolderSource:
@@ -18,41 +28,79 @@ class ImageFolderSource:
     so that train and test folders agree), labels count from 0 in this order, and images come class by class in the
     order of their paths: the same on every machine.
 
+    A folder of many files is listed once, by one process of a node and with a progress bar. The list is kept, and used
+    as long as no folder has changed.
+
     Args:
         root: the folder.
         suffixes: endings of file names that are images, in lower case.
+        cache_dir: for the list; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
+
+    Attributes:
+        root: the folder.
+        classes: names of the classes.
 
     Raises:
-        ConfigError: The folder is not there, or holds no image in any class.
+        ConfigError: The folder is not there, holds no image in any class, or has a folder that cannot be listed.
     """
 
-    def __init__(self, root: Union[str, Path], suffixes: Sequence[str] = IMAGE_SUFFIXES) -> None:
+    def __init__(
+        self,
+        root: Union[str, Path],
+        suffixes: Sequence[str] = IMAGE_SUFFIXES,
+        cache_dir: Union[str, Path, None] = None,
+    ) -> None:
+        if is_remote(str(root)):
+            raise ConfigError(
+                f"{root} is a folder of a store, where each image would be a request; put the images into shards"
+            )
         self.root = Path(root)
         if not self.root.is_dir():
             raise ConfigError(f"there is no image folder {self.root}; expected {self.root}/<class>/<image>.png")
-        self.classes: List[str] = sorted(
-            path.name for path in self.root.iterdir() if path.is_dir() and not path.name.startswith(".")
-        )
-        self._files: List[Tuple[Path, int]] = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            for path in sorted(_files_below(self.root / name))
-            if path.suffix.lower() in suffixes
-        ]
-        if not self._files:
+        self.classes: List[str] = folders_in(self.root)
+        try:
+            listing = list_folder(self.root, self.classes, tuple(suffixes), _FEW_FILES)
+        except TooManyEntries:
+            listing = self._kept_listing(tuple(suffixes), Path(cache_dir or cache_home() / "indices"))
+        self._ends, self._names = listing.ends, listing.names
+        if not len(self):
             raise ConfigError(
                 f"the image folder {self.root} holds no images ({', '.join(suffixes)}) in sub-folders, one a class"
             )
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._names)
 
     def __getitem__(self, index: int) -> Tuple[Path, int]:
         """Path and label of an image."""
-        return self._files[index]
+        name = self._names[index]
+        place = operator.index(index) % len(self)
+        label = int(np.searchsorted(self._ends, place, side="right"))
+        return Path(self.root, self.classes[label], name), label
 
+    def read(self, index: int) -> Tuple[bytes, int]:
+        """An image as it lies in its file, and its label."""
+        path, label = self[index]
+        return path.read_bytes(), label
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            yield Path(parent, name)
+    def name(self, index: int) -> str:
+        """Where an image lies: its path."""
+        return str(self[index][0])
+
+    def fingerprint(self) -> Dict[str, Any]:
+        """What a checkpoint keeps: how many images there are, and a hash of their classes and names."""
+        digest = hashlib.blake2b(repr(self.classes).encode(errors="surrogateescape"), digest_size=12)
+        for numbers in (self._ends, *self._names.numbers()):
+            digest.update(numbers.tobytes())
+        return {"images": len(self), "names": digest.hexdigest()}
+
+    def _kept_listing(self, suffixes: Tuple[str, ...], folder: Path) -> FolderListing:
+        def build() -> List[np.ndarray]:
+            return list_folder(self.root, self.classes, suffixes).numbers()
+
+        known = repr((os.path.abspath(self.root), suffixes))
+        key = hashlib.blake2b(known.encode(errors="surrogateescape"), digest_size=12).hexdigest()
+        found = cached_arrays(
+            folder, key, build, lambda numbers: FolderListing.from_numbers(numbers).is_current(self.root)
+        )
+        return FolderListing.from_numbers(found)

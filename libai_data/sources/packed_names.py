@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+from array import array
 from typing import Iterable, List, Sequence
 
 import numpy as np
@@ -26,7 +27,7 @@ class PackedNames(Sequence[str]):
     def of(cls, names: Iterable[str]) -> PackedNames:
         """Pack names."""
         packed = bytearray()
-        ends: List[int] = []
+        ends = array("q")
         for name in names:
             packed += os.fsencode(name)
             ends.append(len(packed))

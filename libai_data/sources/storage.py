@@ -3,8 +3,9 @@
 Stores are what fsspec knows: s3://, gs://, http:// and others, with the credentials and settings that fsspec takes from
 the environment (such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL) and from ~/.config/fsspec.
 
-Copies are kept in LIBAI_DATA_CACHE_DIR (by default ~/.cache/libai_data/files), which all processes of a node share, up
-to LIBAI_DATA_CACHE_SIZE (by default 64GB). A store is asked LIBAI_DATA_STORAGE_ATTEMPTS times (by default 5).
+Copies are kept in the folder `files` of LIBAI_DATA_CACHE_DIR (by default ~/.cache/libai_data), which all processes of a
+node share, up to LIBAI_DATA_CACHE_SIZE (by default 64GB). A store is asked LIBAI_DATA_STORAGE_ATTEMPTS times (by
+default 5).
 """
 
 from __future__ import annotations
@@ -54,15 +55,13 @@ class Storage:
     @classmethod
     def from_environment(cls) -> Storage:
         """What LIBAI_DATA_CACHE_DIR, LIBAI_DATA_CACHE_SIZE and LIBAI_DATA_STORAGE_ATTEMPTS say."""
-        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        directory = os.environ.get("LIBAI_DATA_CACHE_DIR") or os.path.join(home, "libai_data", "files")
         attempts = os.environ.get("LIBAI_DATA_STORAGE_ATTEMPTS", "5")
         if not attempts.isdigit():
             raise ConfigError(
                 f"LIBAI_DATA_STORAGE_ATTEMPTS is {attempts!r}; it must be a number of attempts, such as 5"
             )
         size = _bytes_of("LIBAI_DATA_CACHE_SIZE", os.environ.get("LIBAI_DATA_CACHE_SIZE", "64GB"))
-        return cls(Path(directory), size, int(attempts))
+        return cls(cache_home() / "files", size, int(attempts))
 
 
 class LocalFile:
@@ -125,6 +124,12 @@ class LocalFile:
         self.identity = remote.identity
         self._release = weakref.finalize(self, os.close, lock)
         return path
+
+
+def cache_home() -> Path:
+    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
+    named = os.environ.get("LIBAI_DATA_CACHE_DIR")
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libai_data"
 
 
 def local_path(path: PathLike) -> Path:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from libai_data.datasets import ImageFolderDataset
-from libai_data.errors import SampleError
+from libai_data.errors import FormatError, SampleError
 from libai_data.loader import DataLoader
 from libai_data.sample_random import reading_samples, sample_generator
 from libai_data.samplers import SingleRoundSampler
@@ -80,7 +80,7 @@ def test_a_broken_file_is_named_with_its_index(tmp_path_factory: pytest.TempPath
     dataset = ImageFolderDataset(root)
     try:
         dataset[1]
-    except OSError as error:
+    except FormatError as error:
         assert str(broken) in str(error)
         with pytest.raises(SampleError, match=r"sample 1 of ImageFolderDataset.*b\.png cannot be read as an image"):
             list(DataLoader(dataset, SingleRoundSampler(dataset, 2)))
@@ -91,5 +91,5 @@ def test_a_file_that_has_vanished_is_named(tmp_path: Path) -> None:
     Image.fromarray(PIXELS).save(tmp_path / "cat" / "a.png")
     dataset = ImageFolderDataset(tmp_path)
     (tmp_path / "cat" / "a.png").unlink()
-    with pytest.raises(OSError, match=r"cat/a\.png cannot be read"):
+    with pytest.raises(SampleError, match=r"cat/a\.png cannot be read"):
         dataset[0]

@@ -8,16 +8,15 @@ import signal
 import subprocess
 import sys
 import time
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any, Iterator, List, Union
+from typing import Iterator, List, Union
 
 import pytest
 
 from libai_data.errors import ConfigError, StorageError
 from libai_data.sources.storage import LocalFile, Storage, listed, local_path
 from tests.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
+from tests.sources.published_files import WebFolder
 
 READ = (
     "import sys; from libai_data.sources.storage import LocalFile; print(len(LocalFile(sys.argv[1]).path.read_bytes()))"
@@ -35,18 +34,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def web(folder: Path) -> Iterator[str]:
-    class Quiet(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments, directory=str(folder))
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
-    Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    server = WebFolder(folder)
+    yield server.url
+    server.close()
 
 
 def kept_files(cache: Path) -> List[str]:
@@ -144,7 +134,7 @@ def test_a_store_that_always_fails_is_named_with_the_attempts_and_leaves_no_file
         StorageError, match=r"s3://bucket/shard\.tar could not be fetched in 3 attempts; the last error"
     ):
         LocalFile(url)
-    assert not kept_files(tmp_path / "cache")
+    assert not kept_files(tmp_path / "cache" / "files")
     object_store.faults = []
     assert LocalFile(url).path.read_bytes() == b"content"
 
@@ -155,7 +145,7 @@ def test_a_connection_that_is_always_cut_gives_no_file(object_store: ObjectStore
     os.environ["LIBAI_DATA_STORAGE_ATTEMPTS"] = "1"
     with pytest.raises(StorageError, match="could not be fetched once"):
         LocalFile(url)
-    assert not list((tmp_path / "cache").glob("*.part")) and not kept_files(tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "files").glob("*.part")) and not kept_files(tmp_path / "cache" / "files")
 
 
 def test_bytes_that_changed_on_their_way_are_fetched_again(object_store: ObjectStore) -> None:
@@ -196,26 +186,26 @@ def test_an_object_that_changes_while_it_is_fetched_is_refused(object_store: Obj
     object_store.before_get = lambda _: object_store.put("shard.tar", b"after!")
     with pytest.raises(StorageError, match=r"s3://bucket/shard\.tar has changed while it was fetched"):
         LocalFile(url)
-    assert not kept_files(tmp_path / "cache")
+    assert not kept_files(tmp_path / "cache" / "files")
 
 
 def test_the_least_recently_used_copies_go_and_never_one_in_use(object_store: ObjectStore, tmp_path: Path) -> None:
     urls = [object_store.put(f"{name}.tar", bytes(400)) for name in "abcd"]
-    storage = Storage(tmp_path / "cache", size=1000)
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
     in_use = LocalFile(urls[0], storage)
     for url in urls[1:]:
         LocalFile(url, storage).close()
-        assert sum(path.stat().st_size for path in (tmp_path / "cache").iterdir()) <= 1000
-    assert kept_files(tmp_path / "cache") == ["a.tar", "d.tar"]
+        assert sum(path.stat().st_size for path in (tmp_path / "cache" / "files").iterdir()) <= 1000
+    assert kept_files(tmp_path / "cache" / "files") == ["a.tar", "d.tar"]
     in_use.close()
     LocalFile(urls[3], storage).close()
     LocalFile(urls[2], storage).close()
-    assert kept_files(tmp_path / "cache") == ["c.tar", "d.tar"]
+    assert kept_files(tmp_path / "cache" / "files") == ["c.tar", "d.tar"]
 
 
 def test_a_copy_is_in_use_until_all_who_hold_it_let_go(object_store: ObjectStore, tmp_path: Path) -> None:
     first, second = (object_store.put(name, bytes(600)) for name in ("a.tar", "b.tar"))
-    storage = Storage(tmp_path / "cache", size=1000)
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
     holders = [LocalFile(first, storage), LocalFile(first, storage)]
     while holders:
         with pytest.raises(StorageError, match=r"600 bytes finds no room .* of 1000 bytes, where 600 bytes are in use"):
@@ -228,19 +218,19 @@ def test_local_path_holds_its_copy_until_the_process_ends(object_store: ObjectSt
     first, second = (object_store.put(name, bytes(600)) for name in ("kept.tar", "other.tar"))
     path = local_path(first)
     with pytest.raises(StorageError, match="finds no room"):
-        LocalFile(second, Storage(tmp_path / "cache", size=1000))
+        LocalFile(second, Storage(tmp_path / "cache" / "files", size=1000))
     assert local_path(first) == path and path.exists()
 
 
 def test_a_file_larger_than_the_cache_is_refused(object_store: ObjectStore, tmp_path: Path) -> None:
     url = object_store.put("large.tar", bytes(2000))
     with pytest.raises(StorageError, match=r"2000 bytes finds no room .*LIBAI_DATA_CACHE_SIZE"):
-        LocalFile(url, Storage(tmp_path / "cache", size=1000))
+        LocalFile(url, Storage(tmp_path / "cache" / "files", size=1000))
     assert not object_store.gets
 
 
 def test_what_is_open_stays_readable_when_its_copy_goes(object_store: ObjectStore, tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "cache", size=1000)
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
     with LocalFile(object_store.put("a.tar", b"a" * 600), storage) as file:
         stream = file.path.open("rb")
     LocalFile(object_store.put("b.tar", b"b" * 600), storage)
@@ -265,7 +255,7 @@ def test_who_waits_for_a_download_that_fails_fails_with_its_reason(object_store:
     first = reader_of(url)
     assert object_store.sent.wait(30)
     second = reader_of(url)
-    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache")
+    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
     object_store.put("shard.tar", bytes(100_000))
     object_store.go_on.set()
     told = [reader.communicate(timeout=60)[1] for reader in (first, second)]
@@ -282,12 +272,14 @@ def test_a_killed_downloader_leaves_nothing_that_counts_and_another_takes_over(
     first = reader_of(url)
     assert object_store.sent.wait(30)
     second = reader_of(url)
-    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache")
+    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=60)
     assert second.communicate(timeout=60)[0].strip() == "200000"
     assert len(object_store.gets) == 2
-    assert not list((tmp_path / "cache").glob("*.part")) and not list((tmp_path / "cache").glob("*.room"))
+    assert not list((tmp_path / "cache" / "files").glob("*.part")) and not list(
+        (tmp_path / "cache" / "files").glob("*.room")
+    )
 
 
 def test_what_a_killed_downloader_left_makes_room(object_store: ObjectStore, tmp_path: Path) -> None:
@@ -301,7 +293,7 @@ def test_what_a_killed_downloader_left_makes_room(object_store: ObjectStore, tmp
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=60)
     assert LocalFile(other).path.stat().st_size == 200_000
-    assert kept_files(tmp_path / "cache") == ["other.tar"]
+    assert kept_files(tmp_path / "cache" / "files") == ["other.tar"]
 
 
 def test_a_file_of_a_worker_is_that_of_its_parent(object_store: ObjectStore) -> None:

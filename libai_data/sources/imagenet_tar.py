@@ -1,0 +1,152 @@
+"""ImageNet's archives as they are published, read without unpacking them.
+
+ILSVRC2012_img_train.tar holds one archive a class, `n01440764.tar` and so on; ILSVRC2012_img_val.tar holds the images
+themselves, whose classes a text file tells. Source: O. Russakovsky et al., "ImageNet Large Scale Visual Recognition
+Challenge" (IJCV 2015), and the development kit of 2012.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from libai_data.errors import ConfigError, FormatError
+from libai_data.index_cache import cached_arrays
+from libai_data.sources.packed_names import PackedNames
+from libai_data.sources.storage import cache_home
+from libai_data.sources.tar_index import TarIndex, index_tar
+
+TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+VAL_LABELS = "imagenet_2012_validation_synset_labels.txt"
+
+
+class ImageNetTarSource:
+    """Images of ImageNet's archives; classes are numbered in the order of their names, as in folders.
+
+    The places of the images are found once, by one process of a node and with a progress bar, and kept.
+
+    Args:
+        root: the folder of the archives.
+        train: whether to take ILSVRC2012_img_train.tar, or ILSVRC2012_img_val.tar.
+        val_labels: file of the classes of the latter: in each line one class (n01440764), in the order of the images'
+            names, or an image's name and its class; by default `imagenet_2012_validation_synset_labels.txt`.
+        cache_dir: for the places; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
+
+    Attributes:
+        classes: names of the classes.
+
+    Raises:
+        ConfigError: A file is not there.
+        FormatError: A file is truncated, of another format, or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        root: Union[str, Path],
+        train: bool = True,
+        val_labels: Union[str, Path, None] = None,
+        cache_dir: Union[str, Path, None] = None,
+    ) -> None:
+        self.path = Path(root) / (TRAIN_TAR if train else VAL_TAR)
+        kept_in = Path(cache_dir or cache_home() / "indices")
+        if not self.path.is_file():
+            raise ConfigError(f"there is no {self.path}, and no folder {Path(root) / ('train' if train else 'val')}")
+        status = self.path.stat()
+        known = repr((os.path.abspath(self.path), status.st_size, status.st_mtime_ns)).encode(errors="surrogateescape")
+        key = hashlib.blake2b(known, digest_size=12).hexdigest()
+        if train:
+            found = cached_arrays(kept_in, key, lambda: _index_of_classes(self.path))
+            self.classes = tuple(PackedNames.from_numbers(found[0], found[1]))
+            self._labels, self._index = found[2], TarIndex.from_numbers(found[3:])
+        else:
+            self._index = TarIndex.from_numbers(cached_arrays(kept_in, key, lambda: index_tar(self.path).numbers()))
+            labels = Path(val_labels or Path(root) / VAL_LABELS)
+            of_images = _classes_of(labels, list(self._index.names))
+            train_tar = Path(root) / TRAIN_TAR
+            self.classes = _classes_in(train_tar) if train_tar.is_file() else tuple(sorted(set(of_images)))
+            self._labels = _numbered(of_images, self.classes, labels)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def read(self, index: int) -> Tuple[bytes, int]:
+        """An image as it lies in the archive, and its label."""
+        place = operator.index(index)
+        size = int(self._index.sizes[place])
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, size, int(self._index.offsets[place])), int(self._labels[place])
+        finally:
+            os.close(descriptor)
+
+    def name(self, index: int) -> str:
+        """Where an image lies: its name in the archive."""
+        return f"{self._index.names[index]} in {self.path}"
+
+    def fingerprint(self) -> Dict[str, Any]:
+        """What a checkpoint keeps: how many images there are, and a hash of their names and labels."""
+        digest = hashlib.blake2b(digest_size=12)
+        for numbers in (self._labels, *self._index.names.numbers()):
+            digest.update(numbers.tobytes())
+        return {"images": len(self), "names": digest.hexdigest()}
+
+
+def _classes_in(path: Path) -> Tuple[str, ...]:
+    return tuple(sorted(name[: -len(".tar")] for name in index_tar(path).names if name.endswith(".tar")))
+
+
+def _index_of_classes(path: Path) -> List[np.ndarray]:
+    """Vectors of the names of the classes (two), the label of each image, and the index of the images."""
+    from tqdm import tqdm
+
+    outer = index_tar(path)
+    places = {name[: -len(".tar")]: place for place, name in enumerate(outer.names) if name.endswith(".tar")}
+    if not places:
+        raise FormatError(f"{path} holds no archives of classes (n01440764.tar); it is not ImageNet's {TRAIN_TAR}")
+    classes = sorted(places)
+    found = []
+    for name in tqdm(classes, f"Indexing {path}", unit=" classes", disable=None):
+        start, size = int(outer.offsets[places[name]]), int(outer.sizes[places[name]])
+        found.append(index_tar(path, start, start + size))
+    images = TarIndex(
+        PackedNames.of(name for index in found for name in index.names),
+        np.concatenate([index.offsets for index in found]),
+        np.concatenate([index.sizes for index in found]),
+    )
+    labels = np.repeat(np.arange(len(classes)), [len(index) for index in found])
+    return [*PackedNames.of(classes).numbers(), labels, *images.numbers()]
+
+
+def _classes_of(path: Path, images: Sequence[str]) -> List[str]:
+    """The class of each image, as a file of labels tells."""
+    if not path.is_file():
+        raise ConfigError(
+            f"there is no {path}, which tells the classes of the images to test with; give its path as val_labels"
+        )
+    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    if len(lines) != len(images) or len({len(line) for line in lines}) != 1 or len(lines[0]) > 2:
+        raise FormatError(
+            f"{path} has {len(lines)} lines for {len(images)} images; expected a class, or an image and its class, "
+            "in each line"
+        )
+    if len(lines[0]) == 1:
+        by_name = dict(zip(sorted(images), (line[0] for line in lines)))
+    else:
+        by_name = {line[0]: line[1] for line in lines}
+    missing: Optional[str] = next((image for image in images if image not in by_name), None)
+    if missing is not None:
+        raise FormatError(f"{path} has no line for {missing}")
+    return [by_name[image] for image in images]
+
+
+def _numbered(of_images: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
+    numbers = {name: number for number, name in enumerate(classes)}
+    unknown = next((name for name in of_images if name not in numbers), None)
+    if unknown is not None:
+        raise FormatError(f"{path} names the class {unknown}, which {TRAIN_TAR} does not have")
+    return np.array([numbers[name] for name in of_images], np.int64)
