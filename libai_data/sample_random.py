@@ -182,15 +182,18 @@ def _generator(key: Tuple[int, int, int], stream: int) -> np.random.Generator:
 
 
 @contextmanager
-def seeded_globals() -> Iterator[None]:
+def seeded_globals(seed: Optional[int] = None) -> Iterator[None]:
     """Seed Python's and numpy's global generators for the sample that is being read, and put them back afterwards.
 
     For transforms of other libraries, which draw from these; threads take turns. Outside a loader nothing is seeded.
+
+    Args:
+        seed: what to seed with, instead of the sample's.
     """
-    if not _current.keys:
+    if seed is None and not _current.keys:
         yield
         return
-    seed = combine64(*_current.keys[0])
+    seed = combine64(*_current.keys[0]) if seed is None else seed
     with _global_generators:
         python_state, numpy_state = random.getstate(), np.random.get_state()
         random.seed(seed)

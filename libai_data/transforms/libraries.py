@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 _HINT = "pip install libai_data[images]"
+
+
+@lru_cache(maxsize=None)
+def has_opencv() -> bool:
+    """Whether OpenCV is installed."""
+    return find_spec("cv2") is not None
 
 
 @lru_cache(maxsize=None)

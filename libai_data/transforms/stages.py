@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Tuple
 
+from libai_data.transforms.pipeline import Compose
+
 
 def transform_stages(transform: Any, value: Any) -> Iterator[Tuple[str, Any]]:
     """Apply a transform, and tell what it makes after each of its stages.
 
-    What is called `Compose` and has a list `transforms`, as the transforms of flowvision and torchvision do, is taken
-    apart; any other transform is one stage.
+    A `Compose`, and what is called so and has a list `transforms`, as the transforms of flowvision and torchvision do,
+    is taken apart; any other transform is one stage.
 
     Args:
         transform: from a value to a value.
@@ -18,6 +20,9 @@ def transform_stages(transform: Any, value: Any) -> Iterator[Tuple[str, Any]]:
     Yields:
         Name of the stage, and what it made.
     """
+    if isinstance(transform, Compose):
+        yield from transform.stages(value)
+        return
     parts = getattr(transform, "transforms", None)
     # Others have such a list too, of which they apply some, or in another order.
     if type(transform).__name__ != "Compose" or not isinstance(parts, (list, tuple)):
