@@ -18,13 +18,18 @@ from .common.optim import optim
 from .common.train import train
 
 _LENGTH = 128
+# A token sees, and is predicted from, its own file alone.
+_WITHIN_DOCUMENTS = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 
 dataloader = DictConfig(
     {
         "train": LazyCall(build_nlp_train_loader)(
             dataset=[
                 LazyCall(GPTDataset)(
-                    data_prefix="data/stdlib/train_text_document", max_seq_length=_LENGTH, shuffle_documents=True
+                    data_prefix="data/stdlib/train_text_document",
+                    max_seq_length=_LENGTH,
+                    shuffle_documents=True,
+                    **_WITHIN_DOCUMENTS,
                 )
             ],
             # A batch is a few calls of numpy, which no worker would make any sooner.
@@ -32,7 +37,9 @@ dataloader = DictConfig(
         ),
         "test": [
             LazyCall(build_nlp_test_loader)(
-                dataset=LazyCall(GPTDataset)(data_prefix="data/stdlib/test_text_document", max_seq_length=_LENGTH),
+                dataset=LazyCall(GPTDataset)(
+                    data_prefix="data/stdlib/test_text_document", max_seq_length=_LENGTH, **_WITHIN_DOCUMENTS
+                ),
                 num_workers=0,
             )
         ],
@@ -50,14 +57,14 @@ train.output_dir = "output/gpt_stdlib"
 train.train_micro_batch_size = None
 train.global_batch_size = 16
 train.test_micro_batch_size = 16
-train.train_iter = 400
+train.train_iter = 300
 train.warmup_ratio = 0.1
 train.log_period = 20
 train.evaluation.evaluator = LazyCall(PerplexityEvaluator)()
 train.evaluation.eval_metric = "perplexity"
 train.evaluation.eval_mode = "min"
-train.evaluation.eval_period = 200
-train.checkpointer.period = 200
+train.evaluation.eval_period = 150
+train.checkpointer.period = 150
 train.checkpointer.max_to_keep = 3
 train.dist.pipeline_num_layers = model.depth
 
