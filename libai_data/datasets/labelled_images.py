@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Callable, Dict, List, Optional, Protocol, Tuple, Union
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Tuple, Union
 
 import numpy as np
 from PIL import Image
 
 from libai_data.errors import FormatError, SampleError
-from libai_data.sample_random import seeded_globals
+from libai_data.sample_random import reading_row, seeded_globals
 from libai_data.structures import DistTensorData, Instance
 from libai_data.transforms.decode import MODES, EncodedImage
 from libai_data.transforms.image import ImageToFloat
+from libai_data.transforms.pipeline import transform_into
 from libai_data.transforms.stages import transform_stages
 from libai_data.transforms.timing import transform_time
 
@@ -64,24 +66,35 @@ class LabelledImages:
             SampleError: Its file cannot be read; it is named.
         """
         image, label = self._read(index)
-        try:
-            taken = self._as_taken(image)
-            with seeded_globals(), transform_time():
-                pixels = self.transform(taken)
-        except FormatError as error:
-            raise self._undecoded(index, error) from error
+        with self._transforming(index):
+            pixels = self.transform(self._as_taken(image))
         return Instance(images=DistTensorData(pixels), labels=DistTensorData(np.int64(label), placement_idx=-1))
+
+    @property
+    def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
+        """Reads samples straight into the rows of a batch.
+
+        Raises:
+            AttributeError: A subclass makes other samples.
+        """
+        if type(self).__getitem__ is not LabelledImages.__getitem__:
+            raise AttributeError(f"the samples of {type(self).__name__} are made by its own __getitem__")
+        return self._read_batch
+
+    def _read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        for row, index in enumerate(indices.tolist()):
+            with reading_row(row):
+                image, out["labels"][row] = self._read(index)
+                with self._transforming(index):
+                    transform_into(self.transform, self._as_taken(image), out["images"][row], "images")
 
     def stages(self, index: int) -> List[Tuple[str, Any]]:
         """The image as it was opened, and after each stage of the transform; see `transform_stages`."""
         image, _ = self._read(index)
-        try:
-            with seeded_globals():
-                opened = self._as_pillow(image)
-                taken = self._as_taken(image)
-                return [(f"opened as {self.mode}", opened), *transform_stages(self.transform, taken)]
-        except FormatError as error:
-            raise self._undecoded(index, error) from error
+        with self._transforming(index):
+            opened = self._as_pillow(image)
+            taken = self._as_taken(image)
+            return [(f"opened as {self.mode}", opened), *transform_stages(self.transform, taken)]
 
     def fingerprint(self) -> Dict[str, Any]:
         """What the source tells of its content."""
@@ -111,8 +124,15 @@ class LabelledImages:
         except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
             raise FormatError(f"it cannot be decoded: {error}") from error
 
-    def _undecoded(self, index: int, error: FormatError) -> FormatError:
-        return FormatError(f"{self.source.name(index)} cannot be read as an image: {error}")
+    @contextmanager
+    def _transforming(self, index: int) -> Iterator[None]:
+        """Name the image if it cannot be decoded within the block, and seed what its transform draws from."""
+        shared = nullcontext() if getattr(self.transform, "seeds_itself", False) else seeded_globals()
+        try:
+            with shared, transform_time():
+                yield
+        except FormatError as error:
+            raise FormatError(f"{self.source.name(index)} cannot be read as an image: {error}") from error
 
 
 _DIMS = {"RGB": 3, "L": 2}
