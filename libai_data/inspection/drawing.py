@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
-from typing import Any, List, NamedTuple, Union
+from typing import Any, List, NamedTuple, Tuple, Union
 
 from PIL import ImageFont
 
 INK = "#1f2933"
 FAINT = "#7b8794"
 LINE = "#cbd2d9"
+_HEAD = 7
 SHARD_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#0987a0", "#4a5568")
 
 
@@ -53,6 +55,28 @@ class Text(NamedTuple):
     anchor: str
 
 
+class Arrow(NamedTuple):
+    """A straight line to (to_x, to_y), with a head there."""
+
+    x: float
+    y: float
+    to_x: float
+    to_y: float
+    stroke: str
+
+    def head(self) -> List[Tuple[float, float]]:
+        """The three corners of its head."""
+        length = math.hypot(self.to_x - self.x, self.to_y - self.y) or 1.0
+        right, down = (self.to_x - self.x) / length, (self.to_y - self.y) / length
+        back_x, back_y = self.to_x - _HEAD * right, self.to_y - _HEAD * down
+        aside_x, aside_y = _HEAD / 2 * -down, _HEAD / 2 * right
+        return [
+            (self.to_x, self.to_y),
+            (back_x + aside_x, back_y + aside_y),
+            (back_x - aside_x, back_y - aside_y),
+        ]
+
+
 @dataclass
 class Drawing:
     """What is drawn, in its order.
@@ -66,11 +90,15 @@ class Drawing:
     width: int
     height: int
     title: str = ""
-    shapes: List[Union[Rect, Text]] = field(default_factory=list)
+    shapes: List[Union[Rect, Text, Arrow]] = field(default_factory=list)
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str = "", stroke: str = "") -> None:
         """Add a rectangle."""
         self.shapes.append(Rect(x, y, width, height, fill, stroke))
+
+    def arrow(self, x: float, y: float, to_x: float, to_y: float, stroke: str = INK) -> None:
+        """Add an arrow."""
+        self.shapes.append(Arrow(x, y, to_x, to_y, stroke))
 
     def text(
         self, x: float, y: float, text: str, size: int = 12, fill: str = INK, anchor: str = "start", room: float = 0
@@ -82,10 +110,16 @@ class Drawing:
             text += "…"
         self.shapes.append(Text(x, y, text, size, fill, anchor))
 
-    def to_svg(self) -> str:
-        """The drawing as an `svg` element."""
+    def to_svg(self, alone: bool = False) -> str:
+        """The drawing as an `svg` element.
+
+        Args:
+            alone: it is a file of its own, and not part of a page, which knows the element and has a font.
+        """
+        own = ' xmlns="http://www.w3.org/2000/svg" font-family="sans-serif"' if alone else ""
         parts = [
-            f'<svg role="img" width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}">',
+            f'<svg{own} role="img" width="{self.width}" height="{self.height}" '
+            f'viewBox="0 0 {self.width} {self.height}">',
             f"<title>{escape(self.title)}</title>",
         ]
         for shape in self.shapes:
@@ -93,6 +127,12 @@ class Drawing:
                 parts.append(
                     f'<rect x="{shape.x:g}" y="{shape.y:g}" width="{shape.width:g}" height="{shape.height:g}" '
                     f'fill="{shape.fill or "none"}" stroke="{shape.stroke or "none"}"/>'
+                )
+            elif isinstance(shape, Arrow):
+                head = " ".join(f"{x:g},{y:g}" for x, y in shape.head())
+                parts.append(
+                    f'<line x1="{shape.x:g}" y1="{shape.y:g}" x2="{shape.to_x:g}" y2="{shape.to_y:g}" '
+                    f'stroke="{shape.stroke}"/><polygon points="{head}" fill="{shape.stroke}"/>'
                 )
             else:
                 parts.append(
@@ -115,5 +155,8 @@ class Drawing:
             if isinstance(shape, Rect):
                 box = (x, y, x + max(shape.width - 1, 0), y + max(shape.height - 1, 0))
                 canvas.rectangle(box, fill=shape.fill or None, outline=shape.stroke or None)
+            elif isinstance(shape, Arrow):
+                canvas.line((x, y, left + shape.to_x, top + shape.to_y), fill=shape.stroke)
+                canvas.polygon([(left + each_x, top + each_y) for each_x, each_y in shape.head()], fill=shape.stroke)
             else:
                 canvas.text((x, y), shape.text, fill=shape.fill, font=font(shape.size), anchor=anchors[shape.anchor])

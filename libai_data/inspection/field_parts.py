@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import List, Optional, Sequence, Tuple
 
 from libai_data.errors import SchemaError
@@ -42,14 +41,11 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
     Returns:
         A slice for each dim; None where another pipeline stage holds the field.
     """
-    if rank not in mesh.layer_ranks(layout.placement_idx):
+    data, tensor = mesh.data_parallel_size, mesh.tensor_parallel_size
+    if rank // (data * tensor) != mesh.layer_stage(layout.placement_idx):
         return None
-    own = replace(mesh, rank=rank)
     bounds: List[Tuple[int, int]] = [(0, size) for size in shape]
-    axes = (
-        (own.data_parallel_rank, mesh.data_parallel_size),
-        (own.tensor_parallel_rank, mesh.tensor_parallel_size),
-    )
+    axes = ((rank // tensor % data, data), (rank % tensor, tensor))
     for dim, (coordinate, size) in zip(split_dims(layout.sbp_list), axes):
         if dim is None:
             continue
@@ -59,6 +55,19 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
         length = (stop - start) // size
         bounds[dim] = start + coordinate * length, start + (coordinate + 1) * length
     return tuple(slice(start, stop) for start, stop in bounds)
+
+
+def spread(layout: Layout, mesh: ParallelMesh) -> Tuple[int, int]:
+    """How many different parts of a field there are, and how many ranks hold each.
+
+    Args:
+        layout: of the field.
+        mesh: the mesh.
+    """
+    sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
+    cut = [size if dim is not None else 1 for dim, size in zip(split_dims(layout.sbp_list), sizes)]
+    parts = cut[0] * cut[1]
+    return parts, sizes[0] * sizes[1] // parts
 
 
 def in_words(part: Part, shape: Sequence[int]) -> str:

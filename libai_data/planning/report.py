@@ -7,8 +7,8 @@ from typing import List, Sequence
 from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import times_read
 from libai_data.in_words import bytes_in_words, numbers_in_words
-from libai_data.inspection.field_parts import in_words, whole_shape
-from libai_data.planning.job import JobPlan, PlannedField
+from libai_data.inspection.field_parts import in_words, spread, whole_shape
+from libai_data.planning.job import JobPlan
 from libai_data.text_table import with_ruled_head
 
 _NODES_SHOWN = 4
@@ -55,19 +55,13 @@ def _fields(job: JobPlan) -> List[str]:
     for field in job.fields:
         shape = whole_shape(job.micro_batch_size, field.sample_shape, field.layout, job.mesh)
         parts = [job.part_held(field, rank) for rank in (0, job.mesh.world_size - 1)]
+        in_all = "{:,} part(s), each on {:,} rank(s)".format(*spread(field.layout, job.mesh))
         held = ["nothing" if part is None else in_words(part, shape) for part in parts]
         lines.append(
             (field.name, str(field.dtype), str(list(field.sample_shape)), str(list(shape)))
-            + (", ".join(field.layout.sbp_list), *held, _spread(job, field))
+            + (", ".join(field.layout.sbp_list), *held, in_all)
         )
     return with_ruled_head(lines)
-
-
-def _spread(job: JobPlan, field: PlannedField) -> str:
-    """How many different parts there are, and how many ranks hold each."""
-    held = [job.part_held(field, rank) for rank in job.mesh.layer_ranks(field.layout.placement_idx)]
-    parts = {str(part) for part in held}
-    return f"{len(parts)} part(s), each on {len(held) // len(parts)} rank(s)"
 
 
 def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:

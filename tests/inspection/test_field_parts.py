@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.inspection.field_parts import in_words, part_of, whole_shape
+from libai_data.inspection.field_parts import in_words, part_of, spread, whole_shape
 from libai_data.loader.schema import Layout
 from libai_data.parallel_mesh import ParallelMesh
 from tests.distributed.launcher import launch_ranks
@@ -34,6 +34,8 @@ def test_the_ranks_of_a_stage_hold_each_number_equally_often(
         mesh.tensor_parallel_size if tensor == "broadcast" else 1
     )
     assert (held == copies).all()
+    parts = [part_of(shape, layout, mesh, rank) for rank in mesh.layer_ranks(layer)]
+    assert spread(layout, mesh) == (len(set(map(str, parts))), copies)
 
 
 def test_parts_are_written_as_one_would_index_them() -> None:
