@@ -7,10 +7,17 @@ import re
 from pathlib import Path
 from typing import Any, Dict, List
 
+from libai_data.global_batch.plan import ReadPlan
+from libai_data.global_batch.traffic import FieldSize, NodeTraffic, node_traffic
+from libai_data.parallel_mesh import ParallelMesh
+
 SCHEMA_SCRIPT = Path(__file__).parent / "scripts" / "delivery_schema.py"
 SOAK_SCRIPT = Path(__file__).parent / "scripts" / "delivery_soak.py"
 SCRIPT = Path(__file__).parent / "scripts" / "delivery_scenarios.py"
 MODES = ("data_parallel", "node", "rank0")
+
+COUNTED_BATCHES, COUNTED_ROWS = 3, 8
+COUNTED_FIELDS = (FieldSize("image", 64 * 320 * 4), FieldSize("label", 8, placement_idx=-1))
 
 Found = List[Dict[str, Any]]
 """Of each rank: mesh -> scenario -> read mode -> what it saw."""
@@ -44,6 +51,13 @@ def whole(found: Found, mesh: str, scenario: str, mode: str) -> Any:
         batches.append({"place": parts[0]["place"], "rows": rows, "state": parts[0].get("state")})
     assert all(len(each) == len(saw[0]) for each in saw)
     return batches
+
+
+def planned(readers: str, mesh: str, num_nodes: int) -> List[NodeTraffic]:
+    """What each node reads and receives for a batch of the scenario "counted", by the plan."""
+    data, tensor, pipeline = map(int, mesh.split("x"))
+    plan = ReadPlan(ParallelMesh(data, tensor, pipeline, num_nodes=num_nodes), readers)
+    return [node_traffic(plan, node, COUNTED_FIELDS, COUNTED_ROWS // data) for node in range(num_nodes)]
 
 
 def scenarios(found: Found, mesh: str) -> List[str]:

@@ -7,10 +7,8 @@ from typing import Any, Callable, Dict, List
 
 import pytest
 
-from libai_data.global_batch.plan import ReadPlan
-from libai_data.global_batch.traffic import times_read
-from libai_data.parallel_mesh import ParallelMesh
 from tests.distributed.delivered import (
+    COUNTED_BATCHES,
     MODES,
     SCHEMA_SCRIPT,
     SCRIPT,
@@ -18,6 +16,7 @@ from tests.distributed.delivered import (
     Found,
     check_nothing_grows,
     check_schema_errors,
+    planned,
     read_found,
     scenarios,
     whole,
@@ -93,7 +92,7 @@ def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
 @each_mesh
 def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn) -> None:
     found, world_size = found_on(MESHES[mesh]), MESHES[mesh]
-    data, tensor, pipeline = map(int, mesh.split("x"))
+    _, tensor, pipeline = map(int, mesh.split("x"))
     for scenario in scenarios(found, mesh):
         if scenario.partition(",")[0] != "counted":
             continue
@@ -101,12 +100,13 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
         for mode in ("node", "rank0"):
             reader, *others = saw[mode]
             assert reader["read"] == list(range(24)), (scenario, mode)
-            assert others == [{"opened": 0, "read": []}] * (world_size - 1)
+            assert others == [{"opened": 0, "read": [], "received": 0}] * (world_size - 1)
         reads = sorted(index for each in saw["data_parallel"] for index in each["read"])
         assert reads == sorted(list(range(24)) * tensor * pipeline)
         for mode in MODES:
-            plan = ReadPlan(ParallelMesh(data, tensor, pipeline), mode)
-            assert sum(len(each["read"]) for each in saw[mode]) == 24 * times_read(plan)
+            (node,) = planned(mode, mesh, 1)
+            assert sum(len(each["read"]) for each in saw[mode]) == COUNTED_BATCHES * node.samples_read
+            assert (node.bytes_received, node.bytes_sent) == (0, 0)
         # A worker process gets the dataset as it was opened.
         assert [each["opened"] for each in saw["data_parallel"]] == [1] * world_size
         assert saw["node"][0]["opened"] == saw["rank0"][0]["opened"] == 1

@@ -14,6 +14,7 @@ import pytest
 
 from libai_data.launch import free_port
 from tests.distributed.delivered import (
+    COUNTED_BATCHES,
     MODES,
     SCHEMA_SCRIPT,
     SCRIPT,
@@ -21,6 +22,7 @@ from tests.distributed.delivered import (
     Found,
     check_nothing_grows,
     check_schema_errors,
+    planned,
     read_found,
     scenarios,
     whole,
@@ -32,6 +34,7 @@ from tests.distributed.namespaces import Node, two_nodes, why_not
 FAULTS = Path(__file__).parent / "scripts" / "faults_job.py"
 MESHES = ["4x1x1", "2x2x1", "1x4x1", "2x1x2", "1x2x2", "1x1x4"]
 SECONDS_TO_END = 10.0
+BYTES_OF_HEADS = 4096
 
 reason = why_not()
 pytestmark = pytest.mark.skipif(reason is not None, reason=reason or "")
@@ -96,18 +99,38 @@ def test_two_nodes_give_the_batches_of_one_rank(mesh: str, found: Found, alone: 
 def test_each_sample_is_read_once_on_each_node_that_needs_it(mesh: str, found: Found) -> None:
     data, tensor, _ = map(int, mesh.split("x"))
     nothing = {"opened": 0, "read": []}
+
+    def without_bytes(each: Any) -> Any:
+        return {name: value for name, value in each.items() if name != "received"}
+
     for scenario in scenarios(found, mesh):
         if scenario.partition(",")[0] != "counted":
             continue
-        saw: List[Any] = [each[mesh][scenario]["rank0"]["saw"] for each in found]
+        saw: List[Any] = [without_bytes(each[mesh][scenario]["rank0"]["saw"]) for each in found]
         assert saw == [{"opened": 1, "read": list(range(24))}, nothing, nothing, nothing]
-        saw = [each[mesh][scenario]["node"]["saw"] for each in found]
+        saw = [without_bytes(each[mesh][scenario]["node"]["saw"]) for each in found]
         assert saw[1] == saw[3] == nothing
         for node, leader in enumerate((0, 2)):
             shards = {rank // tensor % data for rank in (2 * node, 2 * node + 1)}
             rows = 8 // data
             needed = [index for index in range(24) if index % 8 // rows in shards]
             assert saw[leader] == {"opened": 1, "read": needed}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("mode", MODES)
+def test_the_plan_is_what_the_nodes_read_and_receive(mode: str, mesh: str, found: Found) -> None:
+    """Bytes are counted by the system, with the heads of the messages."""
+    counted = [name for name in scenarios(found, mesh) if name.partition(",")[0] == "counted"]
+    assert counted
+    for scenario in counted:
+        saw: List[Any] = [each[mesh][scenario][mode]["saw"] for each in found]
+        for node, traffic in enumerate(planned(mode, mesh, 2)):
+            own = saw[2 * node : 2 * node + 2]
+            assert sum(len(each["read"]) for each in own) == COUNTED_BATCHES * traffic.samples_read
+            received, expected = sum(each["received"] for each in own), COUNTED_BATCHES * traffic.bytes_received
+            heads = BYTES_OF_HEADS if mode == "rank0" and node == 1 else 0
+            assert expected <= received <= expected + heads, (scenario, node)
 
 
 @pytest.mark.parametrize("mesh", MESHES)

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import os
+import socket
 import sys
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ import oneflow as flow
 from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall
 from libai_data.global_batch import to_global
+from libai_data.global_batch.network import NetworkFeed
 from libai_data.loader import PadCollator
 from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance, batch_info
@@ -30,6 +32,7 @@ FOLDER = Path(sys.argv[1])
 RANK = flow.env.get_rank()
 NODES = flow.env.get_node_size()
 GLOBAL_BATCH = 8
+LARGE = (64, 320)
 SEED = 3
 MODES = ("data_parallel", "node", "rank0")
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
@@ -73,7 +76,7 @@ class Samples:
             fields: Dict[str, Any] = {name: (rng.random((3, 2)) * 9).astype(name).T for name in DTYPES}
             fields.update({f"{name}_number": fields[name][0, 0] for name in DTYPES})
             return Instance(**fields, none=np.zeros((0, 5), np.float32), wide=rng.random((2, 3, 70)).astype(np.float32))
-        image = rng.random((4, 6)).astype(np.float32)
+        image = rng.random((4, 6) if self.kind == "plain" else LARGE).astype(np.float32)
         return Instance(image=DistTensorData(image), label=DistTensorData(index, placement_idx=-1))
 
 
@@ -205,7 +208,7 @@ def kept(readers: str, **options: Any) -> Any:
 
 
 def counted(readers: str, **options: Any) -> Any:
-    """A round over data that are only where they are read, noting who opened them and read what."""
+    """A round over data that are only where they are read, noting who opened them, read what, and received how much."""
     mesh = get_mesh()
     run = f"{mesh.data_parallel_size}{mesh.tensor_parallel_size}{mesh.pipeline_parallel_size}-{readers}"
     log, data = FOLDER / f"log-{run}-{RANK}", FOLDER / f"data-{run}-{RANK}"
@@ -214,12 +217,22 @@ def counted(readers: str, **options: Any) -> Any:
         log.unlink()  # of the same with other workers
     if reads:
         data.touch()
-    loader = test_loader(readers, LazyCall(Samples)(size=24, log=str(log), needs=str(data)), **options)
+    loader = test_loader(readers, LazyCall(Samples)(size=24, kind="large", log=str(log), needs=str(data)), **options)
     for batch in loader:
         seen(batch)
+    received = received_over_network(loader)
     loader.close()
     lines = log.read_text().split() if log.exists() else []
-    return {"opened": lines.count("opened"), "read": sorted(int(line) for line in lines if line != "opened")}
+    read = sorted(int(line) for line in lines if line != "opened")
+    return {"opened": lines.count("opened"), "read": read, "received": received}
+
+
+def received_over_network(loader: Any) -> int:
+    """Bytes that came to this rank from rank 0 over the network: tcpi_bytes_received of Linux's tcp_info."""
+    feed = getattr(loader, "_feed", None)
+    if not isinstance(feed, NetworkFeed):
+        return 0
+    return int.from_bytes(feed._link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)[128:136], "little")
 
 
 SCENARIOS: Dict[str, Callable[..., Any]] = {
