@@ -15,12 +15,12 @@ from libai_data.config import LazyCall
 from libai_data.inspection import inspect_config, page_of
 from tests.inspection.data import Sentences, Words, config_with
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+BROWSERS = ("chromium", "chromium-headless-shell", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 pytestmark = pytest.mark.skipif(
     BROWSER is None,
-    reason=f"NOT TESTED IN A BROWSER: none of {', '.join(BROWSERS)} is on the PATH (apt-get install chromium)",
+    reason=f"NOT TESTED IN A BROWSER: none of {', '.join(BROWSERS)} is on the PATH (apt-get install {BROWSERS[1]})",
 )
 
 HOSTILE = "<img src=x onerror=document.body.remove()><script>document.body.remove()</script>"
