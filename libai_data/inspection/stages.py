@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, List, Tuple
 
+import numpy as np
+
 from libai_data.datasets.combine import ConcatDataset, Subset
+from libai_data.datasets.random_split import RandomPart
 from libai_data.sample_random import reading_samples
 
 Stage = Tuple[str, Any]
@@ -30,6 +33,8 @@ def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> List[St
             dataset = dataset.datasets[number]
         elif isinstance(dataset, Subset):
             dataset, own = dataset.dataset, dataset.start + own
+        elif isinstance(dataset, RandomPart):
+            dataset, own = dataset.dataset, int(dataset.indices(np.array([own]))[0])
         else:
             return []
     with reading_samples(((seed, epoch, index),)):

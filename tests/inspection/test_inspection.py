@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from libai_data.config import LazyCall
-from libai_data.datasets import ConcatDataset, ImageFolderDataset
+from libai_data.datasets import ConcatDataset, ImageFolderDataset, random_split
 from libai_data.errors import ConfigError
 from libai_data.inspection import inspect_config, page_of, picture_of
 from libai_data.inspection.command import main
@@ -64,6 +64,12 @@ def test_the_stages_of_a_transform_end_in_what_the_model_gets(pictures: Path) ->
     with reading_samples(((5, 2, 30),)):
         assert stages[-1][1].tobytes() == dataset[30].images.tensor.tobytes()
     assert isinstance(stages[0][1], Image.Image)
+
+
+def test_the_stages_of_a_random_part_are_those_of_its_own_samples(pictures: Path) -> None:
+    part, _ = random_split(ImageFolderDataset(pictures), [0.5, 0.5], seed=3)
+    for index in range(len(part)):
+        assert stages_of_sample(part, 0, 0, index)[-1][1].tobytes() == part[index].images.tensor.tobytes()
 
 
 def test_each_stage_is_shown_and_named_for_each_sample(pictures: Path) -> None:
