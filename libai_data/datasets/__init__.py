@@ -9,6 +9,7 @@ from libai_data.datasets.image_folder import ImageFolderDataset
 from libai_data.datasets.imagenet import ImageNetDataset
 from libai_data.datasets.labelled_images import LabelledImages
 from libai_data.datasets.mnist import FashionMNISTDataset, MNISTDataset
+from libai_data.datasets.one_round import OneRound
 from libai_data.datasets.packing import PackedDataset, cu_seqlens
 from libai_data.datasets.random_split import RandomPart, random_split
 from libai_data.datasets.roberta import RobertaDataset
@@ -29,6 +30,7 @@ __all__ = [
     "ImageNetDataset",
     "LabelledImages",
     "MNISTDataset",
+    "OneRound",
     "PackedDataset",
     "RandomPart",
     "RobertaDataset",

@@ -49,7 +49,8 @@ class StreamTransform:
     """Base of the transforms. Its index is where an output begins (`start_of`), its length that of the dataset.
 
     Args:
-        dataset: whose samples are transformed; its random transforms draw from the seed of the sampler.
+        dataset: whose samples are transformed; its random transforms draw from the seed of the sampler. What a
+            `FilteredDataset` does not keep is passed over, too.
         units: of an output.
         cuts: whether a sample may go on in the next output.
         keep: which samples are not passed over: a function of the sample, or a bool for each.
@@ -63,21 +64,28 @@ class StreamTransform:
     def __init__(self, dataset: Any, units: int, cuts: bool, keep: Optional[Keep]) -> None:
         if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or not 1 <= units <= _MOST_UNITS:
             raise ConfigError(f"the length of an output is {units!r}; it must be an int of 1 to {_MOST_UNITS}")
-        if hasattr(dataset, "is_stream_transform"):
+        keeps: Tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
+        kept = None if keep is None or callable(keep) else np.asarray(keep)
+        if kept is not None and (kept.dtype != bool or kept.shape != (len(dataset),)):
             raise ConfigError(
-                f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; pass "
-                "`keep` to PackedDataset instead of filtering before it"
+                f"keep is {kept.dtype} {list(kept.shape)}; it must be a function of a sample, or {len(dataset)} bools, "
+                "one for each"
             )
-        self.dataset = dataset
+        if isinstance(dataset, FilteredDataset):
+            keeps = (*dataset._keeps, *keeps)
+            if dataset._kept is not None:
+                kept = dataset._kept if kept is None else dataset._kept & kept
+            dataset = dataset.dataset
+        elif hasattr(dataset, "is_stream_transform"):
+            raise ConfigError(
+                f"{type(self).__name__} got a {type(dataset).__name__}, whose samples have no index of their own; pack "
+                "or filter its OneRound, or filter before packing"
+            )
+        self.dataset: Any = dataset
         self.units = int(units)
         self.cuts = cuts
-        self._keeps = keep if callable(keep) else None
-        self._kept = None if keep is None or callable(keep) else np.asarray(keep)
-        if self._kept is not None and (self._kept.dtype != bool or self._kept.shape != (len(dataset),)):
-            raise ConfigError(
-                f"keep is {self._kept.dtype} {list(self._kept.shape)}; it must be a function of a sample, or "
-                f"{len(dataset)} bools, one for each"
-            )
+        self._keeps: Tuple[Callable[[Any], bool], ...] = keeps
+        self._kept: Optional[np.ndarray] = kept
         self._order: Optional[InputOrder] = None
 
     def __len__(self) -> int:
@@ -91,7 +99,7 @@ class StreamTransform:
     @property
     def reads_to_measure(self) -> bool:
         """Whether amounts are found by reading the samples."""
-        return self._keeps is not None
+        return bool(self._keeps)
 
     def follow_order(self, order: InputOrder) -> None:
         """Take the samples in this order; a sampler says so before anything is read.
@@ -124,7 +132,7 @@ class StreamTransform:
         for row in np.flatnonzero(kept).tolist():
             with self._reading(int(epochs[row]), int(indices[row])):
                 sample = self.dataset[int(indices[row])]
-                if self._keeps is None or self._keeps(sample):
+                if all(keep(sample) for keep in self._keeps):
                     found[row] = self._measured(sample)
         return found
 
@@ -142,17 +150,19 @@ class StreamTransform:
             yield
 
     def inputs_from(self, place: int) -> Iterator[Tuple[int, Any]]:
-        """The samples that are kept, with their indices, from a place of the order on, without end."""
+        """The samples that are kept, with their indices, from a place of the order on."""
         if self._order is None:
             raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
         while True:
             epochs, indices = self._order.locate(place + np.arange(_LOOKED_UP))
+            if not len(indices):
+                return
             for epoch, index in zip(epochs.tolist(), indices.tolist()):
                 if self._kept is not None and not self._kept[index]:
                     continue
                 with self._reading(epoch, index):
                     sample = self.dataset[index]
-                    is_kept = self._keeps is None or self._keeps(sample)
+                    is_kept = all(keep(sample) for keep in self._keeps)
                 if is_kept:
                     yield index, sample
             place += _LOOKED_UP
@@ -163,10 +173,11 @@ class StreamTransform:
     def fingerprint(self) -> Dict[str, Any]:
         """What is done to which dataset; of a function that keeps samples, its name."""
         own: Dict[str, Any] = {"units": self.units, "cuts": self.cuts}
-        if self._keeps is not None:
-            own["keep"] = getattr(self._keeps, "__qualname__", type(self._keeps).__name__)
-        elif self._kept is not None:
-            own["keep"] = hash_of(self._kept.tobytes())
+        names = [getattr(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
+        if self._kept is not None:
+            names.append(hash_of(self._kept.tobytes()))
+        if names:
+            own["keep"] = names[0] if len(names) == 1 else names
         return {**fingerprint_of(self.dataset), "samples": len(self.dataset), **own}
 
 

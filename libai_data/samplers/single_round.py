@@ -43,7 +43,7 @@ class SingleRoundSampler(StreamSampler):
         if getattr(dataset, "is_stream_transform", False):
             raise ConfigError(
                 "a stream transform, such as FilteredDataset or PackedDataset, makes an endless stream, of which one "
-                "round has no known end. Use CyclicSampler, or a dataset whose samples are filtered or packed already"
+                "round has no known end. Use CyclicSampler, or OneRound(dataset) in its place"
             )
         super().__init__(
             dataset, micro_batch_size, Order(len(dataset), seed, shuffle), data_parallel_rank, data_parallel_size

@@ -245,7 +245,7 @@ def first_of(dataset: Any) -> Any:
         (lambda: FilteredDataset([tokens(3)], [True, False]), ConfigError, "1 bools"),
         (lambda: FilteredDataset([tokens(3)], [False]), ConfigError, "keeps nothing of all 1 samples"),
         (lambda: FilteredDataset([tokens(3)], lambda sample: False), ConfigError, "keeps nothing"),
-        (lambda: PackedDataset(FilteredDataset([tokens(3)], [True]), 4), ConfigError, "pass `keep` to PackedDataset"),
+        (lambda: FilteredDataset(PackedDataset([tokens(3)], 4), [True]), ConfigError, "pack or filter its OneRound"),
     ],
 )
 def test_what_cannot_be_transformed_is_refused(make: Any, error: Any, words: str) -> None:
@@ -255,7 +255,7 @@ def test_what_cannot_be_transformed_is_refused(make: Any, error: Any, words: str
 
 def test_what_a_transform_cannot_promise_is_refused() -> None:
     dataset = PackedDataset([tokens(3)] * 4, 4)
-    with pytest.raises(ConfigError, match="round has no known end"):
+    with pytest.raises(ConfigError, match=r"round has no known end.*OneRound"):
         SingleRoundSampler(dataset, 1)
     with pytest.raises(ConfigError, match="drop_last"):
         CyclicSampler(dataset, 1, drop_last=True)
