@@ -24,7 +24,9 @@ from libai_data.engine.agreement import (
     needed_versions,
     own_version,
 )
+from libai_data.launch import free_port
 from libai_data.parallel_mesh import ParallelMesh
+from tests.distributed.jobs import Job, ranks_environment
 from tests.distributed.launcher import launch_ranks
 from tests.engine.tiny import TinyDataset
 
@@ -119,3 +121,20 @@ def test_a_tensor_parallel_group_on_two_nodes_is_warned_of() -> None:
 @pytest.mark.parametrize("mesh", [(4, 3, 1, 0, 2), (2, 4, 1, 0, 1), (8, 1, 2, 0, 8), (2, 4, 2, 0, 4)])
 def test_a_mesh_whose_tensor_groups_stay_on_their_nodes_is_not(mesh: Any) -> None:
     assert mesh_warnings(ParallelMesh(*mesh)) == []
+
+
+def test_a_training_whose_ranks_have_other_configs_ends_before_it_builds_anything(
+    repository: Path, tmp_path: Path
+) -> None:
+    port, config = str(free_port()), str(repository / "tests" / "engine" / "tiny_config.py")
+    with Job() as job:
+        for rank in range(2):
+            env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": str(rank)}
+            own = [f"train.seed={7 + rank}", f"train.output_dir={tmp_path}"]
+            command = [sys.executable, str(repository / "tools" / "train_net.py"), "--config-file", config, *own]
+            job.start(command, ranks_environment({**env, "LOCAL_RANK": str(rank)}))
+        ended = job.wait(60)
+    assert ended.codes == [1, 1], ended.output
+    assert "the config of train.seed is 7 on rank 0, but 8 on rank 1" in ended.outputs[0]
+    assert "Traceback" not in ended.output
+    assert not (tmp_path / "config.yaml").exists()
