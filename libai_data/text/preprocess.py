@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.shard_work.folder import keep_to_plan, own_folder
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.text.crew import tokenize_parts
 from libai_data.text.files import find_inputs, identity_of
 from libai_data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.text.ray_data import tokenize_on_ray
 from libai_data.text.shards import ShardReport, Task, finished_shard, shard_prefix
-
-_PLAN, _LOCK = "plan.json", "lock"
 
 RAY = "ray"
 CLUSTERS = ("", RAY)
@@ -95,8 +92,8 @@ def preprocess(
     if task.append_eod and tokenizer.eod_token_id is None:
         raise ConfigError(f"{task.tokenizer.path} has no token that ends a document, such as <|endoftext|> or [SEP]")
     folder = Path(f"{output_prefix}.parts")
-    with _own_folder(folder):
-        _check_plan(folder, paths, task, cutting)
+    with own_folder(folder):
+        keep_to_plan(folder, _plan(paths, task, cutting))
         run = _Run(folder, task, cutting, paths, progress)
         run.tokenize(workers, cluster)
         level = "sentence" if task.split_sentences else "document"
@@ -111,39 +108,10 @@ def preprocess(
     return result
 
 
-@contextmanager
-def _own_folder(folder: Path) -> Iterator[None]:
-    """Makes the folder this process's own, as long as it lives."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / _LOCK, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(f"another process is at work in {folder}; wait for it, or end it") from error
-        if not os.fstat(file.fileno()).st_nlink:
-            raise ConfigError(f"another process has just finished what {folder} was for; run this again if it is to be")
-        yield
-
-
-def _check_plan(folder: Path, paths: Sequence[Path], task: Task, cutting: Cutting) -> None:
-    how: Dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
-    how.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[identity_of(path) for path in paths])
-    plan, file = json.loads(json.dumps(how)), folder / _PLAN
-    if not file.exists():
-        unfinished = file.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(plan), encoding="utf-8")
-        os.replace(unfinished, file)
-        return
-    before = json.loads(file.read_text(encoding="utf-8"))
-    other = sorted(name for name in plan if before.get(name) != plan[name])
-    if other:
-        told = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in other)
-        raise ConfigError(f"{folder} holds shards of another run: {told}. Go on with what it had, or remove the folder")
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 200 else f"{text[:100]} ... {text[-90:]}"
+def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> Dict[str, Any]:
+    plan: Dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
+    plan.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[identity_of(path) for path in paths])
+    return plan
 
 
 class _Run:

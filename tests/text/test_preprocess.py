@@ -185,7 +185,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, tokenizer: str) -> 
                 int(child)
                 for thread in Path(f"/proc/{os.getpid()}/task").iterdir()
                 for child in (thread / "children").read_text().split()
-                if b"libai_data.text.crew" in Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"libai_data.shard_work.crew" in Path(f"/proc/{child}/cmdline").read_bytes()
             ]
             killed.append(children[0])
             os.kill(children[0], signal.SIGKILL)
