@@ -9,6 +9,7 @@ from libai_data.sources.json_lines import JsonLinesSource
 from libai_data.sources.memory import InMemorySource
 from libai_data.sources.numpy_files import NumpySource
 from libai_data.sources.opening import open_source
+from libai_data.sources.packed_record import pack_record, unpack_record
 from libai_data.sources.parquet import ParquetSource
 from libai_data.sources.webdataset import WebDatasetSource
 
@@ -26,4 +27,6 @@ __all__ = [
     "dtype_for",
     "merge_indexed",
     "open_source",
+    "pack_record",
+    "unpack_record",
 ]
