@@ -40,6 +40,9 @@ def default_train() -> DictConfig:
             # What may differ from the checkpoint that a run resumes from, as [seed]; otherwise it is refused. Of
             # dataset, seed, shuffle, drop_last, global_batch_size, order_version.
             "resume_override": [],
+            # What of the config ranks may set differently, as [dataloader.train.dataset.root]: keys, with all below
+            # them. Otherwise ranks with different configs do not start.
+            "may_differ": [],
             # Steps of the optimizer to train; with train_epoch, the larger of the two is trained.
             "train_iter": 10000,
             "train_epoch": 0,

@@ -18,6 +18,7 @@ import numpy as np
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 import libai_data
+from libai_data.config import try_get_key
 from libai_data.config.naming import dotted_name
 from libai_data.errors import ConfigError
 from libai_data.global_batch.gather import digest_of, gather_words
@@ -69,10 +70,11 @@ def config_values(cfg: Any) -> Dict[str, str]:
     """The values of a config by their dotted keys, as text that is the same in every process.
 
     Args:
-        cfg: the whole config; interpolations are left as they stand.
+        cfg: the whole config; interpolations are left as they stand, and what `train.may_differ` names is left out.
     """
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
-    return dict(_flat("", plain))
+    allowed = tuple(f"{key}." for key in try_get_key(cfg, "train.may_differ") or ())
+    return {key: value for key, value in _flat("", plain) if not f"{key}.".startswith(allowed)}
 
 
 def _flat(key: str, value: Any) -> Iterator[Tuple[str, str]]:
@@ -149,7 +151,8 @@ def _told(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
     return (
         "the ranks do not run the same: "
         + "; ".join(found)
-        + ". Start all of them with the same packages, code, config file and overrides; libai-data doctor tells more"
+        + ". Start all of them with the same packages, code, config file and overrides; what differs on "
+        "purpose, such as a path, is named in train.may_differ"
     )
 
 

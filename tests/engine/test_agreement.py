@@ -83,6 +83,16 @@ def test_configs_have_equal_values_where_they_are_equal(values: Dict[str, Any]) 
     assert hash_of_values(config_values(first)) != hash_of_values(config_values(second))
 
 
+def test_what_may_differ_is_not_compared() -> None:
+    def values(**changed: Any) -> Dict[str, str]:
+        train = {"may_differ": ["data.root", "seed"], "output": "a"}
+        return config_values(OmegaConf.create({"train": train, "data": {"root": {"path": 1}, "rooted": 2, **changed}}))
+
+    assert values(root="/other") == values()
+    assert values(rooted=3) != values()
+    assert values(seed=3) != values()
+
+
 def test_targets_and_objects_have_their_names_and_no_addresses() -> None:
     cfg = OmegaConf.create({"dataset": LazyCall(TinyDataset)(length=3), "x": [1.5]}, flags={"allow_objects": True})
     cfg.transform = TinyDataset(2)
