@@ -239,7 +239,7 @@ class MeanCrossEntropy(StageModule):
 
         Args:
             logits: `[..., classes]`, float32.
-            labels: `[...]`, int64.
+            labels: `[...]`, int64; or, where they are mixed, `[..., classes]`, float32.
             counts: `[...]`, float32, 0 where a label does not count and else 1; by default all do.
 
         Returns:
@@ -247,7 +247,10 @@ class MeanCrossEntropy(StageModule):
         """
         everywhere = get_nd_sbp([broadcast, broadcast])
         labels = self.to_stage(labels)
-        losses = flow._C.sparse_softmax_cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
+        if labels.ndim == logits.ndim:
+            losses = -(labels * flow.log_softmax(logits, dim=-1)).sum(dim=-1).view(-1)
+        else:
+            losses = flow._C.sparse_softmax_cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1))
         if counts is None:
             return losses.mean().to_global(sbp=everywhere)
         counts = self.to_stage(counts).view(-1)

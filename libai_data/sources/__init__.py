@@ -2,29 +2,44 @@
 
 from libai_data.sources.array_record import ArrayRecordSource
 from libai_data.sources.arrow import ArrowSource
+from libai_data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from libai_data.sources.image_folder import ImageFolderSource
+from libai_data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.sources.indexed import IndexedSource
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for, merge_indexed
 from libai_data.sources.json_lines import JsonLinesSource
 from libai_data.sources.memory import InMemorySource
+from libai_data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.sources.numpy_files import NumpySource
 from libai_data.sources.opening import open_source
 from libai_data.sources.packed_record import pack_record, unpack_record
 from libai_data.sources.parquet import ParquetSource
+from libai_data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.sources.webdataset import WebDatasetSource
 
 __all__ = [
     "ArrayRecordSource",
     "ArrowSource",
+    "CIFAR10",
+    "CIFAR100",
+    "CIFARSource",
+    "FASHION_MNIST",
     "ImageFolderSource",
+    "ImageNetTarSource",
     "InMemorySource",
     "IndexedSource",
     "IndexedWriter",
     "JsonLinesSource",
+    "LocalFile",
+    "MNIST",
+    "MNISTSource",
     "NumpySource",
     "ParquetSource",
+    "Storage",
     "WebDatasetSource",
     "dtype_for",
+    "listed",
+    "local_path",
     "merge_indexed",
     "open_source",
     "pack_record",

@@ -44,6 +44,14 @@ def test_mean_cross_entropy_is_the_mean_over_all_labels() -> None:
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-5)
 
 
+def test_mean_cross_entropy_of_mixed_labels_is_weighted_by_their_shares() -> None:
+    random = np.random.default_rng(0)
+    logits, labels = random.standard_normal((4, 5)).astype(np.float32), random.dirichlet(np.ones(5), 4)
+    log_probabilities = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    loss = layers.MeanCrossEntropy()(placed(logits), placed(labels.astype(np.float32)))
+    np.testing.assert_allclose(loss.numpy(), -(labels * log_probabilities).sum(-1).mean(), rtol=1e-5)
+
+
 def test_initial_values_depend_on_the_seed_and_the_parameters_name() -> None:
     def weights(seed: int) -> Any:
         model = flow.nn.ModuleList([layers.Linear(4, 4), layers.Linear(4, 4)])
