@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from tests.distributed.secure_shell import (
     wait_until_nothing_runs,
     why_no_sshd,
 )
+from tests.distributed.slow_link import SECONDS_TO_READ_THE_DELAY
 
 TRAINING = Path(__file__).parent / "scripts" / "noting_training.py"
 MODES = ("data_parallel", "node", "rank0")
@@ -94,6 +96,14 @@ def await_words(job: Job, word: str, times: int) -> None:
         time.sleep(0.02)
 
 
+def await_path(job: Job, path: Path) -> None:
+    deadline = time.monotonic() + WATCHDOG
+    while not path.exists():
+        assert job.processes[0].poll() is None, job._outputs()[0]
+        assert time.monotonic() < deadline, job._outputs()[0]
+        time.sleep(0.005)
+
+
 def expected(steps: int) -> Dict[int, List[str]]:
     """What each step is to take, from the order alone."""
     _, indices = Order(SAMPLES, SEED).locate(np.arange(steps * BATCH))
@@ -117,18 +127,34 @@ def write_config(folder: Path, steps: int) -> None:
     (folder / "config.py").write_text(CONFIG.format(folder=str(folder / "output"), steps=steps, period=PERIOD))
 
 
-def test_every_read_mode_takes_the_samples_of_the_order(cluster: Cluster) -> None:
-    write_config(cluster.folder, 6)
-    with Job() as job:
-        cluster.start(job, TRAINING, LIBAI_DATA_READERS=" ".join(MODES))
+def fastest_step(folder: Path) -> float:
+    """Seconds of the fastest step of a training, as its log has them."""
+    return min(json.loads(line)["time"] for line in (folder / "metrics.json").read_text().splitlines())
+
+
+def test_every_read_mode_takes_the_samples_of_the_order_also_over_a_link_that_takes_50_ms(tmp_path: Path) -> None:
+    delay = tmp_path / "delay"
+    delay.write_text("0")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    write_config(tmp_path, 6)
+    with two_nodes(delay) as nodes, reachable_by_ssh(nodes, keys) as ssh, Job() as job:
+        Cluster(nodes, ssh, tmp_path).start(job, TRAINING, LIBAI_DATA_READERS=" ".join((*MODES, "pause", "rank0:2")))
+        await_path(job, tmp_path / "2" / "model_final")
+        delay.write_text("0.05")
+        time.sleep(2 * SECONDS_TO_READ_THE_DELAY)
+        (tmp_path / "go").touch()
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
-    for readers in MODES:
-        halves = [runs_of(cluster.folder / readers, rank)[0] for rank in range(4)]
+    for number, steps in ((0, 6), (1, 6), (2, 6), (4, 2)):
+        halves = [runs_of(tmp_path / str(number), rank)[0] for rank in range(4)]
         assert halves[0] == halves[1]
         assert halves[2] == halves[3]
-        assert {step: halves[0][step] + halves[2][step] for step in halves[0]} == expected(6), readers
-    assert "[10.77.0.1] " in ended.output
+        assert {step: halves[0][step] + halves[2][step] for step in halves[0]} == expected(steps), number
+    fast, slow = (fastest_step(tmp_path / number) for number in "24")
+    print(f"a step takes {fast} s, and over the slow link {slow} s")
+    # No step ends before the gradients have come from the other node.
+    assert slow > max(fast, 0.05)
     assert set(re.findall(r"^\[(.*?)\] ", ended.output, re.MULTILINE)) == {"10.77.0.1", "10.77.0.2"}
     assert "Mesh: data 2 x tensor 2 x pipeline 1, 4 rank(s) on 2 node(s), cpu." in ended.output
 
@@ -138,10 +164,7 @@ def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster:
     output = cluster.folder / "output"
     with Job() as job:
         cluster.start(job, TRAINING, MAX_RESTARTS="2", LIBAI_DATA_RESTS="0.05")
-        deadline = time.monotonic() + WATCHDOG
-        while not (output / "last_checkpoint").exists():
-            assert job.processes[0].poll() is None and time.monotonic() < deadline, job._outputs()[0]
-            time.sleep(0.005)
+        await_path(job, output / "last_checkpoint")
         kill_all_on(cluster.nodes[1])
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output

@@ -3,7 +3,8 @@
     noting_training.py --config-file FILE ...
 
 Of the environment it takes LIBAI_DATA_READERS, read modes with which to train one after the other, each into a folder
-of its own, and LIBAI_DATA_RESTS, seconds by which each step takes longer, so that something can happen meanwhile.
+of its own ("rank0:2" takes 2 steps, and "pause" waits for a file "go" beside FILE), and LIBAI_DATA_RESTS, seconds by
+which each step takes longer, so that something can happen meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class RestingTrainer(NotingTrainer):
 
 def train_in(readers: str, args: Any, folder: str) -> Dict[str, Any]:
     """Train with a read mode, into a folder of its own."""
-    opts = [f"dataloader.train.readers={readers}", f"train.output_dir={folder}/{readers}"]
+    mode, _, steps = readers.partition(":")
+    opts = [f"dataloader.train.readers={mode}", f"train.output_dir={folder}"]
+    opts += [f"train.train_iter={steps}"] if steps else []
     return run(type(args)(**{**vars(args), "opts": [*args.opts, *opts]}), RestingTrainer)
 
 
@@ -61,8 +64,13 @@ def main() -> None:
         join_ranks(rank, world_size)
         if "LIBAI_DATA_READERS" not in os.environ:
             run(args, RestingTrainer)
-        for readers in os.environ.get("LIBAI_DATA_READERS", "").split():
-            train_in(readers, args, os.path.dirname(args.config_file))
+        for number, readers in enumerate(os.environ.get("LIBAI_DATA_READERS", "").split()):
+            folder = os.path.dirname(args.config_file)
+            if readers == "pause":
+                while not os.path.exists(f"{folder}/go"):
+                    time.sleep(0.01)
+            else:
+                train_in(readers, args, f"{folder}/{number}")
         say_farewell()
 
 
