@@ -186,7 +186,7 @@ def _http_options() -> Dict[str, Any]:
     try:
         import aiohttp
     except ModuleNotFoundError as error:
-        raise ConfigError("files are read by http with aiohttp: pip install aiohttp") from error
+        raise ConfigError("files are read by http with aiohttp: pip install libai_data[remote]") from error
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS_OF_SILENCE, sock_read=_SECONDS_OF_SILENCE)
     return {"client_kwargs": {"timeout": timeout}}
 

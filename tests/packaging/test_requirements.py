@@ -12,9 +12,15 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Modules whose distribution is called otherwise.
-DISTRIBUTIONS = {"yaml": "pyyaml", "PIL": "pillow", "hydra": "hydra-core", "sklearn": "scikit-learn"}
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "hydra": "hydra-core",
+    "sklearn": "scikit-learn",
+    "cv2": "opencv-python-headless",
+}
 # Modules that come with a distribution that is asked for.
-CONTAINED = {"antlr4": "hydra-core"}
+CONTAINED = {"antlr4": "hydra-core", "aiohttp": "s3fs"}
 
 
 def required(lists: Set[str]) -> Set[str]:
@@ -43,7 +49,7 @@ def third_party_imports() -> Dict[str, str]:
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
 def test_every_package_that_is_imported_is_asked_for() -> None:
-    known = required({"INSTALL_REQUIRES", "EXAMPLES", "TEXT", "INTEGRATIONS"})
+    known = required({"INSTALL_REQUIRES", "EXAMPLES", "TEXT", "IMAGES", "RECORDS", "REMOTE", "CLUSTER", "INTEGRATIONS"})
     assert {"oneflow", "numpy", "scikit-learn"} <= known
     ours = {"libai_data", "libai", *getattr(sys, "stdlib_module_names", ())}
     missing = {
