@@ -69,8 +69,8 @@ class _Shard:
             [content[a:b] for a, b in zip(self._starts[numbers].tolist(), self._stops[numbers].tolist())],
         )
         found = []
-        for row, count in zip(rows, counts.tolist()):
-            sample: Dict[str, Any] = {"__key__": self._keys[row]}
+        for key, count in zip(self._keys.many(asked), counts.tolist()):
+            sample: Dict[str, Any] = {"__key__": key}
             sample.update(next(fields) for _ in range(count))
             found.append(sample)
         return found
