@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 from functools import cached_property
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 from PIL import ExifTags, Image
 
 from libai_data.errors import ConfigError, FormatError, nearest
 from libai_data.transforms.libraries import libjpeg_turbo
+from libai_data.transforms.scratch import scratch
 
 MODES = ("RGB", "L")
 
@@ -82,16 +83,23 @@ class EncodedImage:
         Raises:
             FormatError: See `decode_image`.
         """
-        pixels = self._decode_stored(reduction)
+        return self._upright(reduction, rough=False)
+
+    def _upright(self, reduction: int, rough: bool) -> np.ndarray:
+        pixels = self._decode_stored(reduction, rough)
         return pixels if self._orientation == 1 else np.ascontiguousarray(_turned(pixels, self._orientation))
 
-    def region(self, top: int, left: int, height: int, width: int, at_least: Tuple[int, int]) -> np.ndarray:
+    def region(
+        self, top: int, left: int, height: int, width: int, at_least: Tuple[int, int], rough: bool = False
+    ) -> np.ndarray:
         """Decode a region, at the smallest scale at which it is not smaller than what it is to be resized to.
 
         Args:
             top, left, height, width: of the region, in pixels of the whole image. Of a reduced image, the nearest whole
                 pixels are taken.
             at_least: height and width that are needed of it.
+            rough: quickly, for pixels that are resized at once: the colours of a JPEG are enlarged without
+                interpolation, and the pixels lie in memory that this thread's next rough region takes.
 
         Returns:
             uint8 [h, w, 3] or [h, w], where h and w lie between what is needed, less one for rounding, and the region's
@@ -102,7 +110,7 @@ class EncodedImage:
         """
         fits = (each for each in _REDUCTIONS if height >= at_least[0] * each and width >= at_least[1] * each)
         reduction = next(fits, 1) if self._header[2] else 1
-        pixels = self.decode(reduction)
+        pixels = self._upright(reduction, rough)
         rows = _reduced(top, height, reduction, pixels.shape[0])
         return pixels[rows, _reduced(left, width, reduction, pixels.shape[1])]
 
@@ -158,16 +166,18 @@ class EncodedImage:
         _check_pixels(image.height, image.width)
         return image
 
-    def _decode_stored(self, reduction: int) -> np.ndarray:
+    def _decode_stored(self, reduction: int, rough: bool) -> np.ndarray:
         height, width, by_turbo = self._header
         if not by_turbo:
             return self._decode_by_pillow()
         form = "GRAY" if self.mode == "L" else "RGB"
-        smallest = (
-            {} if reduction == 1 else {"min_height": -(-height // reduction), "min_width": -(-width // reduction)}
-        )
+        options: Dict[str, Any] = {}
+        if reduction > 1:
+            options.update(min_height=-(-height // reduction), min_width=-(-width // reduction))
+        if rough:
+            options.update(fastupsample=True, buffer=scratch("decoded", (height * width * 3,)))
         try:
-            pixels = libjpeg_turbo().decode_jpeg(self.data, form, **smallest)
+            pixels = libjpeg_turbo().decode_jpeg(self.data, form, **options)
         except ValueError as error:
             raise FormatError(f"the JPEG of {width} x {height} pixels is truncated or corrupt: {error}") from error
         return pixels[:, :, 0] if self.mode == "L" else pixels

@@ -11,6 +11,7 @@ from libai_data.errors import ConfigError
 from libai_data.transforms.decode import EncodedImage
 from libai_data.transforms.libraries import opencv
 from libai_data.transforms.pipeline import RandomTransform, pixels_of, size_of
+from libai_data.transforms.scratch import scratch
 
 Size = Union[int, Sequence[int]]
 
@@ -29,13 +30,14 @@ def resized(pixels: np.ndarray, size: Tuple[int, int]) -> np.ndarray:
     cv2 = opencv()
     height, width = size
     if pixels.shape[:2] == (height, width):
-        return np.ascontiguousarray(pixels)
+        return pixels.copy()
     shrinks = max(pixels.shape[0] / height, pixels.shape[1] / width)
     if shrinks <= _NO_ALIASING_BELOW:
         return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
     if shrinks <= _FEW_PIXELS_BELOW:
         # The mean of four points for each pixel: half the time of INTER_AREA, and nearer to what Pillow makes.
-        twice = cv2.resize(pixels, (2 * width, 2 * height), interpolation=cv2.INTER_LINEAR)
+        twice = scratch("twice", (2 * height, 2 * width, *pixels.shape[2:]))
+        cv2.resize(pixels, (2 * width, 2 * height), dst=twice, interpolation=cv2.INTER_LINEAR)
         return cv2.resize(twice, (width, height), interpolation=cv2.INTER_AREA)
     return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
 
@@ -60,7 +62,10 @@ class Resize:
     def __call__(self, image: Any) -> np.ndarray:
         """Resize an image; a JPEG that is not decoded yet is decoded at the scale needed."""
         height, width = size_of(image)
-        return _resized_region(image, 0, 0, height, width, self._target(height, width))
+        target = self._target(height, width)
+        if isinstance(image, EncodedImage):
+            return resized(image.region(0, 0, height, width, target), target)
+        return resized(pixels_of(image), target)
 
     def _target(self, height: int, width: int) -> Tuple[int, int]:
         if not isinstance(self.size, int):
@@ -126,7 +131,9 @@ class RandomResizedCrop(RandomTransform):
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
         """Cut and resize."""
         top, left, height, width = self.region(*size_of(image), generator)
-        return _resized_region(image, top, left, height, width, self.size)
+        if isinstance(image, EncodedImage):
+            return resized(image.region(top, left, height, width, self.size, rough=True), self.size)
+        return resized(pixels_of(image)[top : top + height, left : left + width], self.size)
 
     def region(self, height: int, width: int, generator: np.random.Generator) -> Tuple[int, int, int, int]:
         """Draw top, left, height and width of the region of an image."""
@@ -180,9 +187,3 @@ def _pair(size: Size) -> Tuple[int, int]:
     if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
         raise ConfigError(f"size is {size!r}; it must be an int of at least 1, or (height, width)")
     return pair
-
-
-def _resized_region(image: Any, top: int, left: int, height: int, width: int, size: Tuple[int, int]) -> np.ndarray:
-    if isinstance(image, EncodedImage):
-        return resized(image.region(top, left, height, width, size), size)
-    return resized(pixels_of(image)[top : top + height, left : left + width], size)

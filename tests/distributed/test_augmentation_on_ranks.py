@@ -1,0 +1,44 @@
+"""Augmented and mixed images on four ranks: any mesh, read mode and worker count makes what one process makes."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import pytest
+
+from tests.distributed.launcher import launch_ranks
+from tests.distributed.scripts.augmentation_on_ranks import SCENARIOS, STEPS, loader_of, rows_of
+from tests.distributed.scripts.transforms_on_ranks import LEGS
+from tests.transforms.pictures import encoded, photograph
+
+SCRIPT = Path(__file__).parent / "scripts" / "augmentation_on_ranks.py"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, List[Dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("augmentation")
+    for number in range(20):
+        path = folder / "images" / f"class{number % 3}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(photograph()[5 * number : 5 * number + 150, : 150 + number]))
+    result = launch_ranks(SCRIPT, 4, str(folder), timeout=150)
+    assert result.returncode == 0, result.output
+    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize("name", list(SCENARIOS))
+def test_all_meshes_read_modes_and_workers_make_the_images_of_one(
+    ranks: Tuple[Path, List[Dict[str, Any]]], name: str
+) -> None:
+    folder, found = ranks
+    alone = iter(loader_of(folder / "images", name, 1, "data_parallel", 0))
+    for number, leg in enumerate(LEGS):
+        expected = [rows_of(batch) for batch in islice(alone, STEPS)]
+        taken = [each[name][number] for each in found]
+        for rank in range(4):
+            assert taken[rank] == taken[rank // leg.mesh[1] * leg.mesh[1]], "tensor peers see the same images"
+        shards = taken[:: leg.mesh[1]]
+        assert [[row for shard in shards for row in shard[step]] for step in range(STEPS)] == expected
