@@ -118,6 +118,8 @@ class _Members:
                     # Old archives mark a folder by its name alone.
                     if not found.endswith("/"):
                         yield _Member(self._checked(place, found), content, size)
+                    elif size > 0:
+                        raise self._broken(place, f"{size} bytes called {found!r}, which names a folder")
                 name, attributes = "", {}
             place = after
 
