@@ -10,6 +10,8 @@ from typing import Any, Dict, List
 import pytest
 
 from tests.distributed.launcher import launch_ranks
+from tests.distributed.namespaces import two_nodes, why_not
+from tests.distributed.test_two_nodes import run_on
 
 SCRIPT = Path(__file__).parent / "scripts" / "iterables_on_ranks.py"
 MODES = ("data_parallel", "node", "rank0")
@@ -60,6 +62,23 @@ def test_global_batches_are_those_of_one_rank_in_every_read_mode(
     for readers in MODES:
         assert whole(alone, "1x1x1", scenario, readers) == expected, readers
         assert whole(four, mesh, scenario, readers) == expected, readers
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_two_nodes_have_the_batches_of_one_and_fail_together(tmp_path: Path, four: Found) -> None:
+    with two_nodes() as nodes:
+        ended = run_on(nodes, 200, SCRIPT, str(tmp_path))
+    assert ended.codes == [0, 0], ended.output
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(4)]
+    for mesh, scenarios in four[0]["meshes"].items():
+        for scenario in scenarios:
+            for readers in MODES:
+                expected = whole(four, mesh, scenario, readers)
+                assert whole(found, mesh, scenario, readers) == expected, (mesh, scenario, readers)
+    for fault in TOLD:
+        for readers in MODES:
+            outcomes = [each["faults"][fault][readers][0] for each in found]
+            assert all("Error: " in outcome for outcome in outcomes), (fault, readers, outcomes)
 
 
 def test_the_scenarios_are_what_they_claim(alone: Found) -> None:

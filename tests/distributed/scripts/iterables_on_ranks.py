@@ -24,7 +24,7 @@ from libai_data.structures import batch_info
 from tests.integrations.rows import numbers, rows_of, sample
 
 FOLDER = Path(sys.argv[1])
-RANK, WORLD_SIZE = flow.env.get_rank(), flow.env.get_world_size()
+RANK, WORLD_SIZE, NODES = flow.env.get_rank(), flow.env.get_world_size(), flow.env.get_node_size()
 MODES = ("data_parallel", "node", "rank0")
 GLOBAL_BATCH = 8
 MESHES = {1: [(1, 1, 1)], 4: [(4, 1, 1), (2, 2, 1)]}
@@ -168,13 +168,13 @@ def error_of(case: Callable[[str], Any], readers: str) -> List[Any]:
 def main() -> None:
     found: Dict[str, Any] = {"meshes": {}, "faults": {}}
     for sizes in MESHES[WORLD_SIZE]:
-        set_mesh(ParallelMesh(*sizes, rank=RANK))
+        set_mesh(ParallelMesh(*sizes, rank=RANK, num_nodes=NODES))
         found["meshes"]["x".join(map(str, sizes))] = {
             name: {readers: [get_mesh().data_parallel_rank, scenario(readers)] for readers in MODES}
             for name, scenario in SCENARIOS.items()
         }
     if WORLD_SIZE > 1:
-        set_mesh(ParallelMesh(WORLD_SIZE, 1, 1, rank=RANK))
+        set_mesh(ParallelMesh(WORLD_SIZE, 1, 1, rank=RANK, num_nodes=NODES))
         found["faults"] = {
             name: {readers: error_of(case, readers) for readers in MODES} for name, case in FAULTS.items()
         }
