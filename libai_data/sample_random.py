@@ -20,9 +20,11 @@ class _Current(threading.local):
 
     keys: Sequence[Tuple[int, int, int]] = ()
     failed: Optional[int] = None
+    reused: Optional[np.random.Generator] = None
 
 
 _current = _Current()
+_NO_COUNT = np.zeros(4, np.uint64)
 _STREAM_OF_BATCHES, _STREAM_OF_ROWS = -1, -2
 _global_generators = threading.RLock()
 
@@ -143,6 +145,24 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
     return _generator(_current.keys[0], stream) if _current.keys else np.random.default_rng()
 
 
+def passing_generator() -> np.random.Generator:
+    """`sample_generator()`, in a third of its time: valid until this thread asks for another, so not to be kept."""
+    if not _current.keys:
+        return np.random.default_rng()
+    if _current.reused is None:
+        _current.reused = np.random.Generator(np.random.Philox())
+    generator = _current.reused
+    generator.bit_generator.state = {
+        "bit_generator": "Philox",
+        "state": {"counter": _NO_COUNT, "key": _philox_key(_current.keys[0], 0)},
+        "buffer": _NO_COUNT,
+        "buffer_pos": len(_NO_COUNT),
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return generator
+
+
 def sample_generators(stream: int = 0) -> List[np.random.Generator]:
     """`sample_generator` for each sample that is being read by `read_batch` or `__getitems__`, in their order."""
     return [_generator(key, stream) for key in _current.keys]
@@ -176,9 +196,13 @@ class BatchRandom:
 
 
 def _generator(key: Tuple[int, int, int], stream: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=_philox_key(key, stream)))
+
+
+def _philox_key(key: Tuple[int, int, int], stream: int) -> np.ndarray:
     high = combine64(*key, stream)
     # As an array: of a list with one number on either side of 2**63 numpy makes floats, which drop bits.
-    return np.random.Generator(np.random.Philox(key=np.array([high, combine64(high)], dtype=np.uint64)))
+    return np.array([high, combine64(high)], dtype=np.uint64)
 
 
 @contextmanager

@@ -8,7 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.sample_random import reading_samples, sample_generator, sample_generators, seeded_globals
+from libai_data.sample_random import (
+    passing_generator,
+    reading_samples,
+    sample_generator,
+    sample_generators,
+    seeded_globals,
+)
 
 keys = st.tuples(st.integers(-(2**63), 2**64), st.integers(0, 2**40), st.integers(0, 2**50))
 Key = Tuple[int, int, int]
@@ -123,3 +129,16 @@ def test_threads_do_not_disturb_each_other() -> None:
     for thread in threads:
         thread.join()
     assert found == expected
+
+
+@given(st.tuples(st.integers(0, 2**63), st.integers(0, 99), st.integers(0, 2**62)))
+def test_a_passing_generator_draws_what_the_samples_own_draws(key: Tuple[int, int, int]) -> None:
+    with reading_samples((key,)):
+        passing_generator().random(3)
+        passing_generator().integers(9, dtype=np.int32)
+        own, passing = sample_generator(), passing_generator()
+        assert (
+            passing.integers(1 << 31, size=3, dtype=np.int32).tolist()
+            == own.integers(1 << 31, size=3, dtype=np.int32).tolist()
+        )
+        assert passing.random(5).tolist() == own.random(5).tolist()

@@ -98,8 +98,8 @@ class EncodedImage:
             top, left, height, width: of the region, in pixels of the whole image. Of a reduced image, the nearest whole
                 pixels are taken.
             at_least: height and width that are needed of it.
-            rough: quickly, for pixels that are resized at once: the colours of a JPEG are enlarged without
-                interpolation, and the pixels lie in memory that this thread's next rough region takes.
+            rough: quickly, for pixels that are resized at once: a JPEG's colours are enlarged without interpolation,
+                its transform is the fast one, and the pixels lie in memory that this thread's next rough region takes.
 
         Returns:
             uint8 [h, w, 3] or [h, w], where h and w lie between what is needed, less one for rounding, and the region's
@@ -175,7 +175,7 @@ class EncodedImage:
         if reduction > 1:
             options.update(min_height=-(-height // reduction), min_width=-(-width // reduction))
         if rough:
-            options.update(fastupsample=True, buffer=scratch("decoded", (height * width * 3,)))
+            options.update(fastdct=True, fastupsample=True, buffer=scratch("decoded", (height * width * 3,)))
         try:
             pixels = libjpeg_turbo().decode_jpeg(self.data, form, **options)
         except ValueError as error:

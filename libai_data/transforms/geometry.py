@@ -16,8 +16,9 @@ from libai_data.transforms.scratch import scratch
 Size = Union[int, Sequence[int]]
 
 _ATTEMPTS = 10
-_NO_ALIASING_BELOW = 1.15
+_NO_ALIASING_BELOW = 1.25
 _FEW_PIXELS_BELOW = 2.0
+_SMOOTHING = 0.42
 
 
 def resized(pixels: np.ndarray, size: Tuple[int, int]) -> np.ndarray:
@@ -35,10 +36,11 @@ def resized(pixels: np.ndarray, size: Tuple[int, int]) -> np.ndarray:
     if shrinks <= _NO_ALIASING_BELOW:
         return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
     if shrinks <= _FEW_PIXELS_BELOW:
-        # The mean of four points for each pixel: half the time of INTER_AREA, and nearer to what Pillow makes.
-        twice = scratch("twice", (2 * height, 2 * width, *pixels.shape[2:]))
-        cv2.resize(pixels, (2 * width, 2 * height), dst=twice, interpolation=cv2.INTER_LINEAR)
-        return cv2.resize(twice, (width, height), interpolation=cv2.INTER_AREA)
+        # Smoothed by as much as they shrink: a third of the time of INTER_AREA, and as near to what Pillow makes.
+        smooth = scratch("smooth", pixels.shape)
+        border = cv2.BORDER_REPLICATE | cv2.BORDER_ISOLATED
+        cv2.GaussianBlur(pixels, (3, 3), _SMOOTHING * math.sqrt(shrinks**2 - 1), dst=smooth, borderType=border)
+        return cv2.resize(smooth, (width, height), interpolation=cv2.INTER_LINEAR)
     return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
 
 

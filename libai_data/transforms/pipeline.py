@@ -7,7 +7,7 @@ from typing import Any, Iterator, Optional, Sequence, Tuple
 import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.sample_random import sample_generator
+from libai_data.sample_random import passing_generator, sample_generator
 from libai_data.transforms.decode import EncodedImage
 
 
@@ -49,7 +49,7 @@ class Compose:
         self.transforms = list(transforms)
         if not self.transforms:
             raise ConfigError("Compose was given no transforms; name at least one")
-        self._draws = any(isinstance(part, RandomTransform) for part in self.transforms)
+        self._draws = any(_draws(part) for part in self.transforms)
         self._writer: Any = next((part for part in self.transforms if hasattr(part, "write")), None)
 
     @property
@@ -72,7 +72,10 @@ class Compose:
         Returns:
             What the last transform returns: `out`, where that could be.
         """
-        generator = self._generator()
+        return self.apply(image, self._generator(), out)
+
+    def apply(self, image: Any, generator: Optional[np.random.Generator], out: Optional[np.ndarray] = None) -> Any:
+        """Transform an image, with numbers drawn from a generator; see `__call__`."""
         for part in self.transforms:
             image = self._applied(part, image, generator, out)
         return image
@@ -85,16 +88,20 @@ class Compose:
             yield getattr(part, "__name__", type(part).__name__), image
 
     def _generator(self) -> Optional[np.random.Generator]:
-        return sample_generator() if self._draws else None
+        return passing_generator() if self._draws else None
 
     def _applied(
         self, part: Any, image: Any, generator: Optional[np.random.Generator], out: Optional[np.ndarray]
     ) -> Any:
-        if generator is not None and isinstance(part, RandomTransform):
+        if generator is not None and _draws(part):
             return part.apply(image, generator)
         if out is not None and part is self._writer:
             return part.write(image, out)
         return part(image)
+
+
+def _draws(part: Any) -> bool:
+    return isinstance(part, RandomTransform) or (isinstance(part, Compose) and part._draws)
 
 
 def pixels_of(image: Any) -> np.ndarray:
