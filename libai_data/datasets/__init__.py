@@ -8,6 +8,7 @@ from libai_data.datasets.gpt import GPTDataset
 from libai_data.datasets.image_folder import ImageFolderDataset
 from libai_data.datasets.imagenet import ImageNetDataset
 from libai_data.datasets.labelled_images import LabelledImages
+from libai_data.datasets.mapped import Map, RandomMap
 from libai_data.datasets.mnist import FashionMNISTDataset, MNISTDataset
 from libai_data.datasets.one_round import OneRound
 from libai_data.datasets.packing import PackedDataset, cu_seqlens
@@ -31,7 +32,9 @@ __all__ = [
     "LabelledImages",
     "MNISTDataset",
     "OneRound",
+    "Map",
     "PackedDataset",
+    "RandomMap",
     "RandomPart",
     "RobertaDataset",
     "StreamTransform",
