@@ -114,7 +114,7 @@ class SampleReader:
         """Read sample after sample, with as little in between as can be."""
         dataset = self.dataset
         keys = SampleKey(self.seed, epochs, indices)
-        copy, begin = 0.0, perf_counter()
+        copy, begin = 0.0, _started()
         with reading_samples(keys):
             for row, index in enumerate(indices.tolist()):
                 keys.row = row
@@ -167,7 +167,7 @@ class SampleReader:
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
     def _get(self, epoch: int, index: int) -> Fields:
-        start = perf_counter()
+        start = _started()
         try:
             with reading_samples(((self.seed, epoch, index),)):
                 return self.dataset[index]
@@ -177,7 +177,7 @@ class SampleReader:
             self._count_source(start, 1)
 
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> List[Fields]:
-        start, asked = perf_counter(), indices.tolist()
+        start, asked = _started(), indices.tolist()
         try:
             with reading_samples(SampleKeys(self.seed, epochs, indices)):
                 samples = list(self._get_items(asked))  # type: ignore[misc]
@@ -191,7 +191,7 @@ class SampleReader:
         return samples
 
     def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        start = perf_counter()
+        start = _started()
         try:
             with reading_samples(SampleKeys(self.seed, epochs, indices)):
                 if self._reads_parts:
@@ -226,6 +226,12 @@ class SampleReader:
 
     def _failure(self, which: str, error: Exception) -> SampleError:
         return SampleError(f"{which} of {type(self.dataset).__name__}: {type(error).__name__}: {error}")
+
+
+def _started() -> float:
+    """The time, at which reading begins; what this thread transformed before was not for the loader."""
+    take_transform_time()
+    return perf_counter()
 
 
 def reads_parts(dataset: Any) -> bool:
