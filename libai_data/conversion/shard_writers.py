@@ -18,6 +18,8 @@ from libai_data.sources.parquet import ParquetSource
 from libai_data.sources.webdataset import WebDatasetSource
 
 _ROW_GROUP = 4096
+# Endings whose files WebDataset decodes as a whole number.
+_WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
 class ShardWriter(Protocol):
@@ -105,6 +107,8 @@ def _as_file(name: str, value: Any) -> Tuple[str, bytes]:
     ending = name.lower()
     if isinstance(value, bytes):
         return ending, value
+    if type(value) is int and ending in _WHOLE_NUMBERS:
+        return ending, str(value).encode()
     if isinstance(value, str):
         return ending if ending.split(".")[-1] == "txt" else f"{ending}.txt", value.encode("utf-8", "surrogatepass")
     if isinstance(value, (np.ndarray, np.generic)):
@@ -129,8 +133,13 @@ class _Parquet:
         self._rows: List[Any] = []
 
     def write(self, records: Sequence[Any], first: int) -> List[Any]:
+        rows = [as_row(record) for record in records]
+        # Arrow would leave them out.
+        unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
+        if unknown:
+            raise SchemaError(f"they have fields {unknown}, of which the first records have only {self._schema.names}")
         try:
-            table = self._pyarrow.Table.from_pylist([as_row(record) for record in records], schema=self._schema)
+            table = self._pyarrow.Table.from_pylist(rows, schema=self._schema)
         except (self._pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise SchemaError(
                 f"they do not fit the columns {self._schema.names} of the first records: {error}"

@@ -4,6 +4,7 @@ from libai_data.sources.array_record import ArrayRecordSource
 from libai_data.sources.arrow import ArrowSource
 from libai_data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from libai_data.sources.image_folder import ImageFolderSource
+from libai_data.sources.image_records import ImageRecords
 from libai_data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.sources.indexed import IndexedSource
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for, merge_indexed
@@ -26,6 +27,7 @@ __all__ = [
     "FASHION_MNIST",
     "ImageFolderSource",
     "ImageNetTarSource",
+    "ImageRecords",
     "InMemorySource",
     "IndexedSource",
     "IndexedWriter",

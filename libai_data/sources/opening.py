@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict
 
 from libai_data.errors import ConfigError, nearest
 from libai_data.sources.array_record import ArrayRecordSource
 from libai_data.sources.arrow import ArrowSource
+from libai_data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
+from libai_data.sources.image_folder import ImageFolderSource
+from libai_data.sources.image_records import ImageRecords
+from libai_data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.sources.json_lines import JsonLinesSource
+from libai_data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.sources.numpy_files import NumpySource
 from libai_data.sources.parquet import ParquetSource
 from libai_data.sources.sharded import Paths
 from libai_data.sources.storage import listed
 from libai_data.sources.webdataset import WebDatasetSource
 
+
+def _images(source: Callable[..., Any], folders: Paths) -> ImageRecords:
+    """Images of one folder as records."""
+    if isinstance(folders, (str, Path)):
+        return ImageRecords(source(folders))
+    if len(folders) != 1:
+        raise ConfigError(f"images are read from one folder at a time, not from {list(map(str, folders))}")
+    return ImageRecords(source(folders[0]))
+
+
+_OF_IMAGES: Dict[str, Callable[..., Any]] = {
+    "cifar10": partial(CIFARSource, kind=CIFAR10),
+    "cifar100": partial(CIFARSource, kind=CIFAR100),
+    "mnist": partial(MNISTSource, kind=MNIST),
+    "fashion_mnist": partial(MNISTSource, kind=FASHION_MNIST),
+    "imagenet_tar": ImageNetTarSource,
+}
 SOURCES: Dict[str, Callable[..., Any]] = {
     "array_record": ArrayRecordSource,
     "webdataset": WebDatasetSource,
@@ -23,7 +46,12 @@ SOURCES: Dict[str, Callable[..., Any]] = {
     "arrow": ArrowSource,
     "jsonl": JsonLinesSource,
     "numpy": NumpySource,
+    "image_folder": partial(_images, ImageFolderSource),
+    **{name: partial(_images, source) for name, source in _OF_IMAGES.items()},
+    **{f"{name}_test": partial(_images, partial(source, train=False)) for name, source in _OF_IMAGES.items()},
 }
+"""Formats by name; those of images take the folder that their source takes, and "_test" the images to test with."""
+
 _OF_ENDING = {
     ".array_record": "array_record",
     ".arrayrecord": "array_record",
