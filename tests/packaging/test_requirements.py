@@ -49,7 +49,9 @@ def third_party_imports() -> Dict[str, str]:
 
 @pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
 def test_every_package_that_is_imported_is_asked_for() -> None:
-    known = required({"INSTALL_REQUIRES", "EXAMPLES", "TEXT", "IMAGES", "RECORDS", "REMOTE", "CLUSTER", "INTEGRATIONS"})
+    known = required(
+        {"INSTALL_REQUIRES", "EXAMPLES", "TEXT", "IMAGES", "RECORDS", "REMOTE", "CLUSTER", "INTEGRATIONS", "LIBAI"}
+    )
     assert {"oneflow", "numpy", "scikit-learn"} <= known
     ours = {"libai_data", "libai", *getattr(sys, "stdlib_module_names", ())}
     missing = {
