@@ -106,7 +106,7 @@ class WriteShard:
 
     def _digest_of_file(self, path: Path) -> str:
         digest = _Digest()
-        with tempfile.TemporaryDirectory(prefix="libai_data_convert_") as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             # A shard under a name of its own for a while needs no index that stays.
             options = {"cache_dir": folder} if self._to == "webdataset" else {}
             digest.add(FORMATS[self._to].source([path], **options))
