@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Sequence
+from typing import Dict, List, Mapping, Sequence, TypeVar
+
+_Value = TypeVar("_Value")
 
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
@@ -33,7 +35,17 @@ def by_rank(values: Dict[int, str]) -> str:
     Args:
         values: rank -> its value.
     """
-    ranks_with: Dict[str, List[int]] = {}
+    told = ranks_by_value(values).items()
+    return ", but ".join(f"{value} on rank {numbers_in_words(ranks)}" for value, ranks in told)
+
+
+def ranks_by_value(values: Mapping[int, _Value]) -> Dict[_Value, List[int]]:
+    """The ranks that have each value, ascending; values in the order of their first ranks.
+
+    Args:
+        values: rank -> its value.
+    """
+    found: Dict[_Value, List[int]] = {}
     for rank in sorted(values):
-        ranks_with.setdefault(values[rank], []).append(rank)
-    return ", but ".join(f"{value} on rank {numbers_in_words(ranks)}" for value, ranks in ranks_with.items())
+        found.setdefault(values[rank], []).append(rank)
+    return found

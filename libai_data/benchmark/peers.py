@@ -19,19 +19,25 @@ _WARM_UP = 8
 _LEAST_BATCHES = 8
 
 
-def seconds_a_batch(fetch: Callable[[], Any], seconds: float) -> float:
+def seconds_a_batch(
+    fetch: Callable[[], Any], seconds: float, warm_up: int = _WARM_UP, least: int = _LEAST_BATCHES
+) -> float:
     """Fetch batches, letting go of each, for some seconds.
 
-    What was fetched ahead while others were measured is used up first.
+    Args:
+        fetch: gives a batch.
+        seconds: for how long at least.
+        warm_up: batches before; what was fetched ahead while others were measured is used up so.
+        least: batches that are measured at least.
     """
-    for _ in range(_WARM_UP):
+    for _ in range(warm_up):
         fetch()
     start, batches = time.perf_counter(), 0
     while True:
         fetch()
         batches += 1
         elapsed = time.perf_counter() - start
-        if elapsed >= seconds and batches >= _LEAST_BATCHES:
+        if elapsed >= seconds and batches >= least:
             return elapsed / batches
 
 

@@ -16,7 +16,7 @@ from libai_data.doctor import (
 )
 from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import RED, Facts, Finding, Reports
-from libai_data.in_words import numbers_in_words
+from libai_data.in_words import numbers_in_words, ranks_by_value
 
 _PROBLEM = "problem"
 
@@ -70,10 +70,8 @@ def judge_all(reports: Reports) -> List[Tuple[str, Finding]]:
     found: List[Tuple[str, Finding]] = []
     told: Set[str] = set()
     for check in CHECKS:
-        problems: Dict[str, List[int]] = {}
-        for rank, facts in reports.facts(check.name).items():
-            if _PROBLEM in facts:
-                problems.setdefault(facts[_PROBLEM], []).append(rank)
+        told_of = reports.facts(check.name).items()
+        problems = ranks_by_value({rank: facts[_PROBLEM] for rank, facts in told_of if _PROBLEM in facts})
         new = {words: ranks for words, ranks in problems.items() if words not in told}
         told.update(new)
         found += [

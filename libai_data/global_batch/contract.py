@@ -9,6 +9,7 @@ import numpy as np
 from libai_data.errors import ContractError
 from libai_data.global_batch.gather import checksum_of, digest_of, gather_words
 from libai_data.global_batch.schema_check import raise_differences, signature_of
+from libai_data.in_words import ranks_by_value
 from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import BatchInfo, DistTensorData, RowIndices
@@ -98,10 +99,8 @@ def _different_places(heads: np.ndarray) -> List[str]:
 
 def _by_value(values: Sequence[object]) -> str:
     """Each value of the ranks, once, and who has it."""
-    ranks_with: Dict[object, List[int]] = {}
-    for rank, value in enumerate(values):
-        ranks_with.setdefault(value, []).append(rank)
-    return ", but ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in ranks_with.items())
+    told = ranks_by_value(dict(enumerate(values))).items()
+    return ", but ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in told)
 
 
 def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) -> List[str]:

@@ -6,14 +6,13 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Optional, Sequence
 
 import numpy as np
 from PIL import Image
+
+from libai_data.sources.whole_folder import written_together
 
 _TEST_EVERY = 5
 
@@ -41,22 +40,17 @@ def write_digits(root: Path) -> bool:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
-    root.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=str(root.parent)))
     try:
-        for number, (picture, digit) in enumerate(zip(digits.images, digits.target)):
-            folder = unfinished / ("test" if number % _TEST_EVERY == 0 else "train") / str(digit)
-            folder.mkdir(parents=True, exist_ok=True)
-            pixels = np.round(picture * (255 / 16)).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number:04d}.png")
-        unfinished.chmod(0o755)
-        os.rename(unfinished, root)
+        with written_together(root) as unfinished:
+            for number, (picture, digit) in enumerate(zip(digits.images, digits.target)):
+                folder = unfinished / ("test" if number % _TEST_EVERY == 0 else "train") / str(digit)
+                folder.mkdir(parents=True, exist_ok=True)
+                pixels = np.round(picture * (255 / 16)).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number:04d}.png")
     except OSError:
         if not _is_complete(root):  # otherwise another process was faster
             raise
         return False
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return True
 
 

@@ -18,7 +18,8 @@ from typing import Any, Dict, Optional, Tuple, Union
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
-from libai_data.sources.download import downloaded, written_together
+from libai_data.sources.download import downloaded
+from libai_data.sources.whole_folder import written_together
 
 _BYTES = 8
 # Nothing in MNIST's form is larger; a gzip file may claim to be.

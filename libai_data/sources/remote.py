@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from libai_data.errors import ConfigError, StorageError
+from libai_data.sources.checksum import md5_of
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
         if remote.size is not None and size != remote.size:
             raise StorageError(f"{size} bytes came of {remote.size}")
         if remote.md5 is not None:
-            digests.append(_md5_of(target))
+            digests.append(md5_of(target))
             # Encrypted objects of S3 have tags that look like sums: bytes that come twice alike are right.
             if digests[-1] != remote.md5 and (remote.md5_is_sure or digests.count(digests[-1]) < 2):
                 raise StorageError(f"what came has the md5 sum {digests[-1]}, the store says {remote.md5}")
@@ -217,14 +218,6 @@ def _told_md5(protocol: str, info: Dict[str, Any]) -> Tuple[Optional[str], bool]
 
 def _is_hidden(path: str) -> bool:
     return any(part.startswith(".") for part in path.split("/"))
-
-
-def _md5_of(path: Path) -> str:
-    digest = hashlib.md5()
-    with path.open("rb") as file:
-        for block in iter(lambda: file.read(1 << 20), b""):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _patiently(url: str, what: str, act: Callable[[], _Result], attempts: int) -> _Result:

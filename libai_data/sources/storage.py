@@ -162,7 +162,8 @@ def listed(patterns: Union[PathLike, Sequence[PathLike]]) -> List[str]:
     found: Dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
         text = str(pattern)
-        paths = list_files(text, Storage.from_environment().attempts) if is_remote(text) else _local_files(text)
+        remote = is_remote(text)
+        paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(local_files(text))
         if not paths:
             raise ConfigError(f"no file is named by {text!r}; give files, globs (in quotes) or folders")
         found.update(dict.fromkeys(paths))
@@ -171,15 +172,16 @@ def listed(patterns: Union[PathLike, Sequence[PathLike]]) -> List[str]:
     return list(found)
 
 
-def _local_files(pattern: str) -> List[str]:
+def local_files(pattern: str) -> List[str]:
+    """The files of this machine that a file, a glob or a folder names, in no order; of folders, all but hidden ones."""
     path = Path(without_protocol(pattern))
     if path.is_file():
         return [str(path)]
     if path.is_dir():
         inside = (found for found in path.rglob("*") if found.is_file())
         visible = (found for found in inside if not any(part.startswith(".") for part in found.relative_to(path).parts))
-        return sorted(str(found) for found in visible)
-    return sorted(name for name in glob.glob(str(path), recursive=True) if os.path.isfile(name))
+        return [str(found) for found in visible]
+    return [name for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
 
 
 def _bytes_of(name: str, text: str) -> int:

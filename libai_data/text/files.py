@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import glob
 import gzip
 import lzma
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any, Dict, List, Sequence, Tuple, Type, cast
 
 from libai_data.errors import ConfigError
+from libai_data.sources.storage import local_files
 
 JSON_LINES, TEXT, PARQUET = "jsonl", "text", "parquet"
 FORMATS = (JSON_LINES, TEXT, PARQUET)
@@ -37,21 +37,11 @@ def find_inputs(patterns: Sequence[str]) -> List[Path]:
     """
     found: Dict[Path, None] = {}
     for pattern in patterns:
-        paths = _files_of(pattern)
+        paths = sorted(Path(name) for name in local_files(pattern))
         if not paths:
             raise ConfigError(f"no input file is named by {pattern!r}; give files, globs (in quotes) or folders")
         found.update(dict.fromkeys(paths))
     return list(found)
-
-
-def _files_of(pattern: str) -> List[Path]:
-    if Path(pattern).is_file():
-        return [Path(pattern)]
-    if Path(pattern).is_dir():
-        inside = (path for path in Path(pattern).rglob("*") if path.is_file())
-        visible = (path for path in inside if not any(part.startswith(".") for part in path.relative_to(pattern).parts))
-        return sorted(visible)
-    return sorted(Path(name) for name in glob.glob(pattern, recursive=True) if Path(name).is_file())
 
 
 def compression_of(path: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from libai_data.shard_work.folder import write_json
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.text.documents import BadLine, Document, count_lines, read_piece
 from libai_data.text.files import PARQUET
@@ -112,7 +113,7 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
     for prefix in prefixes:
         for suffix in (".bin", ".idx"):
             report.sizes[prefix.name + suffix] = os.path.getsize(f"{prefix}{suffix}")
-    _write_report(folder, part.number, report)
+    write_json(folder / f"{part.number:08d}.json", asdict(report))
     return report
 
 
@@ -166,9 +167,3 @@ def _write(
             report.documents += bool(sequences)
             report.empty += not sequences
     return total
-
-
-def _write_report(folder: Path, number: int, report: ShardReport) -> None:
-    unfinished = folder / f"{number:08d}.json.{os.getpid()}.unfinished"
-    unfinished.write_text(json.dumps(asdict(report)), encoding="utf-8")
-    os.replace(unfinished, folder / f"{number:08d}.json")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Iterator, List
@@ -12,6 +11,7 @@ from typing import Any, Callable, Iterator, List
 import numpy as np
 
 from libai_data.benchmark.claims import AtLeast
+from libai_data.benchmark.peers import seconds_a_batch
 from libai_data.benchmark.rounds import Contender, Measure, Row, Scale, Unavailable
 from libai_data.errors import ConfigError
 from libai_data.sources import ArrayRecordSource, ParquetSource, WebDatasetSource
@@ -172,7 +172,7 @@ def _contender(name: str, files: _Files, kind: str, opened: Callable[[Path], Rea
             raise Unavailable(str(error)) from error
         order = np.random.default_rng(1).permutation(files.count)
         batches = _batches(order)
-        yield lambda: _seconds_a_record(lambda: read_many(next(batches)), seconds)
+        yield lambda: seconds_a_batch(lambda: read_many(next(batches)), seconds, 1, _LEAST_BATCHES) / BATCH
 
     return Contender(name, prepared)
 
@@ -181,15 +181,3 @@ def _batches(order: np.ndarray) -> Iterator[List[int]]:
     while True:
         for first in range(0, len(order) - BATCH + 1, BATCH):
             yield order[first : first + BATCH].tolist()
-
-
-def _seconds_a_record(read: Callable[[], Any], seconds: float) -> float:
-    """Seconds of a record, of batches that are read for some seconds, one of them before."""
-    read()
-    start, batches = time.perf_counter(), 0
-    while True:
-        read()
-        batches += 1
-        elapsed = time.perf_counter() - start
-        if elapsed >= seconds and batches >= _LEAST_BATCHES:
-            return elapsed / (batches * BATCH)
