@@ -7,7 +7,7 @@ nor what a process that only reads data does not need.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any
 
 from libai_data.cuda_libraries import install_import_hook
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES: Dict[str, str] = {
+_MODULES: dict[str, str] = {
     "CyclicSampler": "libai_data.samplers",
     "DataLoader": "libai_data.loader",
     "DataModule": "libai_data.datamodule",
@@ -89,7 +89,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> List[str]:
+def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
 
 

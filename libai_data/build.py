@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Optional, Union
 
 from omegaconf import ListConfig
 
@@ -26,27 +27,27 @@ from libai_data.samplers.sampler import StreamSampler, check_at_least
 from libai_data.transforms.batch import BatchTransform
 
 _PARTS = ("training", "validation", "testing")
-Mixer = Callable[[List[Any]], Any]
+Mixer = Callable[[list[Any]], Any]
 _ENDLESS = LazyCall(CyclicSampler)(shuffle=True)
 _ONE_ROUND = LazyCall(SingleRoundSampler)(shuffle=False, drop_last=False)
 _ONE_SHUFFLED_ROUND = LazyCall(SingleRoundSampler)(shuffle=True, drop_last=False)
 
 Loader = Union[DataLoader, SharedLoader]
-TrainLoaders = Tuple[Loader, Optional[Loader], Optional[Loader]]
+TrainLoaders = tuple[Loader, Optional[Loader], Optional[Loader]]
 
 
 def build_nlp_train_loader(
     dataset: Any,
     train_batch_size: int,
-    test_batch_size: Optional[int] = None,
+    test_batch_size: int | None = None,
     sampler: Any = _ENDLESS,
     num_workers: int = 4,
     consumed_samples: int = 0,
     seed: int = 0,
-    collate_fn: Optional[Collator] = None,
+    collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
     mixup_func: Any = None,
-    layouts: Optional[Overrides] = None,
+    layouts: Overrides | None = None,
     readers: str = "data_parallel",
     **loader_options: Any,
 ) -> TrainLoaders:
@@ -95,9 +96,9 @@ def build_nlp_test_loader(
     sampler: Any = _ONE_ROUND,
     num_workers: int = 4,
     seed: int = 0,
-    collate_fn: Optional[Collator] = None,
+    collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
-    layouts: Optional[Overrides] = None,
+    layouts: Overrides | None = None,
     readers: str = "data_parallel",
     **loader_options: Any,
 ) -> Loader:
@@ -128,9 +129,9 @@ def build_image_test_loader(
     sampler: Any = _ONE_SHUFFLED_ROUND,
     num_workers: int = 4,
     seed: int = 0,
-    collate_fn: Optional[Collator] = None,
+    collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
-    layouts: Optional[Overrides] = None,
+    layouts: Overrides | None = None,
     readers: str = "data_parallel",
     **loader_options: Any,
 ) -> Loader:
@@ -152,8 +153,8 @@ def build_image_test_loader(
 def build_nlp_train_val_test_loader(
     dataset: Any,
     splits: Sequence[Sequence[float]],
-    weights: Optional[Sequence[float]],
-    train_val_test_num_samples: Optional[Sequence[int]],
+    weights: Sequence[float] | None,
+    train_val_test_num_samples: Sequence[int] | None,
     train_batch_size: int,
     test_batch_size: int,
     train_sampler: Any = _ENDLESS,
@@ -161,9 +162,9 @@ def build_nlp_train_val_test_loader(
     num_workers: int = 4,
     consumed_samples: int = 0,
     seed: int = 0,
-    collate_fn: Optional[Collator] = None,
+    collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
-    layouts: Optional[Overrides] = None,
+    layouts: Overrides | None = None,
     readers: str = "data_parallel",
     **loader_options: Any,
 ) -> TrainLoaders:
@@ -198,12 +199,12 @@ def build_nlp_train_val_test_loader(
         )
 
     @lru_cache(maxsize=1)
-    def parts() -> List[List[Subset]]:
+    def parts() -> list[list[Subset]]:
         datasets = _datasets(dataset)
         _check_lengths(len(datasets), splits=splits, weights=weights)
         return [cut(each, split) for each, split in zip(datasets, splits)]
 
-    def loader_of(stage: int, sampler: Any, **arguments: Any) -> Optional[Loader]:
+    def loader_of(stage: int, sampler: Any, **arguments: Any) -> Loader | None:
         if not any(split[stage] for split in proportions):
             return None
 
@@ -237,7 +238,7 @@ def build_nlp_train_val_test_loader(
     )
 
 
-def cut(dataset: Any, split: Sequence[float]) -> List[Subset]:
+def cut(dataset: Any, split: Sequence[float]) -> list[Subset]:
     """Cut a dataset into three contiguous parts.
 
     Args:
@@ -255,7 +256,7 @@ def cut(dataset: Any, split: Sequence[float]) -> List[Subset]:
     return [Subset(dataset, start, stop) for start, stop in zip(edges[:-1], edges[1:])]
 
 
-def _proportions(split: Sequence[float]) -> List[float]:
+def _proportions(split: Sequence[float]) -> list[float]:
     try:
         proportions = [float(part) for part in split] + [0.0] * (3 - len(split))
     except (TypeError, ValueError):
@@ -265,12 +266,12 @@ def _proportions(split: Sequence[float]) -> List[float]:
     return proportions
 
 
-def _shown(splits: Sequence[Sequence[float]]) -> List[List[float]]:
+def _shown(splits: Sequence[Sequence[float]]) -> list[list[float]]:
     return [list(split) for split in splits]
 
 
 def _build_loader(
-    open_dataset: Callable[[], Any], sampler: Any, readers: str, arguments: Dict[str, Any], **options: Any
+    open_dataset: Callable[[], Any], sampler: Any, readers: str, arguments: dict[str, Any], **options: Any
 ) -> Loader:
     """Build dataset, sampler and loader, each where it is needed.
 
@@ -289,7 +290,7 @@ def _build_loader(
             names = [*known, "readers"]
             raise ConfigError(f"a loader takes no '{name}'; it takes {names}.{nearest(name, names)}")
 
-    def make_stream(dataset: Any, shards: Tuple[int, ...]) -> Any:
+    def make_stream(dataset: Any, shards: tuple[int, ...]) -> Any:
         rank, size = shards[0], get_data_parallel_size()
         filled_in = dict(arguments, dataset=dataset, data_parallel_rank=rank, data_parallel_size=size)
         stream = _instantiated(sampler, filled_in)
@@ -311,7 +312,7 @@ def _build_loader(
     return make_loader(dataset, make_stream(dataset, plan.shards_read_by(mesh.rank)))
 
 
-def _serving(stream: Any, shards: Tuple[int, ...], readers: str) -> StreamSampler:
+def _serving(stream: Any, shards: tuple[int, ...], readers: str) -> StreamSampler:
     if not isinstance(stream, StreamSampler):
         raise ConfigError(
             f"readers={readers} needs a sampler that knows every rank's part, as CyclicSampler and SingleRoundSampler "
@@ -320,7 +321,7 @@ def _serving(stream: Any, shards: Tuple[int, ...], readers: str) -> StreamSample
     return stream.serving(shards)
 
 
-def _instantiated(sampler: Any, arguments: Dict[str, Any]) -> Any:
+def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:
     try:
         return instantiate(deepcopy(sampler), **arguments)
     except DataPipelineError as error:
@@ -330,7 +331,7 @@ def _instantiated(sampler: Any, arguments: Dict[str, Any]) -> Any:
         raise
 
 
-def _datasets(dataset: Any) -> List[Any]:
+def _datasets(dataset: Any) -> list[Any]:
     built = instantiate(dataset)
     return list(built) if isinstance(built, (list, tuple, ListConfig)) else [built]
 
@@ -339,13 +340,13 @@ def _one_dataset(dataset: Any, mixer: Mixer) -> Any:
     return _mixed(_datasets(dataset), mixer)
 
 
-def _mixed(datasets: List[Any], mixer: Mixer) -> Any:
+def _mixed(datasets: list[Any], mixer: Mixer) -> Any:
     if not datasets:
         raise ConfigError("dataset is an empty list; name at least one dataset")
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 
 
-def _check_lengths(datasets: int, splits: Sequence[Any], weights: Optional[Sequence[Any]]) -> None:
+def _check_lengths(datasets: int, splits: Sequence[Any], weights: Sequence[Any] | None) -> None:
     for name, values in (("splits", splits), ("weights", weights)):
         if values is not None and len(values) != datasets:
             raise ConfigError(f"{name} has {len(values)} entries for {datasets} datasets; give one for each")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Dict, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from libai_data.errors import nearest
 
@@ -16,7 +17,7 @@ class Command(NamedTuple):
     summary: str
 
 
-COMMANDS: Dict[str, Command] = {
+COMMANDS: dict[str, Command] = {
     "train": Command("libai_data.engine.command", "train or evaluate what a config describes"),
     "launch": Command("libai_data.launch", "start a program on every rank of this machine"),
     "state": Command("libai_data.engine.state_command", "show, check or change the place of a checkpoint in its data"),
@@ -41,7 +42,7 @@ def usage() -> str:
     return "\n".join(["usage: libai-data COMMAND ...", "", *lines, "", "libai-data COMMAND --help tells more."])
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run a command with the arguments after its name.
 
     Args:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Callable, Iterable, Tuple, Type
+from collections.abc import Iterable
+from typing import Callable
 
 from libai_data.errors import DataPipelineError
 
 
-def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: Tuple[Type[Exception], ...] = ()) -> int:
+def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tuple[type[Exception], ...] = ()) -> int:
     """Print what a command has to say.
 
     Args:
@@ -19,7 +20,7 @@ def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: Tup
     Returns:
         Exit code: 1 after an error.
     """
-    told: Tuple[Type[Exception], ...] = (DataPipelineError, OSError) + also_told
+    told: tuple[type[Exception], ...] = (DataPipelineError, OSError) + also_told
     try:
         for line in lines():
             print(line, flush=True)

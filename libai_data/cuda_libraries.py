@@ -17,9 +17,9 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import List, Optional, Sequence
 
 # In the order of their dependencies.
 SONAMES = (
@@ -41,14 +41,14 @@ def install_import_hook() -> None:
     sys.meta_path.insert(0, _Finder())
 
 
-def package_library_folders(search_path: Optional[Sequence[str]] = None) -> List[Path]:
+def package_library_folders(search_path: Sequence[str] | None = None) -> list[Path]:
     """Return the folders of the `nvidia-*` packages that hold a library OneFlow wants, in search order.
 
     Args:
         search_path: Folders that may hold an `nvidia` folder; by default `sys.path`.
     """
     entries = sys.path if search_path is None else search_path
-    folders: List[Path] = []
+    folders: list[Path] = []
     for entry in entries:
         for folder in sorted((Path(entry or ".") / "nvidia").glob("*/lib")):
             if folder not in folders and any((folder / soname).is_file() for soname in SONAMES):
@@ -56,7 +56,7 @@ def package_library_folders(search_path: Optional[Sequence[str]] = None) -> List
     return folders
 
 
-def library_path_for_ranks() -> Optional[str]:
+def library_path_for_ranks() -> str | None:
     """Return the LD_LIBRARY_PATH that a process needs to import OneFlow without `libai_data`, None if it needs none.
 
     The folders of the packages come last, so that the machine's own libraries are found first.
@@ -71,7 +71,7 @@ def library_path_for_ranks() -> Optional[str]:
     return os.pathsep.join([own, *folders] if own else folders) or None
 
 
-def load(oneflow_folder: Path) -> List[str]:
+def load(oneflow_folder: Path) -> list[str]:
     """Load the CUDA libraries that OneFlow's extension module would not find by itself.
 
     Args:
@@ -112,8 +112,8 @@ class _Finder(importlib.abc.MetaPathFinder):
     """Has OneFlow's extension module loaded by `_Loader`; leaves every other module alone."""
 
     def find_spec(
-        self, fullname: str, path: Optional[Sequence[str]], target: Optional[ModuleType] = None
-    ) -> Optional[importlib.machinery.ModuleSpec]:
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if fullname != EXTENSION:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import abc
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,17 +52,17 @@ class DataStages:
     def __init__(
         self,
         datamodule: Any,
-        train_batch_size: Optional[int] = None,
-        test_batch_size: Optional[int] = None,
-        argument_names: Optional[Sequence[str]] = None,
+        train_batch_size: int | None = None,
+        test_batch_size: int | None = None,
+        argument_names: Sequence[str] | None = None,
     ) -> None:
         self.datamodule = datamodule
         self._sizes = {"train": train_batch_size}
         self._test_batch_size = test_batch_size
         self._names = None if argument_names is None else ArgumentNames(argument_names)
         self._is_prepared = False
-        self._entered: Set[str] = set()
-        self._loaders: Dict[str, List[Any]] = {}
+        self._entered: set[str] = set()
+        self._loaders: dict[str, list[Any]] = {}
 
     def enter(self, stage: str) -> None:
         """Prepare the data, the first time, and set them up for a stage. Collective.
@@ -86,7 +87,7 @@ class DataStages:
         mesh = get_mesh()
         per_node = getattr(self.datamodule, "prepare_data_per_node", True)
         preparing = ReadPlan(mesh, "node").leader_of(mesh.rank) if per_node else 0
-        failure: Optional[Exception] = None
+        failure: Exception | None = None
         if preparing == mesh.rank:
             try:
                 self.datamodule.prepare_data()
@@ -112,7 +113,7 @@ class DataStages:
                     loader.close()
         self.datamodule.teardown(stage=stage)
 
-    def loaders(self, kind: str) -> List[Any]:
+    def loaders(self, kind: str) -> list[Any]:
         """The loaders of a kind, made when they are first asked for.
 
         What is no loader of this package is dealt out by `from_iterable`: training batches without end, others padded
@@ -140,12 +141,12 @@ class DataStages:
                 self._loaders[kind] = [self._dealt_out(loader, kind) for loader in several]
         return self._loaders[kind]
 
-    def _combined(self, loaders: Mapping[str, Any], unnamed: Optional[type]) -> CombinedLoader:
+    def _combined(self, loaders: Mapping[str, Any], unnamed: type | None) -> CombinedLoader:
         if not loaders:
             raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
         return CombinedLoader({name: self._dealt_out(each, "train") for name, each in loaders.items()}, unnamed)
 
-    def _by_argument(self, loaders: Sequence[Any]) -> Dict[str, Any]:
+    def _by_argument(self, loaders: Sequence[Any]) -> dict[str, Any]:
         names = self._names or ()
         if len(loaders) > len(names):
             raise ConfigError(
@@ -172,7 +173,7 @@ class DataStages:
         names = None if self._names is None else ArgumentNames(self._names)
         return from_iterable(loader, size, fields=names, batches=True, ends=ends)
 
-    def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> Dict[str, Any]:
+    def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> dict[str, Any]:
         """Make the model's arguments of a batch, by the module's hooks. Collective.
 
         Those of a LightningDataModule get and return torch tensors, as its loaders yield them (`changed_by_hooks`), of
@@ -189,13 +190,13 @@ class DataStages:
             return to_global(batch, device_type=device)
         batch = self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
         arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
-        changed: Dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
+        changed: dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
         return changed
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The module's own state, as JSON."""
         return {"state": encoded(self.datamodule.state_dict())}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Give the module its state back."""
         self.datamodule.load_state_dict(decoded(state["state"]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Collection, Dict, Optional
+from collections.abc import Collection
+from typing import Any
 
 from libai_data.global_batch import to_global
 
 
-class HyperParameters(Dict[str, Any]):
+class HyperParameters(dict[str, Any]):
     """A dict whose entries are attributes too."""
 
     def __getattr__(self, name: str) -> Any:
@@ -49,7 +50,7 @@ class DataModule:
             self._hparams = HyperParameters()
         return self._hparams
 
-    def save_hyperparameters(self, *names: str, ignore: Optional[Collection[str]] = None) -> None:
+    def save_hyperparameters(self, *names: str, ignore: Collection[str] | None = None) -> None:
         """Keep the arguments of `__init__`, from which it is to be called, in `hparams`.
 
         Args:
@@ -107,7 +108,7 @@ class DataModule:
         """Change a batch of this rank's local tensors; an Instance [rows of this rank, ...]."""
         return batch
 
-    def transfer_batch_to_device(self, batch: Any, device: str, dataloader_idx: int) -> Dict[str, Any]:
+    def transfer_batch_to_device(self, batch: Any, device: str, dataloader_idx: int) -> dict[str, Any]:
         """Make the model's arguments of a batch: by default global tensors, laid out as its fields say. Collective.
 
         Args:
@@ -117,13 +118,13 @@ class DataModule:
         """
         return to_global(batch, device_type=device)
 
-    def on_after_batch_transfer(self, batch: Dict[str, Any], dataloader_idx: int) -> Dict[str, Any]:
+    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
         """Change the model's arguments."""
         return batch
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """What a checkpoint is to keep beside the loader's place."""
         return {}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` told."""

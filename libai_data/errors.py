@@ -7,13 +7,13 @@ catches it as it expects to.
 from __future__ import annotations
 
 import difflib
-from typing import Dict, Iterable, Optional
+from collections.abc import Iterable
 
 
 class DataPipelineError(Exception):
     """The base of all errors that this package raises on its own account."""
 
-    config_path: Optional[str] = None
+    config_path: str | None = None
     """The config key of the call that failed, when `instantiate` made that call."""
 
 
@@ -63,7 +63,7 @@ def nearest(name: object, known: Iterable[object]) -> str:
     Returns:
         `" Did you mean 'x'?"`, with a leading space, or `""` where nothing known resembles `name`.
     """
-    spellings: Dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for candidate in known:
         spellings.setdefault(str(candidate).lower(), str(candidate))
     close = difflib.get_close_matches(str(name).lower(), spellings, n=1, cutoff=0.6)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from libai_data.parallel_mesh import ParallelMesh
 _AXES = ("data", "tensor")
 
 
-def split_dims(sbp_list: Sequence[str]) -> Tuple[Optional[int], Optional[int]]:
+def split_dims(sbp_list: Sequence[str]) -> tuple[int | None, int | None]:
     """Parse a field's signature.
 
     Args:
@@ -35,7 +36,7 @@ def split_dims(sbp_list: Sequence[str]) -> Tuple[Optional[int], Optional[int]]:
     return data, tensor
 
 
-def _split_dim(entry: str, axis: str) -> Optional[int]:
+def _split_dim(entry: str, axis: str) -> int | None:
     if entry == "broadcast":
         return None
     kind, _, dim = str(entry).partition("_")
@@ -46,7 +47,7 @@ def _split_dim(entry: str, axis: str) -> Optional[int]:
     )
 
 
-def nd_sbp(sbp_list: Sequence[str]) -> List[Any]:
+def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
     """OneFlow's signature for `sbp_list` on the mesh in use (axes of size 1 left out)."""
     import oneflow as flow
 
@@ -75,7 +76,7 @@ def as_flow_tensor(tensor: Any) -> Any:
         ) from error
 
 
-def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> Tuple[int, ...]:
+def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:
     """Shape of the global tensor whose data-parallel shards have this shape.
 
     Args:
@@ -109,7 +110,7 @@ def local_to_global(
     local: Any,
     sbp_list: Sequence[str],
     placement_idx: int = 0,
-    device_type: Optional[str] = None,
+    device_type: str | None = None,
     is_part: bool = False,
 ) -> Any:
     """Make the global tensor of which this rank holds the data-parallel shard `local`.
@@ -156,24 +157,24 @@ class _Way:
         moved_to: sbp to which data is moved afterwards; None if it is in its place already.
     """
 
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     placement: Any
     device_type: str
-    sbp: List[Any]
+    sbp: list[Any]
     taken_over: bool
-    partial_sbp: List[Any]
-    narrow: Optional[Tuple[int, int, int]] = None
-    moved_to: Optional[List[Any]] = None
+    partial_sbp: list[Any]
+    narrow: tuple[int, int, int] | None = None
+    moved_to: list[Any] | None = None
 
 
 # A batch has the layout of the one before, and OneFlow takes longer to make a placement than to take over a tensor.
 @lru_cache(maxsize=512)
 def _way(
     mesh: ParallelMesh,
-    shape: Tuple[int, ...],
-    sbp_list: Tuple[str, ...],
+    shape: tuple[int, ...],
+    sbp_list: tuple[str, ...],
     placement_idx: int,
-    device_type: Optional[str],
+    device_type: str | None,
     is_part: bool,
 ) -> _Way:
     import oneflow as flow

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Mapping, Sequence, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -11,7 +12,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 def numbers_in_words(numbers: Sequence[int]) -> str:
     """Ascending numbers, as ranges where they follow each other: `0-3 7`."""
-    runs: List[List[int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
             runs[-1][1] = number
@@ -29,7 +30,7 @@ def bytes_in_words(count: float) -> str:
     return f"{count:.3g} {unit}"
 
 
-def by_rank(values: Dict[int, str]) -> str:
+def by_rank(values: dict[int, str]) -> str:
     """Each value of the ranks, once, with who has it: `1.26.4 on rank 0-2, but 1.26.3 on rank 3`.
 
     Args:
@@ -39,13 +40,13 @@ def by_rank(values: Dict[int, str]) -> str:
     return ", but ".join(f"{value} on rank {numbers_in_words(ranks)}" for value, ranks in told)
 
 
-def ranks_by_value(values: Mapping[int, _Value]) -> Dict[_Value, List[int]]:
+def ranks_by_value(values: Mapping[int, _Value]) -> dict[_Value, list[int]]:
     """The ranks that have each value, ascending; values in the order of their first ranks.
 
     Args:
         values: rank -> its value.
     """
-    found: Dict[_Value, List[int]] = {}
+    found: dict[_Value, list[int]] = {}
     for rank in sorted(values):
         found.setdefault(values[rank], []).append(rank)
     return found

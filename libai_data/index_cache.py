@@ -5,8 +5,9 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Callable
 
 import numpy as np
 
@@ -22,8 +23,8 @@ def cached_arrays(
     folder: Path,
     key: str,
     build: Callable[[], Sequence[np.ndarray]],
-    is_current: Callable[[List[np.ndarray]], bool] = lambda _: True,
-) -> List[np.ndarray]:
+    is_current: Callable[[list[np.ndarray]], bool] = lambda _: True,
+) -> list[np.ndarray]:
     """The arrays that `build` returns, from a file if there is one, else built and kept in a file.
 
     Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
@@ -74,7 +75,7 @@ def _lock(descriptor: int, path: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
-def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> List[np.ndarray]:
+def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> list[np.ndarray]:
     # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
     unfinished = path.with_suffix(".unfinished")
     try:
@@ -101,7 +102,7 @@ def _write(path: Path, arrays: Sequence[np.ndarray]) -> None:
             file.write(np.ascontiguousarray(array, _NUMBERS).data)
 
 
-def _load(path: Path) -> Optional[List[np.ndarray]]:
+def _load(path: Path) -> list[np.ndarray] | None:
     try:
         whole = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         count = int(whole[0])

@@ -17,7 +17,7 @@ It takes the flags of `oneflow.distributed.launch` and gives the ranks the same 
 from __future__ import annotations
 
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 from libai_data.errors import DataPipelineError
 from libai_data.launching.arguments import parse_args
@@ -32,7 +32,7 @@ from libai_data.launching.restarts import Restarts, Runner, Training, describe, 
 __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "main", "parse_args"]
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher and return its exit code: 0, or that of the rank that failed first (128 + N for signal N)."""
     args = parse_args(argv)
     try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
+from collections.abc import MutableMapping
 from functools import lru_cache
-from typing import Any, List, MutableMapping, Optional
+from typing import Any
 
 from libai_data.errors import MeshError
 from libai_data.parallel_mesh import ParallelMesh
@@ -37,10 +38,10 @@ __all__ = [
     "tensor_to_rank0",
 ]
 
-_MESH: Optional[ParallelMesh] = None
+_MESH: ParallelMesh | None = None
 
 
-def set_mesh(mesh: Optional[ParallelMesh]) -> None:
+def set_mesh(mesh: ParallelMesh | None) -> None:
     """Makes `mesh` the mesh of this job; None forgets it.
 
     A job sets its mesh once, by `setup_dist_util`. This function replaces it without a question, as tests need.
@@ -89,7 +90,7 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
     return mesh
 
 
-def get_layer_placement(layer_idx: int, device_type: Optional[str] = None) -> Any:
+def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
     """Placement of a layer: the ranks of its pipeline stage.
 
     Args:
@@ -112,7 +113,7 @@ def get_layer_placement(layer_idx: int, device_type: Optional[str] = None) -> An
     return flow.placement(device_type, [ranks[i : i + width] for i in range(0, len(ranks), width)])
 
 
-def get_nd_sbp(sbp_list: List[Any]) -> List[Any]:
+def get_nd_sbp(sbp_list: list[Any]) -> list[Any]:
     """Keeps of a signature over the (data, tensor) axes what the mesh has.
 
     Args:
@@ -142,7 +143,7 @@ def get_nd_sbp(sbp_list: List[Any]) -> List[Any]:
     return [flow.sbp.broadcast]
 
 
-def get_hidden_sbp() -> List[Any]:
+def get_hidden_sbp() -> list[Any]:
     """SBP of hidden states: rows split over the data axis, the same on the tensor axis."""
     import oneflow as flow
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import abc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Leaf:
     """
 
     path: str
-    text: Optional[str] = None
+    text: str | None = None
 
 
 def is_named_tuple(value: Any) -> bool:
@@ -54,7 +55,7 @@ def is_nest(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and not is_numbers(value)
 
 
-def taken_apart(fields: Mapping[str, Any], leaves: Dict[str, Any]) -> Dict[str, Any]:
+def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, Any]:
     """Put the leaves of a batch's fields into `leaves`, by their paths.
 
     Args:
@@ -70,7 +71,7 @@ def taken_apart(fields: Mapping[str, Any], leaves: Dict[str, Any]) -> Dict[str, 
     return {str(name): _apart(value, str(name), leaves) for name, value in fields.items()}
 
 
-def _apart(value: Any, path: str, leaves: Dict[str, Any]) -> Any:
+def _apart(value: Any, path: str, leaves: dict[str, Any]) -> Any:
     if is_texts(value):
         return _leaf(Leaf(path, type(value[0]).__name__), value, leaves)
     if isinstance(value, abc.Mapping):
@@ -83,7 +84,7 @@ def _apart(value: Any, path: str, leaves: Dict[str, Any]) -> Any:
     return _leaf(Leaf(path), value, leaves)
 
 
-def _leaf(leaf: Leaf, value: Any, leaves: Dict[str, Any]) -> Leaf:
+def _leaf(leaf: Leaf, value: Any, leaves: dict[str, Any]) -> Leaf:
     if leaf.path in leaves:
         raise SchemaError(f"two fields have the path '{leaf.path}'; rename one of them")
     leaves[leaf.path] = value
@@ -114,14 +115,14 @@ def is_flat(skeleton: Mapping[str, Any]) -> bool:
 
 def text_to_array(texts: Sequence[Any]) -> np.ndarray:
     """Strings as an array with a row for each, uint8 [n, 4 + longest]: a length in 4 bytes, then the string."""
-    packed: List[bytes] = [text.encode() if isinstance(text, str) else text for text in texts]
+    packed: list[bytes] = [text.encode() if isinstance(text, str) else text for text in texts]
     array = np.zeros((len(packed), 4 + max(map(len, packed), default=0)), dtype=np.uint8)
     for row, text in zip(array, packed):
         row[: 4 + len(text)] = np.frombuffer(len(text).to_bytes(4, "little") + text, dtype=np.uint8)
     return array
 
 
-def array_to_text(array: np.ndarray, kind: Optional[str]) -> List[Any]:
+def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
     """The strings that `text_to_array` made an array of.
 
     Args:

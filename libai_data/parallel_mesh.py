@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any
 
 from libai_data.errors import ConfigError, MeshError, nearest
 
@@ -46,7 +47,7 @@ class ParallelMesh:
     rank: int = 0
     num_nodes: int = 1
     device_type: str = "cpu"
-    layer_stage_ids: Tuple[int, ...] = ()
+    layer_stage_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in SIZE_KEYS + ("num_nodes",):
@@ -134,13 +135,13 @@ class ParallelMesh:
         return self.rank // (self.tensor_parallel_size * self.data_parallel_size)
 
     @property
-    def parallel_hierarchy(self) -> Optional[Tuple[int, int]]:
+    def parallel_hierarchy(self) -> tuple[int, int] | None:
         """Shape `(data, tensor)` of a stage's ranks when both axes exist, else None: then a stage is a flat list."""
         if self.data_parallel_size > 1 and self.tensor_parallel_size > 1:
             return self.data_parallel_size, self.tensor_parallel_size
         return None
 
-    def ranks_of_stage(self, stage: int) -> Tuple[int, ...]:
+    def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
         """Ranks of a pipeline stage, ascending.
 
         Args:
@@ -178,12 +179,12 @@ class ParallelMesh:
             )
         return self.layer_stage_ids[layer_idx]
 
-    def layer_ranks(self, layer_idx: int) -> Tuple[int, ...]:
+    def layer_ranks(self, layer_idx: int) -> tuple[int, ...]:
         """Ranks that hold a layer, ascending; see `layer_stage`."""
         return self.ranks_of_stage(self.layer_stage(layer_idx))
 
 
-def spread_layers(num_layers: int, num_stages: int) -> Tuple[int, ...]:
+def spread_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Assigns layers to stages: contiguous, even, with the remainder on the later stages.
 
     The first stages keep the activations of the most micro-batches alive, hence theirs are the shorter ones.
@@ -196,7 +197,7 @@ def spread_layers(num_layers: int, num_stages: int) -> Tuple[int, ...]:
         The stage of each layer.
     """
     base, remainder = divmod(num_layers, num_stages)
-    stages: List[int] = []
+    stages: list[int] = []
     for stage in range(num_stages):
         stages += [stage] * (base + (stage >= num_stages - remainder))
     return tuple(stages)
@@ -211,7 +212,7 @@ def _check_count(name: str, value: object) -> None:
         raise MeshError(f"{name} is {value!r}; it must be an integer of at least 1.")
 
 
-def _check_stages(name: str, stages: Tuple[int, ...], num_stages: int) -> None:
+def _check_stages(name: str, stages: tuple[int, ...], num_stages: int) -> None:
     for layer, stage in enumerate(stages):
         if not _is_int(stage) or not 0 <= stage < num_stages:
             raise MeshError(
@@ -230,7 +231,7 @@ def _check_stages(name: str, stages: Tuple[int, ...], num_stages: int) -> None:
         )
 
 
-def _sizes(dist_cfg: Mapping[str, Any], world_size: int) -> Tuple[int, int, int]:
+def _sizes(dist_cfg: Mapping[str, Any], world_size: int) -> tuple[int, int, int]:
     sizes = {key: dist_cfg.get(key) for key in SIZE_KEYS}
     for key, size in sizes.items():
         if size is not None and (not _is_int(size) or size < 1):
@@ -260,7 +261,7 @@ def _sizes(dist_cfg: Mapping[str, Any], world_size: int) -> Tuple[int, int, int]
     return data, tensor, pipeline
 
 
-def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> Tuple[int, ...]:
+def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> tuple[int, ...]:
     if num_stages == 1:
         return ()  # the same config runs without a pipeline too, where any layer is on the one stage
     num_layers = dist_cfg.get("pipeline_num_layers")
@@ -288,7 +289,7 @@ def _configured_stages(dist_cfg: Mapping[str, Any], num_stages: int) -> Tuple[in
     return stages
 
 
-def _device_type(asked: Optional[str], gpu_available: bool) -> str:
+def _device_type(asked: str | None, gpu_available: bool) -> str:
     if asked is not None and asked not in DEVICE_TYPES:
         raise ConfigError(
             f"train.dist.device_type is {asked!r}; allowed: {', '.join(DEVICE_TYPES)}."

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import isqrt
-from typing import Callable, Tuple
+from typing import Callable
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def places_in_permutation(size: int, seed: int, number: int, values: np.ndarray)
     return _walk(values.astype(np.uint64), size, _round_keys(seed, number), _feistel_back).astype(np.int64)
 
 
-def _round_keys(seed: int, number: int) -> Tuple[int, ...]:
+def _round_keys(seed: int, number: int) -> tuple[int, ...]:
     return tuple(combine64(PERMUTATION_VERSION, seed, number, turn) for turn in range(_ROUNDS))
 
 
@@ -55,10 +55,10 @@ def _small_permutation(size: int, seed: int, number: int) -> np.ndarray:
     return np.argsort(mix64_array(mix64_array(keys) ^ np.uint64(combine64(seed, number))), kind="stable")
 
 
-_Cipher = Callable[[np.ndarray, int, int, Tuple[int, ...]], np.ndarray]
+_Cipher = Callable[[np.ndarray, int, int, tuple[int, ...]], np.ndarray]
 
 
-def _walk(values: np.ndarray, size: int, keys: Tuple[int, ...], cipher: _Cipher) -> np.ndarray:
+def _walk(values: np.ndarray, size: int, keys: tuple[int, ...], cipher: _Cipher) -> np.ndarray:
     """Encipher within the smallest grid that holds `size`, again and again until the value lies below `size`.
 
     With the inverse cipher it walks the same cycles backwards, and so is the inverse.
@@ -73,7 +73,7 @@ def _walk(values: np.ndarray, size: int, keys: Tuple[int, ...], cipher: _Cipher)
     return values
 
 
-def _feistel(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...]) -> np.ndarray:
+def _feistel(values: np.ndarray, columns: int, rows: int, keys: tuple[int, ...]) -> np.ndarray:
     right, left = np.divmod(values, np.uint64(columns))
     for number, key in enumerate(keys):
         modulus = np.uint64(columns if number % 2 == 0 else rows)
@@ -81,7 +81,7 @@ def _feistel(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...])
     return right * np.uint64(columns) + left
 
 
-def _feistel_back(values: np.ndarray, columns: int, rows: int, keys: Tuple[int, ...]) -> np.ndarray:
+def _feistel_back(values: np.ndarray, columns: int, rows: int, keys: tuple[int, ...]) -> np.ndarray:
     right, left = np.divmod(values, np.uint64(columns))
     for number, key in reversed(list(enumerate(keys))):
         modulus = np.uint64(columns if number % 2 == 0 else rows)

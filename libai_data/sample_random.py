@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,9 @@ from libai_data.mixing import combine64
 class _Current(threading.local):
     """(seed, epoch, index) of each sample that a thread is reading."""
 
-    keys: Sequence[Tuple[int, int, int]] = ()
-    failed: Optional[int] = None
-    reused: Optional[np.random.Generator] = None
+    keys: Sequence[tuple[int, int, int]] = ()
+    failed: int | None = None
+    reused: np.random.Generator | None = None
 
 
 _current = _Current()
@@ -29,7 +30,7 @@ _STREAM_OF_BATCHES, _STREAM_OF_ROWS = -1, -2
 _global_generators = threading.RLock()
 
 
-class SampleKeys(Sequence[Tuple[int, int, int]]):
+class SampleKeys(Sequence[tuple[int, int, int]]):
     """(seed, epoch, index) of samples that are read together, made when somebody asks.
 
     Args:
@@ -68,7 +69,7 @@ class reading_samples:
     """
 
     # Not a generator, which costs four times as much: it is entered for each sample, or each batch.
-    def __init__(self, keys: Sequence[Tuple[int, int, int]]) -> None:
+    def __init__(self, keys: Sequence[tuple[int, int, int]]) -> None:
         self._keys = keys
 
     def __enter__(self) -> None:
@@ -101,7 +102,7 @@ class reading_row:
         _current.keys = self._outer
 
 
-def failed_sample() -> Optional[int]:
+def failed_sample() -> int | None:
     """Index of the sample over which this thread failed while it read several, if `reading_row` told."""
     return _current.failed
 
@@ -119,7 +120,7 @@ def reading_some_of_them(rows: np.ndarray) -> Iterator[None]:
 
 
 @contextmanager
-def reading_inputs(keys: Sequence[Tuple[int, int, int]]) -> Iterator[None]:
+def reading_inputs(keys: Sequence[tuple[int, int, int]]) -> Iterator[None]:
     """Says that, within the block, other samples are read, of which the one that is being read is made.
 
     Args:
@@ -163,7 +164,7 @@ def passing_generator() -> np.random.Generator:
     return generator
 
 
-def sample_generators(stream: int = 0) -> List[np.random.Generator]:
+def sample_generators(stream: int = 0) -> list[np.random.Generator]:
     """`sample_generator` for each sample that is being read by `read_batch` or `__getitems__`, in their order."""
     return [_generator(key, stream) for key in _current.keys]
 
@@ -195,18 +196,18 @@ class BatchRandom:
         return _generator(self._keys[row], _STREAM_OF_ROWS)
 
 
-def _generator(key: Tuple[int, int, int], stream: int) -> np.random.Generator:
+def _generator(key: tuple[int, int, int], stream: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=_philox_key(key, stream)))
 
 
-def _philox_key(key: Tuple[int, int, int], stream: int) -> np.ndarray:
+def _philox_key(key: tuple[int, int, int], stream: int) -> np.ndarray:
     high = combine64(*key, stream)
     # As an array: of a list with one number on either side of 2**63 numpy makes floats, which drop bits.
     return np.array([high, combine64(high)], dtype=np.uint64)
 
 
 @contextmanager
-def seeded_globals(seed: Optional[int] = None) -> Iterator[None]:
+def seeded_globals(seed: int | None = None) -> Iterator[None]:
     """Seed Python's and numpy's global generators for the sample that is being read, and put them back afterwards.
 
     For transforms of other libraries, which draw from these; threads take turns. Outside a loader nothing is seeded.

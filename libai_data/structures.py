@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class DistTensorData:
     """
 
     tensor: Any
-    sbp_list: List[str]
+    sbp_list: list[str]
     placement_idx: int
     # Of a loader's batches; see `local_to_global`. Set on the class, since samples are made by the million.
     _is_part: bool = field(default=False, repr=False, compare=False)
@@ -98,11 +99,11 @@ class DistTensorData:
         self.placement_idx = placement_idx
 
     @property
-    def shape(self) -> Tuple[int, ...]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of the tensor."""
         return tuple(self.tensor.shape)
 
-    def to_global(self, sbp: Any = None, placement: Any = None, device_type: Optional[str] = None) -> None:
+    def to_global(self, sbp: Any = None, placement: Any = None, device_type: str | None = None) -> None:
         """Replace `tensor` by its global tensor.
 
         Each rank holds its own data-parallel shard; ranks that differ only in tensor or pipeline coordinate hold equal
@@ -174,12 +175,12 @@ class Instance:
     """
 
     # Of batches only. Set on the class, since samples are made by the million.
-    _info: Optional[BatchInfo] = None
-    _rows: Optional[RowIndices] = None
-    _parts: FrozenSet[str] = frozenset()
-    _absent: FrozenSet[str] = frozenset()
-    _agreement: Optional[Agreement] = None
-    _unnamed: Optional[type] = None
+    _info: BatchInfo | None = None
+    _rows: RowIndices | None = None
+    _parts: frozenset[str] = frozenset()
+    _absent: frozenset[str] = frozenset()
+    _agreement: Agreement | None = None
+    _unnamed: type | None = None
     """What it was before its values, which had none, got names: a tuple, a list, or a single tensor."""
 
     def __init__(self, **fields: Any) -> None:
@@ -198,7 +199,7 @@ class Instance:
         return self._fields[name]
 
     def attach(
-        self, info: BatchInfo, rows: Optional[RowIndices], agreement: Agreement, parts: FrozenSet[str] = frozenset()
+        self, info: BatchInfo, rows: RowIndices | None, agreement: Agreement, parts: frozenset[str] = frozenset()
     ) -> None:
         """Make this a batch of a loader.
 
@@ -236,7 +237,7 @@ class Instance:
         self.get(name)
         del self._fields[name]
 
-    def get_fields(self) -> Dict[str, Any]:
+    def get_fields(self) -> dict[str, Any]:
         """The fields themselves, in the order in which they were set."""
         return self._fields
 
@@ -273,7 +274,7 @@ class Instance:
         return batch
 
 
-def _stack_values(values: List[Any]) -> Any:
+def _stack_values(values: list[Any]) -> Any:
     first = values[0]
     if isinstance(first, (list, tuple)) and not _is_numeric(_first_leaf(first)):
         return values
@@ -331,7 +332,7 @@ class BatchInfo(NamedTuple):
     position: int
     size: int
     valid: int
-    next_start: Optional[int] = None
+    next_start: int | None = None
 
 
 class RowIndices(NamedTuple):
@@ -362,12 +363,12 @@ class Agreement:
     batches: int = 0
 
 
-def batch_info(batch: Any) -> Optional[BatchInfo]:
+def batch_info(batch: Any) -> BatchInfo | None:
     """The `BatchInfo` that the loader attached to a batch, or None for a batch of another origin."""
     return batch._info if isinstance(batch, Instance) else None
 
 
-Fields = Union[Instance, Dict[str, Any]]
+Fields = Union[Instance, dict[str, Any]]
 
 
 def _as_own(value: Any) -> Any:
@@ -377,7 +378,7 @@ def _as_own(value: Any) -> Any:
     return DistTensorData(value.tensor, value.sbp_list, value.placement_idx)
 
 
-def fields_of(sample: Fields) -> Dict[str, Any]:
+def fields_of(sample: Fields) -> dict[str, Any]:
     """The fields of a sample or batch that is an `Instance` or a dict, or LiBai's `Instance`.
 
     Raises:

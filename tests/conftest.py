@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import AbstractSet, Dict, Iterator, List, Set
 
 import pytest
 from hypothesis import settings
@@ -57,7 +58,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _left_behind(session: pytest.Session) -> List[str]:
+def _left_behind(session: pytest.Session) -> list[str]:
     processes = [f"process {pid}: {command}" for pid, command in _processes_of(os.environ[MARK]).items()]
     new_files = _shared_memory_files() - session.config.stash[_shared_memory_before]
     # A file that a live process uses belongs to a program that runs beside the tests, or to a process named above.
@@ -65,12 +66,12 @@ def _left_behind(session: pytest.Session) -> List[str]:
     return processes + files
 
 
-def _shared_memory_files() -> Set[str]:
+def _shared_memory_files() -> set[str]:
     return set(os.listdir(SHARED_MEMORY)) if SHARED_MEMORY.is_dir() else set()
 
 
-def _shared_memory_in_use() -> Set[str]:
-    used: Set[str] = set()
+def _shared_memory_in_use() -> set[str]:
+    used: set[str] = set()
     for process in _process_folders():
         try:
             paths = [
@@ -83,10 +84,10 @@ def _shared_memory_in_use() -> Set[str]:
     return used
 
 
-def _processes_of(mark: str) -> Dict[int, str]:
+def _processes_of(mark: str) -> dict[int, str]:
     """Live processes, other than this one, that carry the mark in their environment."""
     wanted = f"{MARK}={mark}".encode()
-    found: Dict[int, str] = {}
+    found: dict[int, str] = {}
     for process in _process_folders():
         try:
             if int(process.name) == os.getpid() or wanted not in (process / "environ").read_bytes().split(b"\0"):
@@ -99,5 +100,5 @@ def _processes_of(mark: str) -> Dict[int, str]:
     return found
 
 
-def _process_folders() -> List[Path]:
+def _process_folders() -> list[Path]:
     return [Path("/proc") / name for name in os.listdir("/proc") if name.isdigit()]

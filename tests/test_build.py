@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def tensor_parallel() -> Iterator[None]:
     set_mesh(before)
 
 
-def labels_of(loader: Any, batches: int = 10**6) -> List[int]:
+def labels_of(loader: Any, batches: int = 10**6) -> list[int]:
     return [int(label) for batch in islice(loader, batches) for label in batch.labels.tensor.numpy()]
 
 
@@ -92,7 +93,7 @@ def test_consumed_samples_go_on_within_the_stream(builder: Callable[..., Any]) -
 def test_a_test_loader_is_one_round_in_which_each_sample_counts_once(builder: Callable[..., Any]) -> None:
     loader = builder(Numbers(10), 4, num_workers=0)
     for _ in range(2):
-        counted: List[int] = []
+        counted: list[int] = []
         for batch in loader:
             info = batch_info(batch)
             assert info is not None
@@ -168,7 +169,7 @@ def test_building_leaves_the_samplers_config_as_it_was() -> None:
     st.integers(0, 300),
     st.lists(st.one_of(st.integers(0, 1000), st.floats(0, 1000)), min_size=1, max_size=3).filter(lambda s: sum(s) > 0),
 )
-def test_a_split_covers_the_dataset_in_three_parts_of_its_proportions(size: int, split: List[float]) -> None:
+def test_a_split_covers_the_dataset_in_three_parts_of_its_proportions(size: int, split: list[float]) -> None:
     parts = cut(range(size), split)
     assert [sample for part in parts for sample in (part[index] for index in range(len(part)))] == list(range(size))
     assert len(parts) == 3
@@ -195,7 +196,7 @@ def test_train_validation_and_test_loaders_share_out_all_samples(first: int, sec
 
 
 def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
-    arguments: Dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "weights": None,
         "train_val_test_num_samples": None,
         "train_batch_size": 2,
@@ -212,7 +213,7 @@ def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(0, 40))
 def test_weights_hold_at_every_prefix_of_the_training_stream_and_go_on_after_a_resume(
-    weights: List[int], consumed: int
+    weights: list[int], consumed: int
 ) -> None:
     def training(**arguments: Any) -> Any:
         loader, validation, _ = build_nlp_train_val_test_loader(
@@ -237,7 +238,7 @@ def test_weights_hold_at_every_prefix_of_the_training_stream_and_go_on_after_a_r
     assert labels_of(training(consumed_samples=consumed), 20) == stream[consumed : consumed + 20]
 
 
-TWO: Dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]}
+TWO: dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]}
 
 
 @pytest.mark.parametrize(
@@ -260,8 +261,8 @@ TWO: Dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]
         ({"test_batch_size": None}, "test_batch_size is None"),
     ],
 )
-def test_malformed_splits_and_weights_are_refused_by_name(arguments: Dict[str, Any], message: str) -> None:
-    usual: Dict[str, Any] = {
+def test_malformed_splits_and_weights_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
+    usual: dict[str, Any] = {
         "dataset": Numbers(10),
         "splits": [[7, 2, 1]],
         "weights": [1.0],
@@ -302,7 +303,7 @@ def config_of(builder: Callable[..., Any], **arguments: Any) -> Any:
 )
 @pytest.mark.parametrize("builder", TRAIN_BUILDERS)
 def test_what_cannot_be_built_is_refused_by_the_configs_key(
-    builder: Callable[..., Any], arguments: Dict[str, Any], message: str
+    builder: Callable[..., Any], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=f"dataloader.train: .*{message}"):
         instantiate(config_of(builder, **arguments), _recursive_=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ class Recorded(DataModule):
 
     def __init__(self, size: int, scale: float = 2.0, *, note: str = "", **others: Any) -> None:
         self.save_hyperparameters(ignore="note")
-        self.calls: List[Any] = []
+        self.calls: list[Any] = []
 
     def prepare_data(self) -> None:
         self.calls.append("prepare")
@@ -31,7 +31,7 @@ class Recorded(DataModule):
     def teardown(self, stage: str) -> None:
         self.calls.append(("teardown", stage))
 
-    def batches(self) -> List[Dict[str, Any]]:
+    def batches(self) -> list[dict[str, Any]]:
         return [{"x": np.full(3, number, np.float32)} for number in range(self.hparams.size)]
 
     def train_dataloader(self) -> Any:
@@ -44,7 +44,7 @@ class Recorded(DataModule):
         self.calls.append(("before", dataloader_idx))
         return batch
 
-    def on_after_batch_transfer(self, batch: Dict[str, Any], dataloader_idx: int) -> Dict[str, Any]:
+    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
         return {name: value * self.hparams["scale"] for name, value in batch.items()}
 
 
@@ -122,10 +122,10 @@ def test_a_state_of_any_kind_survives_a_checkpoint() -> None:
     class Counting(DataModule):
         seen: Any = None
 
-        def state_dict(self) -> Dict[str, Any]:
+        def state_dict(self) -> dict[str, Any]:
             return {"seen": self.seen}
 
-        def load_state_dict(self, state: Dict[str, Any]) -> None:
+        def load_state_dict(self, state: dict[str, Any]) -> None:
             self.seen = state["seen"]
 
     for kept in (3, np.float32(2.5), {"a": (1, 2)}):

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Type
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +30,7 @@ from libai_data.errors import (
     ],
 )
 def test_each_error_is_caught_as_ours_and_as_the_builtin_that_fits(
-    error: Type[Exception], builtin: Type[Exception]
+    error: type[Exception], builtin: type[Exception]
 ) -> None:
     assert issubclass(error, DataPipelineError)
     assert issubclass(error, builtin)

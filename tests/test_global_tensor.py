@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -39,7 +39,7 @@ def test_views_of_any_strides_and_offsets_keep_their_values(array: np.ndarray, d
 
 
 @given(signatures)
-def test_a_signature_is_parsed_to_the_dims_that_it_splits(sbp_list: List[str]) -> None:
+def test_a_signature_is_parsed_to_the_dims_that_it_splits(sbp_list: list[str]) -> None:
     dims = split_dims(sbp_list)
     assert ["broadcast" if dim is None else f"split_{dim}" for dim in dims] == sbp_list
 
@@ -64,7 +64,7 @@ def test_an_unknown_entry_is_refused_by_axis(entry: Any) -> None:
     st.lists(st.integers(1, 24), min_size=1, max_size=4).map(tuple), signatures, st.integers(1, 4), st.integers(1, 4)
 )
 def test_a_layout_is_accepted_just_when_each_rank_gets_an_equal_part(
-    shard: Tuple[int, ...], sbp_list: List[str], data: int, tensor: int
+    shard: tuple[int, ...], sbp_list: list[str], data: int, tensor: int
 ) -> None:
     mesh = ParallelMesh(data, tensor, 1)
     whole = np.empty((shard[0] * data, *shard[1:]), dtype=np.bool_)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def waits(process: subprocess.Popen[str]) -> bool:
     return any("->" in entry and f" {process.pid} " in entry for entry in Path("/proc/locks").read_text().splitlines())
 
 
-def one_builds_others_wait(folder: Path) -> List[subprocess.Popen[str]]:
+def one_builds_others_wait(folder: Path) -> list[subprocess.Popen[str]]:
     builder = start(folder)
     assert [line(builder), line(builder)] == ["asking", "building"]
     others = [start(folder) for _ in range(2)]
@@ -77,7 +77,7 @@ def one_builds_others_wait(folder: Path) -> List[subprocess.Popen[str]]:
     return [builder, *others]
 
 
-def ended(processes: List[subprocess.Popen[str]]) -> List[str]:
+def ended(processes: list[subprocess.Popen[str]]) -> list[str]:
     found = [process.communicate(timeout=60)[0].strip() for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return found
@@ -114,7 +114,7 @@ def test_another_process_builds_if_the_builder_is_killed(tmp_path: Path) -> None
 
 
 def test_a_broken_file_is_built_anew_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def build() -> List[np.ndarray]:
+    def build() -> list[np.ndarray]:
         return [np.arange(100)]
 
     cached_arrays(tmp_path, "key", build)

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,18 +39,18 @@ def no_mesh() -> Iterator[None]:
     set_mesh(before)
 
 
-def all_ranks(shape: Tuple[int, int, int]) -> List[ParallelMesh]:
+def all_ranks(shape: tuple[int, int, int]) -> list[ParallelMesh]:
     mesh = ParallelMesh(*shape)
     return [dataclasses.replace(mesh, rank=rank) for rank in range(mesh.world_size)]
 
 
-def coordinates(mesh: ParallelMesh) -> Tuple[int, int, int]:
+def coordinates(mesh: ParallelMesh) -> tuple[int, int, int]:
     return mesh.pipeline_parallel_rank, mesh.data_parallel_rank, mesh.tensor_parallel_rank
 
 
 @given(sizes)
 def test_ranks_and_coordinates_are_one_to_one_with_tensor_innermost_and_pipeline_outermost(
-    shape: Tuple[int, int, int],
+    shape: tuple[int, int, int],
 ) -> None:
     data, tensor, pipeline = shape
     expected = list(itertools.product(range(pipeline), range(data), range(tensor)))
@@ -57,10 +58,10 @@ def test_ranks_and_coordinates_are_one_to_one_with_tensor_innermost_and_pipeline
 
 
 @given(sizes)
-def test_every_rank_is_in_exactly_one_group_of_each_axis(shape: Tuple[int, int, int]) -> None:
+def test_every_rank_is_in_exactly_one_group_of_each_axis(shape: tuple[int, int, int]) -> None:
     data, tensor, pipeline = shape
     for axis, size in ((0, pipeline), (1, data), (2, tensor)):
-        groups: Dict[Tuple[int, ...], List[int]] = {}
+        groups: dict[tuple[int, ...], list[int]] = {}
         for mesh in all_ranks(shape):
             others = tuple(c for i, c in enumerate(coordinates(mesh)) if i != axis)
             groups.setdefault(others, []).append(coordinates(mesh)[axis])
@@ -69,7 +70,7 @@ def test_every_rank_is_in_exactly_one_group_of_each_axis(shape: Tuple[int, int, 
 
 
 @given(sizes)
-def test_stages_partition_the_ranks(shape: Tuple[int, int, int]) -> None:
+def test_stages_partition_the_ranks(shape: tuple[int, int, int]) -> None:
     meshes = all_ranks(shape)
     stages = [meshes[0].ranks_of_stage(stage) for stage in range(shape[2])]
     assert [rank for stage in stages for rank in stage] == list(range(len(meshes)))
@@ -91,7 +92,7 @@ def test_layers_spread_contiguously_evenly_and_with_the_remainder_on_later_stage
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.sampled_from([None, 0, 1, 2]))
 def test_any_two_sizes_determine_the_third(data: int, tensor: int, pipeline: int, left_out: Any) -> None:
     keys = ("data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
-    cfg: Dict[str, Any] = dict(zip(keys, (data, tensor, pipeline)), pipeline_num_layers=8)
+    cfg: dict[str, Any] = dict(zip(keys, (data, tensor, pipeline)), pipeline_num_layers=8)
     if left_out is not None:
         cfg[keys[left_out]] = None
     mesh = ParallelMesh.from_config(cfg, world_size=data * tensor * pipeline)
@@ -108,7 +109,7 @@ def test_any_two_sizes_determine_the_third(data: int, tensor: int, pipeline: int
     ],
 )
 def test_sizes_left_out_become_one_and_the_data_axis_takes_the_rest(
-    cfg: Dict[str, Any], expected: Tuple[int, int, int]
+    cfg: dict[str, Any], expected: tuple[int, int, int]
 ) -> None:
     mesh = ParallelMesh.from_config(cfg, world_size=4)
     assert (mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size) == expected
@@ -274,7 +275,7 @@ def test_the_missing_gpu_is_said_once(no_mesh: None, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("shape", "kept"), [((2, 2, 1), [0, 1]), ((2, 1, 1), [0]), ((1, 2, 1), [1]), ((1, 1, 2), None)]
 )
-def test_an_nd_sbp_keeps_the_axes_that_the_mesh_has(no_mesh: None, shape: Tuple[int, int, int], kept: Any) -> None:
+def test_an_nd_sbp_keeps_the_axes_that_the_mesh_has(no_mesh: None, shape: tuple[int, int, int], kept: Any) -> None:
     import oneflow as flow
 
     both = [flow.sbp.split(0), flow.sbp.split(1)]

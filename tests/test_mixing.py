@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import List
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ int128 = st.integers(-(2**127), 2**127 - 1)
 
 
 @given(st.lists(uint64, max_size=5))
-def test_numbers_and_arrays_mix_alike(values: List[int]) -> None:
+def test_numbers_and_arrays_mix_alike(values: list[int]) -> None:
     assert mix64_array(np.array(values, dtype=np.uint64)).tolist() == [mix64(value) for value in values]
 
 
@@ -36,7 +34,7 @@ def test_splitmix64_gives_its_published_numbers() -> None:
 
 
 @given(st.lists(int128, max_size=4), st.lists(int128, max_size=4))
-def test_different_parts_combine_differently(first: List[int], second: List[int]) -> None:
+def test_different_parts_combine_differently(first: list[int], second: list[int]) -> None:
     assert (combine64(*first) == combine64(*second)) == (first == second)
 
 

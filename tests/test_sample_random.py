@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -17,15 +17,15 @@ from libai_data.sample_random import (
 )
 
 keys = st.tuples(st.integers(-(2**63), 2**64), st.integers(0, 2**40), st.integers(0, 2**50))
-Key = Tuple[int, int, int]
+Key = tuple[int, int, int]
 
 
-def drawn(key: Key, stream: int = 0) -> List[int]:
+def drawn(key: Key, stream: int = 0) -> list[int]:
     with reading_samples((key,)):
         return sample_generator(stream).integers(0, 2**63, 4).tolist()
 
 
-def drawn_globally(key: Key) -> List[float]:
+def drawn_globally(key: Key) -> list[float]:
     with reading_samples((key,)), seeded_globals():
         return [random.random(), random.random(), float(np.random.random()), float(np.random.normal())]
 
@@ -63,12 +63,12 @@ def test_the_whole_of_a_key_goes_into_the_generator() -> None:
     # Numpy makes floats of a list with numbers on either side of 2**63, so that low bits would be lost.
     for index in range(200):
         with reading_samples(((0, 0, index),)):
-            state: Dict[str, Any] = dict(sample_generator().bit_generator.state)
+            state: dict[str, Any] = dict(sample_generator().bit_generator.state)
         assert any(int(word) % 2**11 for word in state["state"]["key"])
 
 
 @given(st.lists(keys, min_size=1, max_size=5))
-def test_samples_read_together_draw_as_if_read_alone(together: List[Key]) -> None:
+def test_samples_read_together_draw_as_if_read_alone(together: list[Key]) -> None:
     with reading_samples(together):
         found = [generator.integers(0, 2**63, 4).tolist() for generator in sample_generators()]
     assert found == [drawn(key) for key in together]
@@ -117,7 +117,7 @@ def test_a_read_that_fails_leaves_no_sample_behind() -> None:
 
 def test_threads_do_not_disturb_each_other() -> None:
     expected = {index: drawn_globally((0, 0, index)) for index in range(40)}
-    found: Dict[int, List[float]] = {}
+    found: dict[int, list[float]] = {}
 
     def read(indices: range) -> None:
         for index in indices:
@@ -132,7 +132,7 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 
 @given(st.tuples(st.integers(0, 2**63), st.integers(0, 99), st.integers(0, 2**62)))
-def test_a_passing_generator_draws_what_the_samples_own_draws(key: Tuple[int, int, int]) -> None:
+def test_a_passing_generator_draws_what_the_samples_own_draws(key: tuple[int, int, int]) -> None:
     with reading_samples((key,)):
         passing_generator().random(3)
         passing_generator().integers(9, dtype=np.int32)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -30,7 +30,7 @@ TensorMaker = Callable[[np.ndarray], Any]
 
 
 @st.composite
-def samples(draw: st.DrawFn) -> List[Dict[str, np.ndarray]]:
+def samples(draw: st.DrawFn) -> list[dict[str, np.ndarray]]:
     """A few samples with the same fields, shapes and dtypes."""
     arrays = {name: (draw(st.sampled_from(DTYPES)), draw(shapes)) for name in draw(names)}
     count = draw(st.integers(1, 4))
@@ -48,7 +48,7 @@ def numpy_of(value: Any) -> np.ndarray:
 
 @given(samples(), st.sampled_from(["array", "tensor", "wrapped array", "wrapped tensor"]))
 def test_stacking_puts_each_sample_bit_for_bit_into_its_row_and_keeps_the_dtype(
-    batch: List[Dict[str, np.ndarray]], kind: str
+    batch: list[dict[str, np.ndarray]], kind: str
 ) -> None:
     def made(array: np.ndarray) -> Any:
         value = flow.from_numpy(array) if kind.endswith("tensor") else array
@@ -71,7 +71,7 @@ def test_stacking_puts_each_sample_bit_for_bit_into_its_row_and_keeps_the_dtype(
 
 @given(samples(), st.randoms())
 def test_the_order_in_which_samples_name_their_fields_does_not_matter(
-    batch: List[Dict[str, np.ndarray]], random: Any
+    batch: list[dict[str, np.ndarray]], random: Any
 ) -> None:
     expected = Instance.stack([Instance(**one) for one in batch])
     shuffled = [Instance(**batch[0])]
@@ -86,7 +86,7 @@ def test_the_order_in_which_samples_name_their_fields_does_not_matter(
 
 @given(samples(), st.data())
 def test_a_sample_that_lacks_a_field_is_refused_by_field_and_sample(
-    batch: List[Dict[str, np.ndarray]], data: st.DataObject
+    batch: list[dict[str, np.ndarray]], data: st.DataObject
 ) -> None:
     row = data.draw(st.integers(1, len(batch)))
     name = data.draw(st.sampled_from(sorted(batch[0])))
@@ -107,7 +107,7 @@ def test_a_field_that_the_first_sample_lacks_is_refused_by_field_and_sample() ->
 def test_shapes_and_dtypes_that_differ_are_refused_by_field_sample_and_both_values(
     tensor: TensorMaker, wrap: Callable[[Any], Any]
 ) -> None:
-    def batch(*arrays: np.ndarray) -> List[Instance]:
+    def batch(*arrays: np.ndarray) -> list[Instance]:
         return [Instance(other=wrap(tensor(np.zeros(1))), x=wrap(tensor(array))) for array in arrays]
 
     with pytest.raises(SchemaError, match=r"field 'x'.*sample 0 has \(2, 3\), sample 2 has \(3, 2\)"):
@@ -118,7 +118,7 @@ def test_shapes_and_dtypes_that_differ_are_refused_by_field_sample_and_both_valu
 
 @pytest.mark.parametrize(("sbp_list", "placement_idx"), [(["split_0", "split_1"], 0), (["split_0", "broadcast"], -1)])
 def test_layouts_that_differ_are_refused_by_field_and_sample(
-    tensor: TensorMaker, sbp_list: List[str], placement_idx: int
+    tensor: TensorMaker, sbp_list: list[str], placement_idx: int
 ) -> None:
     usual = DistTensorData(tensor(np.zeros(2)))
     odd = DistTensorData(tensor(np.zeros(2)), sbp_list, placement_idx)
@@ -144,7 +144,7 @@ def test_layouts_that_differ_are_refused_by_field_and_sample(
         ([[np.zeros(2)], [np.ones(2)]], "float64"),
     ],
 )
-def test_numbers_and_lists_of_numbers_stack_with_oneflows_dtypes(values: List[Any], dtype: str) -> None:
+def test_numbers_and_lists_of_numbers_stack_with_oneflows_dtypes(values: list[Any], dtype: str) -> None:
     expected = np.asarray(values).astype(dtype)
     bare = Instance.stack([Instance(x=value) for value in values]).x
     wrapped = Instance.stack([Instance(x=DistTensorData(value)) for value in values]).x.tensor
@@ -184,7 +184,7 @@ def test_instances_within_instances_stack_and_the_inner_field_is_named() -> None
         ([2**70, 2**70], "field 'x': sample 0"),
     ],
 )
-def test_what_cannot_be_stacked_is_refused_by_field_and_sample(values: List[Any], message: str) -> None:
+def test_what_cannot_be_stacked_is_refused_by_field_and_sample(values: list[Any], message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         Instance.stack([Instance(x=value) for value in values])
 
@@ -292,7 +292,7 @@ class OthersTensor:
 class OthersInstance:
     """Named fields, of a class that is not ours."""
 
-    def get_fields(self) -> Dict[str, Any]:
+    def get_fields(self) -> dict[str, Any]:
         return {"tokens": OthersTensor(np.arange(3)), "number": 4}
 
 

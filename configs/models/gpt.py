@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
@@ -54,12 +54,12 @@ class GPT(nn.Module):
     def forward(
         self,
         input_ids: Any,
-        labels: Optional[Any] = None,
-        position_ids: Optional[Any] = None,
-        attention_mask: Optional[Any] = None,
-        loss_mask: Optional[Any] = None,
-        cu_seqlens: Optional[Any] = None,
-    ) -> Dict[str, Any]:
+        labels: Any | None = None,
+        position_ids: Any | None = None,
+        attention_mask: Any | None = None,
+        loss_mask: Any | None = None,
+        cu_seqlens: Any | None = None,
+    ) -> dict[str, Any]:
         """Predicts the token after each one; the arguments are the fields of `GPTDataset`.
 
         Args:

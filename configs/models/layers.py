@@ -6,7 +6,7 @@ Hidden states are `[batch, sequence, dim]`, split over the data axis and the sam
 from __future__ import annotations
 
 import zlib
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -33,7 +33,7 @@ class StageModule(nn.Module):
         self.layer_idx = layer_idx
         self.placement = get_layer_placement(layer_idx)
 
-    def parameter(self, shape: List[int], tensor_sbp: Any = broadcast) -> nn.Parameter:
+    def parameter(self, shape: list[int], tensor_sbp: Any = broadcast) -> nn.Parameter:
         """Returns a parameter (float32, its values come from `initialise`) with `tensor_sbp` over the tensor axis."""
         sbp = get_nd_sbp([broadcast, tensor_sbp])
         return nn.Parameter(flow.zeros(*shape, dtype=flow.float32, placement=self.placement, sbp=sbp))

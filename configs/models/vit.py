@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 from oneflow import nn
 
@@ -51,7 +51,7 @@ class VisionTransformer(nn.Module):
         self.loss = layers.MeanCrossEntropy()
         layers.initialise(self, seed)
 
-    def forward(self, images: Any, labels: Optional[Any] = None) -> Dict[str, Any]:
+    def forward(self, images: Any, labels: Any | None = None) -> dict[str, Any]:
         """Classifies a batch.
 
         Args:

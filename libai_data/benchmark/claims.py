@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import List, Mapping, Optional, Sequence, Tuple
 
 Values = Mapping[str, Sequence[float]]
 """Contender -> one value a round."""
@@ -23,9 +23,9 @@ class Verdict:
     """
 
     subject: str
-    value: Optional[float] = None
-    spread: Tuple[float, float] = (0.0, 0.0)
-    met: Optional[bool] = None
+    value: float | None = None
+    spread: tuple[float, float] = (0.0, 0.0)
+    met: bool | None = None
     reason: str = ""
 
 
@@ -41,7 +41,7 @@ class AtLeast:
 
     contender: str
     than: str
-    factor: Optional[float] = None
+    factor: float | None = None
 
     @property
     def demand(self) -> str:
@@ -93,5 +93,5 @@ class AtMost:
         return f"{value:.3g} {self.unit}"
 
 
-def _verdict(subject: str, rounds: List[float], met: Optional[bool]) -> Verdict:
+def _verdict(subject: str, rounds: list[float], met: bool | None) -> Verdict:
     return Verdict(subject, median(rounds), (min(rounds), max(rounds)), met)

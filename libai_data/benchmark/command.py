@@ -10,8 +10,8 @@ import os
 import pkgutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence
 
 from tqdm import tqdm
 
@@ -24,12 +24,12 @@ from libai_data.errors import ConfigError, nearest
 _SECONDS, _QUICK_SECONDS = 1.0, 0.1
 
 
-def suite_names() -> List[str]:
+def suite_names() -> list[str]:
     """Names of the suites there are."""
     return sorted(module.name for module in pkgutil.iter_modules(suites.__path__))
 
 
-def chosen(rows: Sequence[Row], only: Optional[Sequence[str]]) -> List[Row]:
+def chosen(rows: Sequence[Row], only: Sequence[str] | None) -> list[Row]:
     """The rows whose names were given; all of them if none was.
 
     Raises:
@@ -42,7 +42,7 @@ def chosen(rows: Sequence[Row], only: Optional[Sequence[str]]) -> List[Row]:
     return [row for row in rows if not only or row.name in only]
 
 
-def run(rows: Sequence[Row], rounds: int) -> List[Measured]:
+def run(rows: Sequence[Row], rounds: int) -> list[Measured]:
     """Measure rows one after the other, with a bar that shows how far it is."""
     results = []
     with tqdm(total=sum(rounds * len(row.contenders) for row in rows), unit="run", file=sys.stderr) as bar:
@@ -71,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure a suite, print its table, and write its numbers; returns the exit code."""
     asked = parser().parse_args(argv)
     if asked.rounds < 1:

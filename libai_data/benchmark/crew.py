@@ -12,7 +12,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Dict, List, Optional, Type
+from typing import IO, Any
 
 from libai_data.benchmark.messages import Line
 
@@ -40,10 +40,10 @@ class Crew:
     def __init__(self, ranks: int, program: str = RANK_PROGRAM) -> None:
         self._ranks = ranks
         self._program = program
-        self._lines: List[Line] = []
+        self._lines: list[Line] = []
         self._closing = ExitStack()
-        self._launcher: Optional[subprocess.Popen[bytes]] = None
-        self._output: Optional[IO[bytes]] = None
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._output: IO[bytes] | None = None
 
     def __enter__(self) -> Crew:
         with ExitStack() as stack:
@@ -79,7 +79,7 @@ class Crew:
         Raises:
             CrewError: A rank failed.
         """
-        answers: Dict[int, Any] = {}
+        answers: dict[int, Any] = {}
         try:
             for line in self._lines:
                 line.send(order)
@@ -94,7 +94,7 @@ class Crew:
         return answers[0].get("value")
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.close()
         self._lines.clear()
@@ -133,7 +133,7 @@ class SharedCrew:
         self._ranks = ranks
         self._users = 0
         self._launched = ExitStack()
-        self._crew: Optional[Crew] = None
+        self._crew: Crew | None = None
 
     def __enter__(self) -> Crew:
         if self._crew is None:
@@ -142,7 +142,7 @@ class SharedCrew:
         return self._crew
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._users -= 1
         if not self._users:

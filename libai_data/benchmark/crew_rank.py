@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 from libai_data.benchmark.deliveries import CONTENDERS
 from libai_data.benchmark.messages import Line
@@ -24,7 +24,7 @@ def main() -> None:
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     end.connect(sys.argv[1])
     line, rank = Line(end), int(os.environ["RANK"])
-    opened: Dict[str, Measure] = {}
+    opened: dict[str, Measure] = {}
     with ExitStack() as stack:
         while True:
             try:
@@ -42,7 +42,7 @@ def main() -> None:
     os._exit(0)
 
 
-def _carry_out(order: Dict[str, Any], opened: Dict[str, Measure], stack: ExitStack) -> Any:
+def _carry_out(order: dict[str, Any], opened: dict[str, Measure], stack: ExitStack) -> Any:
     name = order["name"]
     if order["do"] == "open":
         scale = Scale(order["quick"], order["seconds"], Path(order["folder"]))

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from functools import partial
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -40,7 +41,7 @@ _WARM_UP, _TRIAL, _FEWEST = 3, 5, 5
 _ROWS, _RANK0_ROWS = 32, 16
 _BATCHES_IN_TURN = 4
 
-Opened = Callable[[Scale], ContextManager[Measure]]
+Opened = Callable[[Scale], AbstractContextManager[Measure]]
 
 
 def seconds_a_step(step: Callable[[], Any], seconds: float) -> float:
@@ -92,7 +93,7 @@ def _images() -> ReadyImages:
     return ReadyImages(labels=False)
 
 
-def _read(dataset: Any) -> List[Instance]:
+def _read(dataset: Any) -> list[Instance]:
     mesh = get_mesh()
     sampler = CyclicSampler(
         dataset, _ROWS, data_parallel_rank=mesh.data_parallel_rank, data_parallel_size=mesh.data_parallel_size
@@ -101,7 +102,7 @@ def _read(dataset: Any) -> List[Instance]:
         return list(itertools.islice(loader, _BATCHES_IN_TURN))
 
 
-def _field_by_field(batch: Instance) -> Dict[str, Any]:
+def _field_by_field(batch: Instance) -> dict[str, Any]:
     """As LiBai does it: OneFlow compares shapes and dtypes between ranks, and sends what is broadcast."""
     import oneflow as flow
 
@@ -128,7 +129,7 @@ def _rank0_as_the_guide_shows(data: int, tensor: int, scale: Scale) -> Iterator[
     import oneflow as flow
 
     _on_mesh(data, tensor)
-    shapes: List[Tuple[Tuple[int, ...], Any]] = [
+    shapes: list[tuple[tuple[int, ...], Any]] = [
         ((_RANK0_ROWS, *IMAGE_SHAPE), flow.float32),
         ((_RANK0_ROWS,), flow.int64),
     ]
@@ -137,7 +138,7 @@ def _rank0_as_the_guide_shows(data: int, tensor: int, scale: Scale) -> Iterator[
     everywhere = get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast])
     rows = get_nd_sbp([flow.sbp.split(0), flow.sbp.broadcast])
 
-    def step() -> List[Any]:
+    def step() -> list[Any]:
         synchronize()
         whole = [field.to_global(placement=placement, sbp=everywhere) for field in fields]
         return [field.to_global(placement=placement, sbp=rows) for field in whole]
@@ -171,21 +172,21 @@ def _check(dataset: Any, scale: Scale) -> Iterator[Measure]:
     yield lambda: 100 * seconds_a_step(check, scale.seconds) / (CHECK_EVERY * step)
 
 
-def _ready_row(row: str, make_dataset: Callable[[], Any], data: int, tensor: int) -> Dict[str, Opened]:
+def _ready_row(row: str, make_dataset: Callable[[], Any], data: int, tensor: int) -> dict[str, Opened]:
     return {
         f"{row}/libai_data": lambda scale: _ready(make_dataset(), data, tensor, to_global, scale),
         f"{row}/to_global": lambda scale: _ready(make_dataset(), data, tensor, _field_by_field, scale),
     }
 
 
-def _rank0_row(row: str, data: int, tensor: int) -> Dict[str, Opened]:
+def _rank0_row(row: str, data: int, tensor: int) -> dict[str, Opened]:
     return {
         f"{row}/libai_data": partial(_rank0_ours, data, tensor),
         f"{row}/guide": partial(_rank0_as_the_guide_shows, data, tensor),
     }
 
 
-def _jpeg_row(row: str, data: int, tensor: int) -> Dict[str, Opened]:
+def _jpeg_row(row: str, data: int, tensor: int) -> dict[str, Opened]:
     """As many workers in all, of one rank or of every rank."""
     return {
         f"{row}/node": partial(_pictures, data, tensor, "node", RANKS),
@@ -193,7 +194,7 @@ def _jpeg_row(row: str, data: int, tensor: int) -> Dict[str, Opened]:
     }
 
 
-CONTENDERS: Dict[str, Opened] = {
+CONTENDERS: dict[str, Opened] = {
     **_ready_row("tokens", _tokens, 4, 1),
     **_ready_row("images", _images, 2, 2),
     **_rank0_row("rank0-4x1", 4, 1),

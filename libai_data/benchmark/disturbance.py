@@ -6,7 +6,6 @@ import os
 import resource
 import time
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 # Of a line of /proc/stat: all but idle and iowait, and guests, which count as user time already.
 _BUSY_COLUMNS = (1, 2, 3, 6, 7, 8)
@@ -27,13 +26,13 @@ class Onlooker:
         return min(1.0, max(0.0, (busy - own) / available)) if available > 0 else 0.0
 
     @staticmethod
-    def _now() -> Tuple[float, float, float]:
+    def _now() -> tuple[float, float, float]:
         return time.perf_counter(), _busy_seconds(), _own_seconds()
 
 
-def descendants() -> List[int]:
+def descendants() -> list[int]:
     """Process ids of all processes below this one."""
-    children: Dict[int, List[int]] = {}
+    children: dict[int, list[int]] = {}
     for pid, fields in _all_stats():
         children.setdefault(int(fields[1]), []).append(pid)
     found, left = [], [os.getpid()]
@@ -58,7 +57,7 @@ def _own_seconds() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime + alive / _ticks()
 
 
-def _all_stats() -> List[Tuple[int, List[str]]]:
+def _all_stats() -> list[tuple[int, list[str]]]:
     """Process ids, and the fields of /proc/PID/stat from the state on."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Dict, Iterator, Tuple
 
 MEGABYTE = 1e6
 
@@ -37,7 +37,7 @@ def descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def _mappings(pid: int) -> Iterator[Tuple[str, Dict[str, float]]]:
+def _mappings(pid: int) -> Iterator[tuple[str, dict[str, float]]]:
     path, sizes = "", {}
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         key, _, rest = line.partition(":")

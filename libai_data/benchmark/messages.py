@@ -6,7 +6,7 @@ import json
 import socket
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Dict, Optional, Type
+from typing import Any
 
 
 class Line:
@@ -17,12 +17,12 @@ class Line:
         timeout: seconds to wait for a message; None waits for ever.
     """
 
-    def __init__(self, end: socket.socket, timeout: Optional[float] = None) -> None:
+    def __init__(self, end: socket.socket, timeout: float | None = None) -> None:
         end.settimeout(timeout)
         self._end = end
         self._file = end.makefile("rwb")
 
-    def send(self, message: Dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send a message.
 
         Raises:
@@ -31,7 +31,7 @@ class Line:
         self._file.write(json.dumps(message).encode() + b"\n")
         self._file.flush()
 
-    def receive(self) -> Dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Wait for a message.
 
         Raises:
@@ -41,7 +41,7 @@ class Line:
         read = self._file.readline()
         if not read:
             raise EOFError("the other end is closed")
-        message: Dict[str, Any] = json.loads(read)
+        message: dict[str, Any] = json.loads(read)
         return message
 
     def close(self) -> None:
@@ -54,6 +54,6 @@ class Line:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()

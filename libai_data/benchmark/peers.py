@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 
@@ -91,7 +92,7 @@ def grain_loader(make_dataset: Callable[[], Any], workers: int, seconds: float) 
         loader = grain.DataLoader(data_source=source, sampler=sampler, operations=batch, worker_count=workers)
         batches = iter(loader)
 
-        def fetch() -> Dict[str, Any]:
+        def fetch() -> dict[str, Any]:
             return {name: flow.from_numpy(array) for name, array in next(batches).items()}
 
         yield lambda: seconds_a_batch(fetch, seconds)
@@ -110,8 +111,8 @@ class _Arrays:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitem__(self, index: int) -> Dict[str, np.ndarray]:
-        arrays: Dict[str, np.ndarray] = self._dataset.arrays(int(index))
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        arrays: dict[str, np.ndarray] = self._dataset.arrays(int(index))
         return arrays
 
 
@@ -152,7 +153,7 @@ def gather(map_tokens: Callable[[], np.ndarray], seconds: float) -> Contender:
     return Contender("gather", opened)
 
 
-def _shuffled(samples: int) -> Iterator[List[int]]:
+def _shuffled(samples: int) -> Iterator[list[int]]:
     """Lists of indices without end, made in advance, so that the limits pay nothing for the order."""
     order = np.random.default_rng(0).permutation(samples)
     return itertools.cycle(order[: samples // BATCH * BATCH].reshape(-1, BATCH).tolist())

@@ -5,17 +5,18 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Dict, Sequence
+from typing import Any
 
 from libai_data.benchmark.rounds import Measured
 
 PACKAGES = ("libai_data", "oneflow", "numpy", "grain", "array_record", "torch")
 
 
-def report(suite: str, rounds: int, quick: bool, results: Sequence[Measured]) -> Dict[str, Any]:
+def report(suite: str, rounds: int, quick: bool, results: Sequence[Measured]) -> dict[str, Any]:
     """All that was measured, as JSON-able data."""
     return {
         "suite": suite,
@@ -28,7 +29,7 @@ def report(suite: str, rounds: int, quick: bool, results: Sequence[Measured]) ->
     }
 
 
-def _row(result: Measured) -> Dict[str, Any]:
+def _row(result: Measured) -> dict[str, Any]:
     row = result.row
     verdicts = [claim.judge(result.values, result.missing) for claim in row.claims]
     return {
@@ -42,7 +43,7 @@ def _row(result: Measured) -> Dict[str, Any]:
     }
 
 
-def machine() -> Dict[str, Any]:
+def machine() -> dict[str, Any]:
     """What the numbers depend on: processor, cores in use, memory, kernel, and how busy the machine is."""
     return {
         "processor": _first_line_with("/proc/cpuinfo", "model name") or platform.processor(),
@@ -54,7 +55,7 @@ def machine() -> Dict[str, Any]:
     }
 
 
-def versions() -> Dict[str, str]:
+def versions() -> dict[str, str]:
     """Versions of Python and of the packages that were compared, as far as they are installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, ContextManager, Dict, List, Sequence, Tuple, Union
+from typing import Callable
 
 from libai_data.benchmark.claims import AtLeast, AtMost
 from libai_data.benchmark.disturbance import Onlooker
@@ -32,7 +33,7 @@ class Contender:
     """
 
     name: str
-    open: Callable[[], ContextManager[Measure]]
+    open: Callable[[], AbstractContextManager[Measure]]
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class Row:
     name: str
     work: str
     workers: str
-    contenders: Tuple[Contender, ...]
-    claims: Tuple[Union[AtLeast, AtMost], ...]
+    contenders: tuple[Contender, ...]
+    claims: tuple[AtLeast | AtMost, ...]
 
 
 @dataclass
@@ -66,9 +67,9 @@ class Measured:
     """
 
     row: Row
-    values: Dict[str, List[float]] = field(default_factory=dict)
-    missing: Dict[str, str] = field(default_factory=dict)
-    others: List[float] = field(default_factory=list)
+    values: dict[str, list[float]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    others: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -108,8 +109,8 @@ def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = 
     return measured
 
 
-def _open(contenders: Sequence[Contender], opened: ExitStack, measured: Measured) -> Dict[str, Measure]:
-    measures: Dict[str, Measure] = {}
+def _open(contenders: Sequence[Contender], opened: ExitStack, measured: Measured) -> dict[str, Measure]:
+    measures: dict[str, Measure] = {}
     for contender in contenders:
         try:
             measures[contender.name] = opened.enter_context(contender.open())

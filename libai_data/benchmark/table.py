@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
-from typing import List, Sequence
 
 from libai_data.benchmark.claims import AtLeast
 from libai_data.benchmark.rounds import Measured
@@ -16,15 +16,15 @@ _DISTURBED = 0.1
 
 def table(results: Sequence[Measured]) -> str:
     """One line for each claim, and below each row its contenders' medians."""
-    lines: List[Sequence[str]] = [HEADER]
-    notes: List[str] = []
+    lines: list[Sequence[str]] = [HEADER]
+    notes: list[str] = []
     for result in results:
         lines += _claims(result)
         notes.append(f"  {result.row.name}: {_medians(result)}")
     return "\n".join([*with_ruled_head(lines), "", "Medians over the rounds:", *notes, *_warning(results)])
 
 
-def _warning(results: Sequence[Measured]) -> List[str]:
+def _warning(results: Sequence[Measured]) -> list[str]:
     others = [share for result in results for share in result.others]
     if not others or median(others) < _DISTURBED:
         return []
@@ -32,8 +32,8 @@ def _warning(results: Sequence[Measured]) -> List[str]:
     return ["", f"Other processes took {share:.0f} % of the cores meanwhile: measure again on a quiet machine."]
 
 
-def _claims(result: Measured) -> List[Sequence[str]]:
-    lines: List[Sequence[str]] = []
+def _claims(result: Measured) -> list[Sequence[str]]:
+    lines: list[Sequence[str]] = []
     head: Sequence[str] = (result.row.name, result.row.work, result.row.workers)
     for claim in result.row.claims:
         verdict = claim.judge(result.values, result.missing)

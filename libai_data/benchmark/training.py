@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any
 
 from libai_data.benchmark.rounds import Measure, Scale
 
@@ -52,8 +53,8 @@ def _train(scale: Scale) -> StepTimes:
     from libai_data.engine import DefaultTrainer, HookBase, default_setup
     from libai_data.mesh import get_rank
 
-    waiting: List[float] = []
-    ends: List[float] = []
+    waiting: list[float] = []
+    ends: list[float] = []
 
     class Clock(HookBase):
         def after_step(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Tokens:
     def __getitem__(self, index: int) -> Instance:
         return Instance(**{name: self.layout(array) for name, array in self.arrays(index).items()})
 
-    def arrays(self, index: int) -> Dict[str, np.ndarray]:
+    def arrays(self, index: int) -> dict[str, np.ndarray]:
         """The bare arrays of a sample, int64 [1024] each."""
         sample = self.tokens[index % len(self.tokens)]
         return {name: sample[place].astype(np.int64) for place, name in enumerate(TOKEN_FIELDS)}
@@ -61,7 +61,7 @@ class Tokens:
 class TokenBatches(Tokens):
     """The same samples, a whole batch at once."""
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Gather a batch from the memory map.
 
         Args:
@@ -101,7 +101,7 @@ class Images:
         arrays = self.arrays(index)
         return Instance(images=DistTensorData(arrays["images"]), labels=DistTensorData(arrays["labels"]))
 
-    def arrays(self, index: int) -> Dict[str, np.ndarray]:
+    def arrays(self, index: int) -> dict[str, np.ndarray]:
         """The bare arrays of a sample: a view of the image, and its label, 0-d."""
         return {"images": self.images[index], "labels": self.labels[index]}
 
@@ -136,11 +136,11 @@ class ReadyImages:
     def __len__(self) -> int:
         return 1024
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
-        sample: Dict[str, Any] = {"images": np.ones(IMAGE_SHAPE, np.float32)}
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample: dict[str, Any] = {"images": np.ones(IMAGE_SHAPE, np.float32)}
         return {**sample, "labels": index} if self.labels else sample
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         """Fill the images when their memory is new, and the labels.
 
         Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Optional
 
 _EXAMPLES = """
 Examples:
@@ -24,7 +23,7 @@ On two machines:
 """
 
 
-def default_argument_parser(epilog: Optional[str] = None) -> argparse.ArgumentParser:
+def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
     """A parser with LiBai's arguments: --config-file, --resume, --eval-only, --fast-dev-run and overrides (`opts`).
 
     Options may stand before or after the overrides, not among them.

@@ -14,7 +14,8 @@ import itertools
 import os
 import sys
 import types
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
@@ -28,7 +29,7 @@ class ConfigImportError(ConfigError, ImportError):
     """A config file imports a file or a name that is not there."""
 
 
-def run_config_file(path: str) -> Dict[str, Any]:
+def run_config_file(path: str) -> dict[str, Any]:
     """Runs a config file and everything that it imports relatively.
 
     Args:
@@ -49,7 +50,7 @@ def as_config(value: Any) -> Any:
     return DictConfig(value, flags={"allow_objects": True}) if isinstance(value, dict) else value
 
 
-def files_near(path: str, suffixes: Tuple[str, ...] = (".py", ".yaml", ".yml")) -> str:
+def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) -> str:
     """For the message about a file that does not exist: what there is in its place."""
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
@@ -66,7 +67,7 @@ def files_near(path: str, suffixes: Tuple[str, ...] = (".py", ".yaml", ".yml")) 
     return f" In {folder} there is: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
 
 
-def _run(path: str, importers: Tuple[str, ...]) -> types.ModuleType:
+def _run(path: str, importers: tuple[str, ...]) -> types.ModuleType:
     if path in importers:
         circle = " imports ".join([*importers[importers.index(path) :], path])
         raise ConfigImportError(f"Config files import each other in a circle: {circle}.")
@@ -97,14 +98,14 @@ def _compile(path: str) -> types.CodeType:
         raise ConfigError(f"{path} is not a Python file: {error}") from error
 
 
-def _importer(path: str, importers: Tuple[str, ...]) -> Any:
+def _importer(path: str, importers: tuple[str, ...]) -> Any:
     """The `__import__` of one config file."""
 
     def import_(
         name: str,
-        globals: Optional[Mapping[str, Any]] = None,
-        locals: Optional[Mapping[str, Any]] = None,
-        fromlist: Optional[Sequence[str]] = (),
+        globals: Mapping[str, Any] | None = None,
+        locals: Mapping[str, Any] | None = None,
+        fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> Any:
         if level == 0:
@@ -116,7 +117,7 @@ def _importer(path: str, importers: Tuple[str, ...]) -> Any:
 
 
 def _import_relative(
-    path: str, importers: Tuple[str, ...], name: str, fromlist: Sequence[str], level: int
+    path: str, importers: tuple[str, ...], name: str, fromlist: Sequence[str], level: int
 ) -> types.ModuleType:
     folder = os.path.dirname(path)
     for _ in range(level - 1):
@@ -140,7 +141,7 @@ def _import_relative(
 
 
 def _neighbour(
-    base: str, wanted: str, module: types.ModuleType, path: str, importers: Tuple[str, ...], statement: str
+    base: str, wanted: str, module: types.ModuleType, path: str, importers: tuple[str, ...], statement: str
 ) -> types.ModuleType:
     """The file of that name in the folder that is imported from."""
     file = _module_file(os.path.join(base, wanted)) if os.path.isdir(base) else None
@@ -159,11 +160,11 @@ def _neighbour(
     )
 
 
-def _module_file(base: str) -> Optional[str]:
+def _module_file(base: str) -> str | None:
     return os.path.abspath(f"{base}.py") if os.path.isfile(f"{base}.py") else _folder_file(base)
 
 
-def _folder_file(folder: str) -> Optional[str]:
+def _folder_file(folder: str) -> str | None:
     file = os.path.join(os.path.abspath(folder), "__init__.py")
     return file if os.path.isfile(file) else None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import abc
-from typing import Any, Callable, Dict, Iterator, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
@@ -80,7 +81,7 @@ def _build(node: Any, recursive: bool, path: str) -> Any:
     return DictConfig(built, flags={"allow_objects": True}) if isinstance(node, DictConfig) else built
 
 
-def _call(cfg: Any, args: Tuple[Any, ...], extra: Dict[str, Any], recursive: bool, path: str) -> Any:
+def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: bool, path: str) -> Any:
     recursive = _recursion_flag(cfg.get(RECURSIVE, recursive), path)
     target = cfg[TARGET]
     if _is_call(target):
@@ -99,7 +100,7 @@ def _call(cfg: Any, args: Tuple[Any, ...], extra: Dict[str, Any], recursive: boo
         raise _named(error, target, path) from error
 
 
-def _check_required(target: Callable[..., Any], args: Tuple[Any, ...], given: Dict[str, Any], path: str) -> None:
+def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any], path: str) -> None:
     parameters = parameters_of(target)
     by_place = parameters.positional[: len(args)]
     missing = [name for name in parameters.positional if name in parameters.required]
@@ -132,7 +133,7 @@ def _located(error: DataPipelineError, path: str) -> DataPipelineError:
     return error
 
 
-def _is_filled_in(cfg: Any, key: Any, extra: Dict[str, Any]) -> bool:
+def _is_filled_in(cfg: Any, key: Any, extra: dict[str, Any]) -> bool:
     """Whether the config leaves the key open ("???") for an argument that is given now."""
     return key in extra and isinstance(cfg, DictConfig) and OmegaConf.is_missing(cfg, key)
 

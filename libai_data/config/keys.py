@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigTypeError, InterpolationResolutionError
@@ -71,7 +72,7 @@ def _problems(
     path: str,
     also: frozenset,
     inside: str,
-    known_elsewhere: Dict[str, List[str]],
+    known_elsewhere: dict[str, list[str]],
 ) -> Iterator[str]:
     if not isinstance(cfg, (abc.Mapping, DictConfig)):
         yield f"{path} must be a section with the keys {_listing(reference)}; found {cfg!r}."
@@ -96,7 +97,7 @@ def _hint(
     also: frozenset,
     inside: str,
     root: str,
-    known_elsewhere: Dict[str, List[str]],
+    known_elsewhere: dict[str, list[str]],
 ) -> str:
     prefix = f"{inside}." if inside else ""
     siblings = [str(k) for k in reference] + [k[len(prefix) :] for k in also if k.startswith(prefix)]
@@ -106,15 +107,15 @@ def _hint(
     return nearest(key, siblings) or f" Known keys here: {_listing(reference)}."
 
 
-def _index_by_last_part(reference: Mapping[str, Any]) -> Dict[str, List[str]]:
+def _index_by_last_part(reference: Mapping[str, Any]) -> dict[str, list[str]]:
     """The last part of each key -> the dotted keys that end so, but for those like 'enabled' that are everywhere."""
-    places: Dict[str, List[str]] = {}
+    places: dict[str, list[str]] = {}
     for dotted, last in _walk(reference, ""):
         places.setdefault(last, []).append(dotted)
     return {last: dotted for last, dotted in places.items() if len(dotted) <= 2}
 
 
-def _walk(section: Mapping[str, Any], prefix: str) -> Iterator[Tuple[str, str]]:
+def _walk(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
     for key, value in section.items():
         dotted = join_path(prefix, key)
         yield dotted, str(key)
@@ -126,7 +127,7 @@ def _is_plain_section(value: Any) -> bool:
     return isinstance(value, (abc.Mapping, DictConfig)) and "_target_" not in value and len(value) > 0
 
 
-def _is_interpolation(cfg: Mapping[str, Any], key: Optional[object]) -> bool:
+def _is_interpolation(cfg: Mapping[str, Any], key: object | None) -> bool:
     return isinstance(cfg, DictConfig) and OmegaConf.is_interpolation(cfg, key)
 
 

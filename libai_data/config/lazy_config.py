@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-from typing import Any, List, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
 
 from omegaconf import DictConfig, ListConfig
 
@@ -92,7 +93,7 @@ class LazyConfig:
         _write_whole(path, text.encode("utf-8"))
 
     @staticmethod
-    def apply_overrides(cfg: DictConfig, overrides: Optional[List[str]]) -> DictConfig:
+    def apply_overrides(cfg: DictConfig, overrides: list[str] | None) -> DictConfig:
         """Changes a config in place by `key=value` texts; see `libai_data.config.overrides.apply_overrides`."""
         return apply_overrides(cfg, overrides or [])
 
@@ -124,7 +125,7 @@ def _read_yaml(path: str) -> Mapping[str, Any]:
 
 def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
     if key not in values:
-        known: Tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
+        known: tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
         raise ConfigError(f"{path} defines no {key!r}.{nearest(key, known) or ' It defines: ' + ', '.join(known)}")
     return as_config(values[key])
 

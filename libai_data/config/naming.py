@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from typing import Any, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any
 
 from libai_data.errors import ConfigError, nearest
 
@@ -39,7 +40,7 @@ def locate(name: str) -> Any:
     return found
 
 
-def dotted_name(obj: Any) -> Optional[str]:
+def dotted_name(obj: Any) -> str | None:
     """The shortest dotted name by which `locate` finds this very object in another process, or None.
 
     Classes, functions, methods of classes, members of enums, and dtypes (such as `oneflow.float32`) have one. Lambdas,
@@ -60,7 +61,7 @@ def describe(obj: Any) -> str:
     return str(kind)
 
 
-def _import(module: str, name: str, among: Optional[list] = None) -> Any:
+def _import(module: str, name: str, among: list | None = None) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -11,7 +11,7 @@ Keys are dotted; elements of lists go by index: `dataloader.test.0.num_workers`,
 from __future__ import annotations
 
 import re
-from typing import Any, List, Optional, Set
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -24,7 +24,7 @@ from libai_data.errors import ConfigError, nearest
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
-def apply_overrides(cfg: DictConfig, overrides: List[str]) -> DictConfig:
+def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
     """Applies overrides in order, in place.
 
     A key that the config does not have is an error, but for arguments that the target of a LazyCall takes: those may be
@@ -44,7 +44,7 @@ def apply_overrides(cfg: DictConfig, overrides: List[str]) -> DictConfig:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create()
-    opened: Set[str] = set()
+    opened: set[str] = set()
     for text in overrides:
         try:
             _apply(cfg, _parse(parser, text), opened)
@@ -77,7 +77,7 @@ def _parse(parser: Any, text: str) -> Any:
     return override
 
 
-def _apply(cfg: DictConfig, override: Any, opened: Set[str]) -> None:
+def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
     parts, value = override.key_or_group.split("."), override.value()
     if override.is_delete():
         _delete(_descend(cfg, parts), value)
@@ -89,7 +89,7 @@ def _apply(cfg: DictConfig, override: Any, opened: Set[str]) -> None:
         _change(_descend(cfg, parts, opened=opened), value, opened)
 
 
-def _descend(cfg: DictConfig, parts: List[str], create: bool = False, opened: Optional[Set[str]] = None) -> Place:
+def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: set[str] | None = None) -> Place:
     """The place of a dotted key.
 
     Args:
@@ -118,11 +118,11 @@ def _descend(cfg: DictConfig, parts: List[str], create: bool = False, opened: Op
     return place
 
 
-def _takes(place: Place, opened: Set[str]) -> bool:
+def _takes(place: Place, opened: set[str]) -> bool:
     return place.path in opened or place.takes_argument()
 
 
-def _change(place: Place, value: Any, opened: Set[str]) -> None:
+def _change(place: Place, value: Any, opened: set[str]) -> None:
     if not place.exists and not _takes(place, opened):
         raise place.unknown()
     present = place.written_value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Iterator, List, Union
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
@@ -21,10 +22,10 @@ class Place:
     """A key in a section or list of a config; it need not be there yet."""
 
     root: DictConfig
-    section: Union[DictConfig, ListConfig]
+    section: DictConfig | ListConfig
     path: str
     """The section's own dotted key."""
-    key: Union[str, int]
+    key: str | int
 
     @property
     def full_key(self) -> str:
@@ -98,7 +99,7 @@ class Place:
         return NO_PARAMETERS if target is None else parameters_of(target)
 
 
-def place_of(root: DictConfig, section: Union[DictConfig, ListConfig], path: str, part: str) -> Place:
+def place_of(root: DictConfig, section: DictConfig | ListConfig, path: str, part: str) -> Place:
     """The place that one part of a dotted key means in a section: a name, or an index into a list.
 
     Raises:
@@ -117,7 +118,7 @@ def _opened(section: Any) -> Any:
 
 
 def _dotted_keys(node: Any, path: str) -> Iterator[str]:
-    keys: List[Any] = []
+    keys: list[Any] = []
     if isinstance(node, DictConfig):
         keys = list(node)
     elif isinstance(node, ListConfig):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Callable, Collection, FrozenSet, Iterator, Optional, Tuple
+from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
@@ -21,10 +22,10 @@ SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
 class Parameters:
     """The arguments of a target that can be given by name."""
 
-    positional: Tuple[str, ...]
+    positional: tuple[str, ...]
     """Those that can also be given by place, in order."""
-    names: FrozenSet[str]
-    required: FrozenSet[str]
+    names: frozenset[str]
+    required: frozenset[str]
     takes_any: bool
     """Whether it takes `**kwargs`, or tells nothing about its arguments."""
 
@@ -103,14 +104,14 @@ def check_targets(cfg: Any, path: str = "") -> None:
             check_keywords(resolve_target(target, where), [k for k in section if k not in SPECIAL_KEYS], where)
 
 
-def target_of(section: Any, path: str) -> Optional[Callable[..., Any]]:
+def target_of(section: Any, path: str) -> Callable[..., Any] | None:
     """The callable that a section describes a call of; None for other sections, and for targets yet to be built."""
     if not isinstance(section, DictConfig) or section.get(TARGET) is None or isinstance(section[TARGET], DictConfig):
         return None
     return resolve_target(section[TARGET], path)
 
 
-def _sections_with_target(node: Any, path: str) -> Iterator[Tuple[DictConfig, str]]:
+def _sections_with_target(node: Any, path: str) -> Iterator[tuple[DictConfig, str]]:
     if isinstance(node, DictConfig):
         if TARGET in node:
             yield node, path

@@ -12,7 +12,7 @@ import enum
 import logging
 import pathlib
 import re
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import yaml
@@ -57,7 +57,7 @@ def to_yaml(cfg: Any) -> str:
     Args:
         cfg: a config or a plain dict or list.
     """
-    unsaved: List[str] = []
+    unsaved: list[str] = []
     plain = _plain(cfg, "", unsaved)
     for line in unsaved:
         logger.warning("The saved config cannot be loaded back as it is: %s", line)
@@ -87,7 +87,7 @@ def from_yaml(text: str, origin: str) -> Any:
         raise ConfigError(f"{origin} is not valid YAML: {error}") from error
 
 
-def _plain(value: Any, path: str, unsaved: List[str]) -> Any:
+def _plain(value: Any, path: str, unsaved: list[str]) -> Any:
     if isinstance(value, (DictConfig, ListConfig)):
         return _plain_container(value, path, unsaved)
     if isinstance(value, dict):
@@ -105,7 +105,7 @@ def _plain(value: Any, path: str, unsaved: List[str]) -> Any:
     return _named(value, path, unsaved)
 
 
-def _plain_container(node: Any, path: str, unsaved: List[str]) -> Any:
+def _plain_container(node: Any, path: str, unsaved: list[str]) -> Any:
     if node._is_none() or node._is_missing() or node._is_interpolation():
         return node._value()
     keys = list(node) if isinstance(node, DictConfig) else range(len(node))
@@ -125,12 +125,12 @@ def _raw(node: Any, key: Any) -> Any:
     return child if isinstance(child, (DictConfig, ListConfig)) else child._value()
 
 
-def _fields(value: Any) -> Dict[str, Any]:
+def _fields(value: Any) -> dict[str, Any]:
     return {TARGET: type(value), **{f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}}
 
 
-def _plain_items(items: List[Tuple[Any, Any]], path: str, unsaved: List[str]) -> Dict[Any, Any]:
-    plain: Dict[Any, Any] = {}
+def _plain_items(items: list[tuple[Any, Any]], path: str, unsaved: list[str]) -> dict[Any, Any]:
+    plain: dict[Any, Any] = {}
     for key, value in items:
         where = join_path(path, key)
         written = _plain(value, where, unsaved)
@@ -139,7 +139,7 @@ def _plain_items(items: List[Tuple[Any, Any]], path: str, unsaved: List[str]) ->
     return plain
 
 
-def _named(value: Any, path: str, unsaved: List[str]) -> Any:
+def _named(value: Any, path: str, unsaved: list[str]) -> Any:
     name = dotted_name(value)
     if name is not None:
         return _Named(name)
@@ -155,8 +155,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 class _Loader(yaml.SafeLoader):
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Dict[Any, Any]:
-        seen: Dict[Any, int] = {}
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             key = (key_node.tag, key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
             if key in seen and key_node.tag != "tag:yaml.org,2002:merge":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Iterable, Optional, Sequence
+from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Convert records; returns the exit code: 1 if that failed."""
     asked = parser().parse_args(argv)
 

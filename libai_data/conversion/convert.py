@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Sequence, Union
+from typing import Any, Callable
 
 from libai_data.conversion.shard_job import ShardJob, ShardReport, WriteShard
 from libai_data.conversion.shard_writers import FORMATS, schema_of
@@ -41,7 +42,7 @@ class Conversion:
 
     paths: Sequence[str]
     to: str
-    output: Union[str, Path]
+    output: str | Path
     format: str = ""
     records_per_shard: int = 100_000
     name: str = "records"
@@ -64,7 +65,7 @@ class Converted:
         kept: shards that an earlier run had finished.
     """
 
-    paths: List[str] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     records: int = 0
     size: int = 0
     kept: int = 0
@@ -123,12 +124,12 @@ def convert(
     return result
 
 
-def _plan(conversion: Conversion, identity: str, records: int) -> Dict[str, Any]:
+def _plan(conversion: Conversion, identity: str, records: int) -> dict[str, Any]:
     how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
     return {**how, "source": identity, "records": records}
 
 
-def _jobs(conversion: Conversion, records: int) -> List[ShardJob]:
+def _jobs(conversion: Conversion, records: int) -> list[ShardJob]:
     count = -(-records // conversion.records_per_shard)
     ending = FORMATS[conversion.to].ending
 
@@ -144,12 +145,12 @@ def _name(job: ShardJob) -> str:
     return f"the shard {job.path} (records {job.first} to {job.stop - 1})"
 
 
-def _manifest(output: Path) -> Dict[str, Any]:
+def _manifest(output: Path) -> dict[str, Any]:
     path = output / MANIFEST
     if not path.exists():
         return {}
     try:
-        found: Dict[str, Any] = json.loads(path.read_text("utf-8"))
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
         if not {"plan", "shards"} <= set(found):
             raise ValueError("it has no plan")
     except ValueError as error:
@@ -160,9 +161,9 @@ def _manifest(output: Path) -> Dict[str, Any]:
 class _Reports:
     """What is known of finished shards: from the manifest of an earlier run, or from one that was ended."""
 
-    def __init__(self, folder: Path, manifest: Dict[str, Any]) -> None:
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
         self._folder, self._manifest = folder, manifest
-        self.found: Dict[str, ShardReport] = {}
+        self.found: dict[str, ShardReport] = {}
 
     def of(self, job: ShardJob) -> Any:
         """The report of a shard that is there as it was written, or None."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Optional
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +62,7 @@ class WriteShard:
 
     def __init__(self, paths: Any, format: str, to: str, schema: Any, folder: str) -> None:
         self._paths, self._format, self._to, self._schema, self._folder = paths, format, to, schema, folder
-        self._source: Optional[Any] = None
+        self._source: Any | None = None
 
     def __call__(self, job: ShardJob) -> ShardReport:
         """Write a shard under its name, after it was read again as it was written.

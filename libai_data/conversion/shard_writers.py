@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Protocol, Sequence, Tuple, Type
+from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class ShardWriter(Protocol):
 
     def __init__(self, path: Path, schema: Any) -> None: ...
 
-    def write(self, records: Sequence[Any], first: int) -> List[Any]:
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
         """Write records; returns what a source of the format must give for them.
 
         Args:
@@ -61,7 +62,7 @@ class _ArrayRecord:
             ) from error
         self._writer = ArrayRecordWriter(str(path), "group_size:1")
 
-    def write(self, records: Sequence[Any], first: int) -> List[Any]:
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
         packed = [record if isinstance(record, bytes) else pack_record(record) for record in records]
         for record in packed:
             self._writer.write(record)
@@ -77,15 +78,15 @@ class _WebDataset:
     def __init__(self, path: Path, schema: Any) -> None:
         self._file = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
 
-    def write(self, records: Sequence[Any], first: int) -> List[Any]:
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
         return [self._write(record, index) for index, record in enumerate(records, first)]
 
-    def _write(self, record: Any, index: int) -> Dict[str, Any]:
+    def _write(self, record: Any, index: int) -> dict[str, Any]:
         fields = {"bin": record} if isinstance(record, bytes) else dict(record)
         key = str(fields.pop("__key__", f"{index:09d}"))
         if key.startswith("/") or ".." in key.split("/") or "." in key.rpartition("/")[2] or not key.rpartition("/")[2]:
             raise SchemaError(f"the key {key!r} is no path without a dot in its last part, and so no key of WebDataset")
-        found: Dict[str, Any] = {"__key__": key}
+        found: dict[str, Any] = {"__key__": key}
         for name, value in fields.items():
             ending, content = _as_file(name, value)
             if ending in found or "/" in ending or not ending:
@@ -102,7 +103,7 @@ class _WebDataset:
         self._file.close()
 
 
-def _as_file(name: str, value: Any) -> Tuple[str, bytes]:
+def _as_file(name: str, value: Any) -> tuple[str, bytes]:
     """The ending and the content of the file for a field, such that WebDataset decodes it."""
     ending = name.lower()
     if isinstance(value, bytes):
@@ -130,9 +131,9 @@ class _Parquet:
 
         self._writer = ParquetWriter(str(path), schema, write_page_checksum=True)
         self._schema = schema
-        self._rows: List[Any] = []
+        self._rows: list[Any] = []
 
-    def write(self, records: Sequence[Any], first: int) -> List[Any]:
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
         rows = [as_row(record) for record in records]
         # Arrow would leave them out.
         unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
@@ -159,7 +160,7 @@ class _Parquet:
         self._writer.close()
 
 
-def as_row(record: Any) -> Dict[str, Any]:
+def as_row(record: Any) -> dict[str, Any]:
     """A record as Arrow takes it."""
     if isinstance(record, bytes):
         return {"record": record}
@@ -197,11 +198,11 @@ class ShardFormat(NamedTuple):
     """
 
     ending: str
-    writer: Type[ShardWriter]
+    writer: type[ShardWriter]
     source: Any
 
 
-FORMATS: Dict[str, ShardFormat] = {
+FORMATS: dict[str, ShardFormat] = {
     "array_record": ShardFormat("array_record", _ArrayRecord, ArrayRecordSource),
     "webdataset": ShardFormat("tar", _WebDataset, WebDatasetSource),
     "parquet": ShardFormat("parquet", _Parquet, ParquetSource),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +55,9 @@ class BertDataset:
         self,
         name: str,
         tokenizer: Any,
-        indexed_dataset: Optional[IndexedSource] = None,
-        data_prefix: Union[str, Path, None] = None,
-        max_num_samples: Optional[int] = None,
+        indexed_dataset: IndexedSource | None = None,
+        data_prefix: str | Path | None = None,
+        max_num_samples: int | None = None,
         mask_lm_prob: float = 0.15,
         max_seq_length: int = 512,
         short_seq_prob: float = 0.0,
@@ -67,7 +67,7 @@ class BertDataset:
         pair_task: str = "order",
         max_ngrams: int = 3,
         whole_words: bool = True,
-        cache_dir: Union[str, Path, None] = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         if pair_task not in PAIR_TASKS:
             raise ConfigError(f"pair_task is {pair_task!r}; it is one of {list(PAIR_TASKS)}")
@@ -97,11 +97,11 @@ class BertDataset:
         first, second = truncate_pair(first, second, self._corpus.target(index), random)
         return self._sample(first, second, label, random)
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What decides the samples, beside the tokens themselves."""
         return self._fingerprint
 
-    def _passages(self, index: int, random: np.random.Generator) -> Tuple[np.ndarray, np.ndarray, int]:
+    def _passages(self, index: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
         sizes, tokens = self._corpus.sizes(index), self._corpus.tokens(index)
         if not self.binary_head:
             return tokens, tokens[:0], 0
@@ -141,7 +141,7 @@ class BertDataset:
 
 def truncate_pair(
     first: np.ndarray, second: np.ndarray, limit: int, random: np.random.Generator
-) -> Tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Cut two passages down: always the longer one, by one token of either end at random.
 
     Args:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
 from math import gcd
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 LONGEST_PERIOD = 1 << 16
 """Samples after which the pattern of a blend begins anew, at most: proportions are multiples of one in so many."""
 
-Phase = Tuple[int, Tuple[int, ...]]
+Phase = tuple[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,15 @@ class Blend:
         ConfigError: Phases do not ascend from 0, or take samples of a dataset that has none.
     """
 
-    sizes: Tuple[int, ...]
-    phases: Tuple[Phase, ...]
-    steps: Tuple[Phase, ...] = ()
+    sizes: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    steps: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
         if not starts or starts[0] != 0 or any(later <= start for start, later in zip(starts, starts[1:])):
             raise ConfigError(f"the weights of a blend change at places {starts}; these must ascend, beginning with 0")
-        joined: List[Phase] = []
+        joined: list[Phase] = []
         for _, counts in (*self.phases, *self.steps):
             if len(counts) != len(self.sizes):
                 raise ConfigError(f"a blend of {len(self.sizes)} datasets has {len(counts)} weights; give one for each")
@@ -72,7 +73,7 @@ class Blend:
             phases[max(0, place_of(step))] = counts
         return Blend(self.sizes, tuple(sorted(phases.items())))
 
-    def before(self, place: int) -> Tuple[Phase, ...]:
+    def before(self, place: int) -> tuple[Phase, ...]:
         """The phases that begin before a place."""
         return self.phases[: bisect_left([start for start, _ in self.phases], place)]
 
@@ -107,8 +108,8 @@ class BlendedDataset(ConcatDataset):
         self,
         datasets: Sequence[Any],
         weights: Sequence[float],
-        changes: Optional[Mapping[int, Sequence[float]]] = None,
-        changes_at_steps: Optional[Mapping[int, Sequence[float]]] = None,
+        changes: Mapping[int, Sequence[float]] | None = None,
+        changes_at_steps: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         super().__init__(datasets)
         if changes and changes_at_steps:
@@ -121,14 +122,14 @@ class BlendedDataset(ConcatDataset):
         check_same_fields(self.datasets)
 
 
-def _phases(weights: Mapping[int, Sequence[float]], what: str, least: int) -> Tuple[Phase, ...]:
+def _phases(weights: Mapping[int, Sequence[float]], what: str, least: int) -> tuple[Phase, ...]:
     for start in weights:
         if not isinstance(start, (int, np.integer)) or isinstance(start, bool) or start < least:
             raise ConfigError(f"the weights of a blend change at {start!r}; give a {what}, an int of at least {least}")
     return tuple((int(start), proportions(weights[start])) for start in sorted(weights))
 
 
-def proportions(weights: Sequence[float]) -> Tuple[int, ...]:
+def proportions(weights: Sequence[float]) -> tuple[int, ...]:
     """Weights as whole numbers of samples in one period.
 
     Args:
@@ -152,7 +153,7 @@ def proportions(weights: Sequence[float]) -> Tuple[int, ...]:
     return tuple(count // divisor for count in counts)
 
 
-def _nearest_counts(shares: Sequence[Fraction]) -> List[int]:
+def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
     """Whole numbers of the sum `LONGEST_PERIOD` in about these shares of it."""
     if len(shares) > LONGEST_PERIOD:
         raise ConfigError(f"a blend of {len(shares)} datasets with unequal weights; {LONGEST_PERIOD} can be told apart")
@@ -170,7 +171,7 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
     Raises:
         SchemaError: The datasets and the fields are named.
     """
-    first: Optional[Tuple[str, Dict[str, Tuple[np.dtype, int]]]] = None
+    first: tuple[str, dict[str, tuple[np.dtype, int]]] | None = None
     for number, dataset in enumerate(datasets):
         if not len(dataset):
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional, Union
 
 from libai_data.datasets.labelled_images import LabelledImages, Transform
 from libai_data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
@@ -29,11 +28,11 @@ class CIFAR10Dataset(LabelledImages):
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         train: bool = True,
-        transform: Optional[Transform] = None,
+        transform: Transform | None = None,
         download: bool = False,
-        source_url: Optional[str] = None,
+        source_url: str | None = None,
     ) -> None:
         super().__init__(CIFARSource(root, self._kind, train, download, source_url), transform)
 

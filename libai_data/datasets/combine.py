@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class ConcatDataset:
         self.datasets = list(datasets)
         if not self.datasets:
             raise ConfigError("ConcatDataset got no datasets; give it at least one")
-        self._ends: List[int] = list(accumulate(len(dataset) for dataset in self.datasets))
+        self._ends: list[int] = list(accumulate(len(dataset) for dataset in self.datasets))
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -37,7 +38,7 @@ class ConcatDataset:
         number, own_index = self.locate(index)
         return self.datasets[number][own_index]
 
-    def locate(self, index: int) -> Tuple[int, int]:
+    def locate(self, index: int) -> tuple[int, int]:
         """The number of the dataset that holds a sample, and the sample's index in it."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
@@ -47,11 +48,11 @@ class ConcatDataset:
         """Reads samples together; only there if all the datasets have it."""
         return joint_read_batch(self.datasets, self._locate_all)
 
-    def _locate_all(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         numbers = np.searchsorted(self._ends, indices, side="right")
         return numbers, indices - np.concatenate([[0], self._ends])[numbers]
 
-    def fingerprint(self) -> List[Dict[str, Any]]:
+    def fingerprint(self) -> list[dict[str, Any]]:
         """Length and fingerprint of each dataset."""
         return [{**fingerprint_of(dataset), "samples": len(dataset)} for dataset in self.datasets]
 
@@ -87,10 +88,10 @@ class Subset:
         """Reads samples together; only there if the dataset has it."""
         return joint_read_batch([self.dataset], self._locate_all)
 
-    def _locate_all(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros_like(indices), self.start + indices
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Which part of which dataset."""
         return {**fingerprint_of(self.dataset), "samples": len(self.dataset), "part": [self.start, self.stop]}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Dict
+from typing import Any
 
 _MOST_CHARACTERS = 400
 
 
-def fingerprint_of(dataset: Any) -> Dict[str, Any]:
+def fingerprint_of(dataset: Any) -> dict[str, Any]:
     """The name of a dataset, and what it says itself of its content.
 
     Args:
@@ -19,7 +19,7 @@ def fingerprint_of(dataset: Any) -> Dict[str, Any]:
     Returns:
         {"name": name of its class, "content": what `fingerprint()` returned}; a long answer is kept as a hash.
     """
-    found: Dict[str, Any] = {"name": type(dataset).__name__}
+    found: dict[str, Any] = {"name": type(dataset).__name__}
     own = getattr(dataset, "fingerprint", None)
     if callable(own):
         text = json.dumps(own(), sort_keys=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,7 @@ class GPTDataset:
 
     def __init__(
         self,
-        data_prefix: Union[str, Path, IndexedSource],
+        data_prefix: str | Path | IndexedSource,
         max_seq_length: int,
         num_epochs: int = 1,
         shuffle_documents: bool = False,
@@ -69,7 +70,7 @@ class GPTDataset:
         packing: bool = False,
         pad_last: bool = False,
         pad_id: int = 0,
-        cache_dir: Union[str, Path, None] = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         for name, value in (("max_seq_length", max_seq_length), ("num_epochs", num_epochs)):
             if not isinstance(value, (int, np.integer)) or value < 1:
@@ -82,7 +83,7 @@ class GPTDataset:
             raise ConfigError(f"pad_id is {pad_id!r}; the tokens of {self.source.prefix} are {self.source.dtype}")
         self.max_seq_length = max_seq_length
         self._packing = packing
-        self._depends_on: Dict[str, Any] = {
+        self._depends_on: dict[str, Any] = {
             "version": list(gpt_index.INDEX_VERSION),
             "corpus": self.source.layout_hash,
             "num_epochs": num_epochs,
@@ -135,7 +136,7 @@ class GPTDataset:
         self,
         indices: np.ndarray,
         out: Mapping[str, np.ndarray],
-        parts: Optional[Mapping[str, Tuple[slice, ...]]] = None,
+        parts: Mapping[str, tuple[slice, ...]] | None = None,
     ) -> None:
         """Read samples into a batch.
 
@@ -146,18 +147,18 @@ class GPTDataset:
         """
         self._filler.fill(np.asarray(indices), out, parts or {})
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What decides which tokens a sample has, but not the tokens."""
         return {**self._depends_on, "max_seq_length": self.max_seq_length, "tokens": len(self.source.tokens)}
 
     def _index(
         self, folder: Path, num_epochs: int, needs_documents: bool
-    ) -> Tuple[gpt_index.Pieces, Optional[np.ndarray]]:
+    ) -> tuple[gpt_index.Pieces, np.ndarray | None]:
         seed = self._depends_on["seed"]
         if not (needs_documents or self._packing):
             return gpt_index.whole_corpus(len(self.source.tokens), num_epochs), None
 
-        def build() -> List[np.ndarray]:
+        def build() -> list[np.ndarray]:
             bounds = self.source.document_offsets()
             if self._packing:
                 return gpt_index.packed(bounds, self.max_seq_length, num_epochs, seed)

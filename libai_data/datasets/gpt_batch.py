@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from libai_data.sources.indexed import IndexedSource
 # From so many on, copying them together costs less than finding the place of each.
 _TOKENS_A_SLICE = 256
 
-Parts = Mapping[str, Tuple[slice, ...]]
+Parts = Mapping[str, tuple[slice, ...]]
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,24 @@ class BatchFiller:
         form: of the samples.
     """
 
-    def __init__(self, source: IndexedSource, pieces: Pieces, firsts: Optional[np.ndarray], form: SampleForm) -> None:
+    def __init__(self, source: IndexedSource, pieces: Pieces, firsts: np.ndarray | None, form: SampleForm) -> None:
         self._source = source
         self._pieces = pieces
         self._firsts = firsts
         self._form = form
-        self._windows: Dict[int, np.ndarray] = {}
+        self._windows: dict[int, np.ndarray] = {}
         # Rows of one stretch of the file, of which nothing but the tokens is wanted.
         self._is_plain = len(pieces.offsets) == 2 and list(self.fields) == ["input_ids", "labels"]
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         # Views with overlaps would be pickled as if they were all their own.
         return {**self.__dict__, "_windows": {}}
 
     @property
-    def fields(self) -> Dict[str, Tuple[Any, Tuple[int, ...]]]:
+    def fields(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
         """Dtype and shape of each field of a sample."""
         form, vector = self._form, (self._form.length,)
-        fields: Dict[str, Tuple[Any, Tuple[int, ...]]] = {"input_ids": (np.int64, vector), "labels": (np.int64, vector)}
+        fields: dict[str, tuple[Any, tuple[int, ...]]] = {"input_ids": (np.int64, vector), "labels": (np.int64, vector)}
         if form.position_ids:
             fields["position_ids"] = np.int64, vector
         if form.attention_mask:

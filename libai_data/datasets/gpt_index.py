@@ -10,7 +10,7 @@ stretches of the stream that lie in one stretch of the `.bin` file:
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 import numpy as np
 
@@ -47,7 +47,7 @@ def whole_corpus(tokens: int, num_epochs: int) -> Pieces:
     return Pieces(starts, np.zeros(num_epochs + 1, np.int64))
 
 
-def documents(bounds: np.ndarray, num_epochs: int, seed: Optional[int]) -> Pieces:
+def documents(bounds: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
     """The stream of a corpus, a piece for each document that is not empty.
 
     Args:
@@ -58,7 +58,7 @@ def documents(bounds: np.ndarray, num_epochs: int, seed: Optional[int]) -> Piece
     return _in_order(bounds[:-1], np.diff(bounds), num_epochs, seed)
 
 
-def _in_order(offsets: np.ndarray, lengths: np.ndarray, num_epochs: int, seed: Optional[int]) -> Pieces:
+def _in_order(offsets: np.ndarray, lengths: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
     kept = np.flatnonzero(lengths)
     count = len(kept)
     starts = np.zeros(num_epochs * count + 2, np.int64)
@@ -83,7 +83,7 @@ def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
-def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: Optional[int]) -> List[np.ndarray]:
+def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -> list[np.ndarray]:
     """Samples of whole documents.
 
     The stream is of pairs of a token and the next one: a document of n tokens has n - 1. A document of more pairs than

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional, Union
 
 from libai_data.datasets.labelled_images import LabelledImages, Transform
 from libai_data.sources.image_folder import ImageFolderSource
@@ -24,9 +23,9 @@ class ImageFolderDataset(LabelledImages):
 
     def __init__(
         self,
-        root: Union[str, Path],
-        transform: Optional[Transform] = None,
+        root: str | Path,
+        transform: Transform | None = None,
         mode: str = "RGB",
-        cache_dir: Union[str, Path, None] = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         super().__init__(ImageFolderSource(root, cache_dir=cache_dir), transform, mode)

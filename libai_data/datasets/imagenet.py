@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional, Union
 
 from libai_data.datasets.labelled_images import ImageSource, LabelledImages, Transform
 from libai_data.sources.image_folder import ImageFolderSource
@@ -27,11 +26,11 @@ class ImageNetDataset(LabelledImages):
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         train: bool = True,
-        transform: Optional[Transform] = None,
-        val_labels: Union[str, Path, None] = None,
-        cache_dir: Union[str, Path, None] = None,
+        transform: Transform | None = None,
+        val_labels: str | Path | None = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         folder = Path(root) / ("train" if train else "val")
         source: ImageSource

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Protocol, Tuple, Union
+from typing import Any, Callable, Protocol
 
 import numpy as np
 from PIL import Image
@@ -26,7 +27,7 @@ class ImageSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, index: int) -> Tuple[Union[bytes, np.ndarray], int]:
+    def read(self, index: int) -> tuple[bytes | np.ndarray, int]:
         """An image, encoded or as uint8 [H, W, 3] or [H, W], and its label."""
         ...
 
@@ -34,7 +35,7 @@ class ImageSource(Protocol):
         """Where an image lies, for errors."""
         ...
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps of the content."""
         ...
 
@@ -50,7 +51,7 @@ class LabelledImages:
         mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
     """
 
-    def __init__(self, source: ImageSource, transform: Optional[Transform] = None, mode: str = "RGB") -> None:
+    def __init__(self, source: ImageSource, transform: Transform | None = None, mode: str = "RGB") -> None:
         self.source = source
         self.transform = ImageToFloat() if transform is None else transform
         self.mode = mode
@@ -88,7 +89,7 @@ class LabelledImages:
                 with self._transforming(index):
                     transform_into(self.transform, self._as_taken(image), out["images"][row], "images")
 
-    def stages(self, index: int) -> List[Tuple[str, Any]]:
+    def stages(self, index: int) -> list[tuple[str, Any]]:
         """The image as it was opened, and after each stage of the transform; see `transform_stages`."""
         image, _ = self._read(index)
         with self._transforming(index):
@@ -96,24 +97,24 @@ class LabelledImages:
             taken = self._as_taken(image)
             return [(f"opened as {self.mode}", opened), *transform_stages(self.transform, taken)]
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What the source tells of its content."""
         return self.source.fingerprint()
 
-    def _read(self, index: int) -> Tuple[Union[bytes, np.ndarray], int]:
+    def _read(self, index: int) -> tuple[bytes | np.ndarray, int]:
         try:
             return self.source.read(index)
         except OSError as error:
             raise SampleError(f"{self.source.name(index)} cannot be read: {error}") from error
 
-    def _as_taken(self, image: Union[bytes, np.ndarray]) -> Any:
+    def _as_taken(self, image: bytes | np.ndarray) -> Any:
         if self.mode not in MODES or not getattr(self.transform, "takes_encoded", False):
             return self._as_pillow(image)
         if isinstance(image, bytes):
             return EncodedImage(image, self.mode)
         return image if image.ndim == _DIMS[self.mode] else np.asarray(Image.fromarray(image).convert(self.mode))
 
-    def _as_pillow(self, image: Union[bytes, np.ndarray]) -> Image.Image:
+    def _as_pillow(self, image: bytes | np.ndarray) -> Image.Image:
         if isinstance(image, np.ndarray):
             return Image.fromarray(image).convert(self.mode)
         if self.mode in MODES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Map:
         with transform_time():
             return self.function(sample)
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """That of the dataset."""
         return fingerprint_of(self.dataset)
 
@@ -62,7 +62,7 @@ class RandomMap:
         with transform_time():
             return self.function(sample, sample_generator(self._stream))
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """That of the dataset."""
         return fingerprint_of(self.dataset)
 

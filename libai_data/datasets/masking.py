@@ -7,7 +7,7 @@ whole words and n-grams as in Z. Lan et al., "ALBERT" (2020), section 4.1, by wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
     Args:
         tokenizer: has `get_vocab()`, token -> id.
     """
-    vocabulary: Dict[str, int] = tokenizer.get_vocab()
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
     size = 1 + max(vocabulary.values())
     continues = np.zeros(size, bool)
     unmarked = np.arange(size, dtype=np.int64)
@@ -117,7 +117,7 @@ class Masker:
 
     def mask(
         self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator
-    ) -> Tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Mask some tokens.
 
         Args:
@@ -177,7 +177,7 @@ class Masker:
         np.cumsum(change[:-1], out=change[:-1])
         return change[:-1].astype(bool)
 
-    def _words(self, tokens: np.ndarray, special: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _words(self, tokens: np.ndarray, special: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First token of each word, and the one behind its last."""
         begins = ~special
         if self._masking.whole_words:
@@ -208,7 +208,7 @@ def masking_of_style(style: str, probability: float, max_ngrams: int, whole_word
     return Masking(probability, max_ngrams, whole_words, chinese_words=style == "bert-cn-wwm")
 
 
-def padded(values: np.ndarray, length: int, filler: Any, dtype: Optional[Any] = None) -> np.ndarray:
+def padded(values: np.ndarray, length: int, filler: Any, dtype: Any | None = None) -> np.ndarray:
     """Values, and fillers behind them up to a length."""
     array = np.full(length, filler, dtype or values.dtype)
     array[: len(values)] = values

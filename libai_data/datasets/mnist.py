@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional, Union
 
 from libai_data.datasets.labelled_images import LabelledImages, Transform
 from libai_data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
@@ -30,11 +29,11 @@ class MNISTDataset(LabelledImages):
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         train: bool = True,
-        transform: Optional[Transform] = None,
+        transform: Transform | None = None,
         download: bool = False,
-        source_url: Optional[str] = None,
+        source_url: str | None = None,
     ) -> None:
         super().__init__(MNISTSource(root, self._kind, train, download, source_url), transform, mode="L")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ class _InOrder:
     size: int
     seed: int
 
-    def locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         there = positions[positions < self.size]
         return np.zeros_like(there), there
 
@@ -49,7 +49,7 @@ class OneRound:
         check_index(index, len(self))
         return self._transform[int(self._starts[index])]
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What is done to which dataset."""
         return {**self._transform.fingerprint(), "outputs": len(self)}
 

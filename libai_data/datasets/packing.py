@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,12 +41,12 @@ class PackedDataset(StreamTransform):
         length: int,
         *,
         cut: bool = True,
-        lengths: Optional[Union[Sequence[int], np.ndarray]] = None,
-        keep: Optional[Keep] = None,
+        lengths: Sequence[int] | np.ndarray | None = None,
+        keep: Keep | None = None,
         truncate: bool = False,
-        padding: Optional[Mapping[str, Any]] = None,
-        segments: Optional[str] = "segment_ids",
-        positions: Optional[str] = "position_ids",
+        padding: Mapping[str, Any] | None = None,
+        segments: str | None = "segment_ids",
+        positions: str | None = "position_ids",
     ) -> None:
         super().__init__(dataset, length, cut, keep)
         self._lengths = None if lengths is None else np.asarray(lengths)
@@ -98,7 +99,7 @@ class PackedDataset(StreamTransform):
     def __getitem__(self, start: int) -> Instance:
         """The sequence that begins there."""
         place, offset = place_and_offset(start)
-        pieces: List[Dict[str, np.ndarray]] = []
+        pieces: list[dict[str, np.ndarray]] = []
         room, first = self.units, None
         for index, sample in self.inputs_from(place):
             arrays = _arrays_of(sample)
@@ -119,7 +120,7 @@ class PackedDataset(StreamTransform):
                 break
         return self._joined(pieces, first or {}, room)
 
-    def _joined(self, pieces: List[Dict[str, np.ndarray]], like: Mapping[str, Any], room: int) -> Instance:
+    def _joined(self, pieces: list[dict[str, np.ndarray]], like: Mapping[str, Any], room: int) -> Instance:
         packed = Instance()
         for name, value in like.items():
             parts = [piece[name] for piece in pieces]
@@ -144,8 +145,8 @@ class PackedDataset(StreamTransform):
             packed.set(added, _laid_out(joined, layout))
         return packed
 
-    def fingerprint(self) -> Dict[str, Any]:
-        own: Dict[str, Any] = {"truncate": True} if self._truncate else {}
+    def fingerprint(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"truncate": True} if self._truncate else {}
         return {**super().fingerprint(), **own}
 
 
@@ -164,14 +165,14 @@ def cu_seqlens(segment_ids: np.ndarray) -> np.ndarray:
     return np.append(np.flatnonzero(begins), rows.size).astype(np.int32)
 
 
-def _arrays_of(sample: Any) -> Dict[str, np.ndarray]:
+def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
     arrays = {
         name: as_array(value.tensor if isinstance(value, DistTensorData) else value, name)
         for name, value in fields_of(sample).items()
     }
     if not arrays:
         raise SchemaError("a sample without fields cannot be packed")
-    lengths: Dict[str, Tuple[int, ...]] = {name: array.shape[:1] for name, array in arrays.items()}
+    lengths: dict[str, tuple[int, ...]] = {name: array.shape[:1] for name, array in arrays.items()}
     if len(set(lengths.values())) > 1 or () in lengths.values():
         raise SchemaError(
             f"the first dims of a sample's fields are {lengths}; packing needs all to be the sample's length"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -47,10 +48,10 @@ class RandomPart:
         """Reads samples together; only there if the dataset has it."""
         return joint_read_batch([self.dataset], self._locate_all)
 
-    def _locate_all(self, indices: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros_like(indices), self.indices(indices)
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Which part of which order of which dataset."""
         return {
             **fingerprint_of(self.dataset),
@@ -59,7 +60,7 @@ class RandomPart:
         }
 
 
-def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> List[RandomPart]:
+def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[RandomPart]:
     """Split a dataset at random into parts that share no sample and leave none out.
 
     Args:

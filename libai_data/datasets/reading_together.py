@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Mapping, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.sample_random import reading_some_of_them
 
 Rows = Mapping[str, np.ndarray]
-Parts = Mapping[str, Tuple[slice, ...]]
-Locate = Callable[[np.ndarray], Tuple[np.ndarray, np.ndarray]]
+Parts = Mapping[str, tuple[slice, ...]]
+Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., None]:
@@ -51,15 +52,15 @@ def _takes_parts(dataset: Any) -> bool:
     return "parts" in inspect.signature(dataset.read_batch).parameters
 
 
-def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, parts: Tuple[Parts, ...]) -> None:
+def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, parts: tuple[Parts, ...]) -> None:
     first, last = int(rows[0]), int(rows[-1])
     # Whoever takes parts is always told them.
-    arguments: Tuple[Parts, ...] = parts or (({},) if _takes_parts(dataset) else ())
+    arguments: tuple[Parts, ...] = parts or (({},) if _takes_parts(dataset) else ())
     if last - first + 1 == len(rows):
         dataset.read_batch(indices, {name: array[first : last + 1] for name, array in out.items()}, *arguments)
         return
     # Rows that do not lie together have no array of their own.
-    apart: Dict[str, np.ndarray] = {
+    apart: dict[str, np.ndarray] = {
         name: np.empty((len(rows), *array.shape[1:]), array.dtype) for name, array in out.items()
     }
     dataset.read_batch(indices, apart, *arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -47,9 +47,9 @@ class RobertaDataset:
         self,
         name: str,
         tokenizer: Any,
-        indexed_dataset: Optional[IndexedSource] = None,
-        data_prefix: Union[str, Path, None] = None,
-        max_num_samples: Optional[int] = None,
+        indexed_dataset: IndexedSource | None = None,
+        data_prefix: str | Path | None = None,
+        max_num_samples: int | None = None,
         mask_lm_prob: float = 0.15,
         max_seq_length: int = 512,
         short_seq_prob: float = 0.0,
@@ -57,7 +57,7 @@ class RobertaDataset:
         masking_style: str = "bert",
         max_ngrams: int = 3,
         whole_words: bool = True,
-        cache_dir: Union[str, Path, None] = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         self.name = name
         self.max_seq_length = max_seq_length
@@ -92,6 +92,6 @@ class RobertaDataset:
             loss_mask=DistTensorData(padded(chosen, length, False), placement_idx=-1),
         )
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What decides the samples, beside the tokens themselves."""
         return self._fingerprint

@@ -7,7 +7,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ class SentenceRule:
     min_sentences: int
     short_seq_prob: float = 0.0
     seed: int = 1234
-    max_num_samples: Optional[int] = None
+    max_num_samples: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_tokens < 2:
@@ -73,7 +73,7 @@ class SentenceSamples(NamedTuple):
     target: np.ndarray
 
 
-def sentence_samples(source: IndexedSource, rule: SentenceRule, cache_dir: Union[str, Path, None]) -> SentenceSamples:
+def sentence_samples(source: IndexedSource, rule: SentenceRule, cache_dir: str | Path | None) -> SentenceSamples:
     """The samples of a corpus, from a file if they have been found before.
 
     Args:
@@ -109,7 +109,7 @@ def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
         )
     if not kept.all():
         logger.warning("%d of %d documents are left out: they have too few sentences.", (~kept).sum(), len(kept))
-    epochs: List[SentenceSamples] = []
+    epochs: list[SentenceSamples] = []
     count = 0
     while not epochs or (rule.max_num_samples is not None and count < rule.max_num_samples):
         epochs.append(_one_epoch(places, documents[:-1][kept], documents[1:][kept], rule, len(epochs)))

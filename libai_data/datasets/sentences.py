@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Optional, Union
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,7 @@ class SentenceCorpus:
         FormatError: A file is broken.
     """
 
-    def __init__(
-        self, source: Union[IndexedSource, str, Path], rule: SentenceRule, cache_dir: Union[str, Path, None]
-    ) -> None:
+    def __init__(self, source: IndexedSource | str | Path, rule: SentenceRule, cache_dir: str | Path | None) -> None:
         self.source = source if isinstance(source, IndexedSource) else IndexedSource(source)
         self.rule = rule
         self._samples = sentence_samples(self.source, rule, cache_dir)
@@ -83,7 +81,7 @@ class SentenceCorpus:
         sentence = int(random.integers(first, stop))
         return self.source.document(number)[int(self.source.sizes[first:sentence].sum()) :]
 
-    def fingerprint(self, **arguments: Any) -> Dict[str, Any]:
+    def fingerprint(self, **arguments: Any) -> dict[str, Any]:
         """What decides the samples, beside the tokens themselves.
 
         Args:
@@ -98,7 +96,7 @@ def vocabulary_hash(tokenizer: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def source_of(indexed_dataset: Optional[Any], data_prefix: Union[str, Path, None]) -> Any:
+def source_of(indexed_dataset: Any | None, data_prefix: str | Path | None) -> Any:
     """The source that LiBai's two arguments name.
 
     Raises:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from math import inf
-from typing import Any, List, Sequence
+from typing import Any
 
 import numpy as np
 
 from libai_data.errors import ConfigError
 
 
-def shares_of(what: str, weights: Sequence[Any]) -> List[Fraction]:
+def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     """Exact shares of weights, of sum 1.
 
     Args:
@@ -36,7 +37,7 @@ def _fraction(what: str, weight: Any, weights: Sequence[Any]) -> Fraction:
     raise ConfigError(f"{what} are {list(weights)}; each must be a number of at least 0, which {weight!r} is not")
 
 
-def split_evenly(whole: int, shares: Sequence[Fraction]) -> List[int]:
+def split_evenly(whole: int, shares: Sequence[Fraction]) -> list[int]:
     """Divide a number by the method of largest remainders (Hamilton's).
 
     Args:

@@ -8,8 +8,9 @@ stream, whoever reads them. So the place at which an output begins, and how far 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, Optional, Protocol, Sequence, Tuple, Union
+from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class InputOrder(Protocol):
     def seed(self) -> int:
         """With epoch and index it decides what random transforms draw."""
 
-    def locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Epochs and indices at these places."""
 
 
@@ -40,7 +41,7 @@ def start_of(place: Any, offset: Any) -> Any:
     return (offset << _PLACE_BITS) | place
 
 
-def place_and_offset(start: Any) -> Tuple[Any, Any]:
+def place_and_offset(start: Any) -> tuple[Any, Any]:
     """The place of the order and the units into its sample; the inverse of `start_of`."""
     return start & ((1 << _PLACE_BITS) - 1), start >> _PLACE_BITS
 
@@ -61,10 +62,10 @@ class StreamTransform:
 
     is_stream_transform = True
 
-    def __init__(self, dataset: Any, units: int, cuts: bool, keep: Optional[Keep]) -> None:
+    def __init__(self, dataset: Any, units: int, cuts: bool, keep: Keep | None) -> None:
         if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or not 1 <= units <= _MOST_UNITS:
             raise ConfigError(f"the length of an output is {units!r}; it must be an int of 1 to {_MOST_UNITS}")
-        keeps: Tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
+        keeps: tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
         kept = None if keep is None or callable(keep) else np.asarray(keep)
         if kept is not None and (kept.dtype != bool or kept.shape != (len(dataset),)):
             raise ConfigError(
@@ -84,9 +85,9 @@ class StreamTransform:
         self.dataset: Any = dataset
         self.units = int(units)
         self.cuts = cuts
-        self._keeps: Tuple[Callable[[Any], bool], ...] = keeps
-        self._kept: Optional[np.ndarray] = kept
-        self._order: Optional[InputOrder] = None
+        self._keeps: tuple[Callable[[Any], bool], ...] = keeps
+        self._kept: np.ndarray | None = kept
+        self._order: InputOrder | None = None
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -149,7 +150,7 @@ class StreamTransform:
         with reading_inputs([(self._order.seed, epoch, index)]):
             yield
 
-    def inputs_from(self, place: int) -> Iterator[Tuple[int, Any]]:
+    def inputs_from(self, place: int) -> Iterator[tuple[int, Any]]:
         """The samples that are kept, with their indices, from a place of the order on."""
         if self._order is None:
             raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
@@ -170,9 +171,9 @@ class StreamTransform:
     def __getitem__(self, start: int) -> Any:
         raise NotImplementedError
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What is done to which dataset; of a function that keeps samples, its name."""
-        own: Dict[str, Any] = {"units": self.units, "cuts": self.cuts}
+        own: dict[str, Any] = {"units": self.units, "cuts": self.cuts}
         names = [getattr(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
         if self._kept is not None:
             names.append(hash_of(self._kept.tobytes()))

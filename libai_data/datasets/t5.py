@@ -7,7 +7,7 @@ section 3.1.4 and 3.3.4: 15 % of the tokens, in spans of 3 tokens on average, ea
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,16 +55,16 @@ class T5Dataset:
         self,
         name: str,
         tokenizer: Any,
-        indexed_dataset: Optional[IndexedSource] = None,
-        data_prefix: Union[str, Path, None] = None,
-        max_num_samples: Optional[int] = None,
+        indexed_dataset: IndexedSource | None = None,
+        data_prefix: str | Path | None = None,
+        max_num_samples: int | None = None,
         masked_lm_prob: float = 0.15,
         max_seq_length: int = 512,
         max_seq_length_dec: int = 128,
         short_seq_prob: float = 0.0,
         seed: int = 1234,
         mean_span_length: float = 3.0,
-        cache_dir: Union[str, Path, None] = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         if not 0 < masked_lm_prob < 1 or mean_span_length < 1:
             raise ConfigError(
@@ -122,7 +122,7 @@ class T5Dataset:
             loss_mask=DistTensorData(np.arange(self.max_seq_length_dec) < decoded, placement_idx=-1),
         )
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What decides the samples, beside the tokens themselves."""
         return self._fingerprint
 
@@ -152,7 +152,7 @@ class Spans(NamedTuple):
     lengths: np.ndarray
 
 
-def span_numbers(tokens: int, probability: float, mean: float) -> Tuple[int, int]:
+def span_numbers(tokens: int, probability: float, mean: float) -> tuple[int, int]:
     """How many tokens are taken out, and in how many spans.
 
     Args:
@@ -184,7 +184,7 @@ def _pieces(total: int, count: int, random: np.random.Generator) -> np.ndarray:
     return np.diff(np.concatenate([[0], cuts, [total]]))
 
 
-def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Take spans out of a passage.
 
     Args:

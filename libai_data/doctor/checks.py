@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, NamedTuple, Set, Tuple
+from typing import Callable, NamedTuple
 
 from libai_data.doctor import (
     clocks,
@@ -32,7 +32,7 @@ class Check(NamedTuple):
 
     name: str
     examine: Callable[[Examined], Facts]
-    judge: Callable[[Reports], List[Finding]]
+    judge: Callable[[Reports], list[Finding]]
 
 
 CHECKS = (
@@ -48,14 +48,14 @@ CHECKS = (
 )
 
 
-def examine_all(examined: Examined, about_to: Callable[[str], None]) -> Dict[str, Facts]:
+def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str, Facts]:
     """Make all checks on this rank. What fails is a fact too.
 
     Args:
         examined: what to look at.
         about_to: told the name of each check before it.
     """
-    facts: Dict[str, Facts] = {}
+    facts: dict[str, Facts] = {}
     for check in CHECKS:
         about_to(check.name)
         try:
@@ -65,10 +65,10 @@ def examine_all(examined: Examined, about_to: Callable[[str], None]) -> Dict[str
     return facts
 
 
-def judge_all(reports: Reports) -> List[Tuple[str, Finding]]:
+def judge_all(reports: Reports) -> list[tuple[str, Finding]]:
     """Judge all ranks' facts; a failure that makes several checks fail is told once."""
-    found: List[Tuple[str, Finding]] = []
-    told: Set[str] = set()
+    found: list[tuple[str, Finding]] = []
+    told: set[str] = set()
     for check in CHECKS:
         told_of = reports.facts(check.name).items()
         problems = ranks_by_value({rank: facts[_PROBLEM] for rank, facts in told_of if _PROBLEM in facts})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from libai_data.doctor.findings import OK, RED, WARNING, Finding, Reports
 
 NAME = "clocks"
@@ -12,7 +10,7 @@ _SECONDS_WARNED_OF = 1.0
 _SECONDS_TOO_MANY = 300.0
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Judge by how far each clock is ahead of rank 0's, as rank 0 has measured it."""
     offsets = {rank: float(facts["ahead"]) for rank, facts in reports.facts(NAME).items()}
     if not offsets:

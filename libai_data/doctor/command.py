@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
 
 from libai_data import launch
 from libai_data.console import print_lines
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
@@ -64,12 +64,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     if asked.ranks is not None and "WORLD_SIZE" not in os.environ:
         started = ["--nproc_per_node", str(asked.ranks), "-m", "libai_data", "doctor", config, *overrides]
         return launch.main([*started, "--seconds", str(asked.seconds)])
-    codes: List[int] = []
+    codes: list[int] = []
     failed = print_lines("doctor", lambda: _examined(config, overrides, asked.seconds, codes))
     return failed or codes[0]
 
 
-def _examined(config: str, overrides: Sequence[str], seconds: float, codes: List[int]) -> Iterator[str]:
+def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list[int]) -> Iterator[str]:
     """Look at this rank; rank 0 yields the table of all.
 
     Args:
@@ -107,7 +107,7 @@ def _examined(config: str, overrides: Sequence[str], seconds: float, codes: List
         meeting.dismiss(codes[0])
 
 
-def _lines(job: JobRank, own: Dict[str, Facts], meeting: Optional[Meeting]) -> List[Tuple[str, Finding]]:
+def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list[tuple[str, Finding]]:
     if meeting is None:
         return judge_all(Reports(1, {0: own}))
     meeting.gather()

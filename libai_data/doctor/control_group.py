@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, Optional
 
 _ROOT = Path("/sys/fs/cgroup")
 
 
-def limit_left(controller: str, limit: str, used: str, legacy_limit: str, legacy_used: str) -> Optional[int]:
+def limit_left(controller: str, limit: str, used: str, legacy_limit: str, legacy_used: str) -> int | None:
     """How much of a limit is left; None without one.
 
     Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/ describe the files.
@@ -44,7 +44,7 @@ def _folders(controller: str) -> Iterator[Path]:
         yield from (each for each in (folder, *folder.parents) if _ROOT in each.parents)
 
 
-def _number(path: Path) -> Optional[int]:
+def _number(path: Path) -> int | None:
     try:
         text = path.read_text().strip()
     except OSError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, NamedTuple, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from libai_data.text_table import with_ruled_head
 
 OK, WARNING, RED = "ok", "warning", "RED"
 
-Facts = Dict[str, Any]
+Facts = dict[str, Any]
 """What a check has seen on one rank; JSON can express it."""
 
 
@@ -37,7 +38,7 @@ class Reports(NamedTuple):
     world_size: int
     of_rank: Mapping[int, Mapping[str, Facts]]
 
-    def facts(self, check: str) -> Dict[int, Facts]:
+    def facts(self, check: str) -> dict[int, Facts]:
         """rank -> what a check has seen there, of the ranks where it saw something."""
         return {rank: report[check] for rank, report in sorted(self.of_rank.items()) if report.get(check)}
 
@@ -47,7 +48,7 @@ class Reports(NamedTuple):
         return max(1, sum(each["local_rank"] == 0 for each in self.facts("place").values()))
 
 
-def table(lines: Sequence[Sequence[Any]]) -> List[str]:
+def table(lines: Sequence[Sequence[Any]]) -> list[str]:
     """The findings as a table, and below it what to do.
 
     Args:

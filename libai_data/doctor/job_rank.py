@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Mapping, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from libai_data.errors import ConfigError
 from libai_data.loader.worker import JOB_VARIABLES

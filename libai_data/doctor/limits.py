@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from pathlib import Path
-from typing import List, Optional
 
 from libai_data.config import try_get_key
 from libai_data.doctor.control_group import limit_left
@@ -30,7 +29,7 @@ def examine(examined: Examined) -> Facts:
     }
 
 
-def threads_left() -> Optional[int]:
+def threads_left() -> int | None:
     """Threads and processes that can still be started; None without a limit."""
     left = [limit_left("pids", "pids.max", "pids.current", "pids.max", "pids.current")]
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -41,12 +40,12 @@ def threads_left() -> Optional[int]:
     return min((each for each in left if each is not None), default=None)
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Compare with what ranks need: OneFlow connects each rank with every other."""
     facts = reports.facts(NAME)
     if not facts:
         return []
-    found: List[Finding] = []
+    found: list[Finding] = []
     workers = max(each["workers"] for each in facts.values())
     needed = _DESCRIPTORS_OF_A_RANK + reports.world_size + _DESCRIPTORS_OF_A_WORKER * workers
     allowed = {rank: each["descriptors"] for rank, each in facts.items() if each["descriptors"] is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Mapping
+from collections.abc import Mapping
 
 from libai_data.doctor.findings import OK, RED, Finding, Reports
 from libai_data.in_words import by_rank, numbers_in_words
@@ -10,7 +10,7 @@ from libai_data.in_words import by_rank, numbers_in_words
 NAME = "master"
 
 
-def judge(reports: Reports, last_words: Mapping[int, str], address: str) -> List[Finding]:
+def judge(reports: Reports, last_words: Mapping[int, str], address: str) -> list[Finding]:
     """Name who is missing.
 
     Args:
@@ -18,7 +18,7 @@ def judge(reports: Reports, last_words: Mapping[int, str], address: str) -> List
         last_words: rank -> what it was about to look at, of those that came.
         address: of rank 0, in words.
     """
-    found: List[Finding] = []
+    found: list[Finding] = []
     missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
     never = [rank for rank in missing if rank not in last_words]
     if never:

@@ -11,7 +11,7 @@ import select
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 from libai_data.doctor.job_rank import JobRank
 from libai_data.errors import PeerError
@@ -45,9 +45,9 @@ class Meeting:
     def __init__(self, job: JobRank, seconds: float) -> None:
         self._world_size = job.world_size
         self._deadline = time.monotonic() + seconds
-        self.links: Dict[int, socket.socket] = {}
-        self.reports: Dict[int, Any] = {}
-        self.last_words: Dict[int, str] = {}
+        self.links: dict[int, socket.socket] = {}
+        self.reports: dict[int, Any] = {}
+        self.last_words: dict[int, str] = {}
         _allow_descriptors(job.world_size)
         self._listener = _listening(job.port)
 
@@ -93,7 +93,7 @@ class Meeting:
         else:
             self.last_words[rank] = str(head.get("at"))
 
-    def ask(self, question: Dict[str, Any], ranks: List[int]) -> Dict[int, Any]:
+    def ask(self, question: dict[str, Any], ranks: list[int]) -> dict[int, Any]:
         """Ask ranks something, all at once; those that do not answer are missing.
 
         Args:
@@ -111,7 +111,7 @@ class Meeting:
         except (OSError, EOFError, ValueError, PeerError):
             return None
 
-    def clock_offset(self, rank: int) -> Optional[float]:
+    def clock_offset(self, rank: int) -> float | None:
         """Seconds by which a rank's clock is ahead of this one's, from the quickest of some answers."""
         found = []
         for _ in range(_TIMES_ASKED):
@@ -123,7 +123,7 @@ class Meeting:
             found.append((took, float(theirs) - (asked + took / 2)))
         return min(found)[1]
 
-    def unreached_ports(self, ranks: List[int]) -> Dict[int, str]:
+    def unreached_ports(self, ranks: list[int]) -> dict[int, str]:
         """Which ranks cannot reach a port that the system chooses on this machine, and why.
 
         Args:
@@ -218,7 +218,7 @@ def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) ->
         PeerError: Rank 0 is gone, or silent.
     """
     link.settimeout(seconds)
-    answers: Dict[str, Callable[[Dict[str, Any]], Any]] = {
+    answers: dict[str, Callable[[dict[str, Any]], Any]] = {
         "time": lambda head: time.time(),
         "reach": lambda head: _why_port_is_unreached(job.host, int(head["port"])),
     }

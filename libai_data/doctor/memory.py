@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.doctor.control_group import limit_left
@@ -54,14 +54,14 @@ def available() -> int:
     return free if left is None else min(free, max(left, 0))
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Compare what the ranks of each node need with what it has."""
     facts = reports.facts(NAME)
-    nodes: Dict[int, List[Any]] = {}
+    nodes: dict[int, list[Any]] = {}
     ranks_per_node = max(1, reports.world_size // reports.num_nodes)
     for rank, each in facts.items():
         nodes.setdefault(rank // ranks_per_node, []).append(each)
-    found: List[Finding] = []
+    found: list[Finding] = []
     for node, members in nodes.items():
         needed, has = sum(each["needed"] for each in members), min(each["available"] for each in members)
         words = f"node {node}: batches take {bytes_in_words(needed)} of {bytes_in_words(has)} available"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from typing import Dict, List
 
 from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import OK, RED, WARNING, Facts, Finding, Reports
@@ -27,13 +26,13 @@ def examine(examined: Examined) -> Facts:
     return {"sizes": [mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size]}
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Look at the whole job, of which each rank knows its own place only."""
     places, facts = reports.facts(PLACE), reports.facts(NAME)
     if not facts or len(places) < reports.world_size:
         return []
     sizes, num_nodes = next(iter(facts.values()))["sizes"], reports.num_nodes
-    hosts: Dict[str, int] = {}
+    hosts: dict[str, int] = {}
     for each in places.values():
         hosts[each["host"]] = hosts.get(each["host"], 0) + 1
     ranks_per_node = reports.world_size // num_nodes
@@ -48,10 +47,10 @@ def judge(reports: Reports) -> List[Finding]:
     return warnings or [Finding(OK, f"{words} on {num_nodes} node(s) of {ranks_per_node} ({_listed(list(hosts))})")]
 
 
-def _listed(hosts: List[str]) -> str:
+def _listed(hosts: list[str]) -> str:
     return ", ".join(hosts[:_HOSTS_NAMED]) + (", ..." if len(hosts) > _HOSTS_NAMED else "")
 
 
-def _two_sentences(warning: str) -> List[str]:
+def _two_sentences(warning: str) -> list[str]:
     found, _, advice = warning.partition(". ")
     return [found, advice]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import OK, RED, Facts, Finding, Reports
 from libai_data.engine.agreement import config_values, differences, hash_of_values
@@ -16,7 +14,7 @@ def examine(examined: Examined) -> Facts:
     return {"values": config_values(examined.cfg)}
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Name the keys that differ."""
     values = {rank: facts["values"] for rank, facts in reports.facts(NAME).items()}
     found = differences(values)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import OK, RED, Facts, Finding, Reports
 from libai_data.engine.agreement import differences
@@ -24,7 +22,7 @@ def examine(examined: Examined) -> Facts:
     return {"values": {"length": f"{length:,}", **{name: str(value) for name, value in fingerprint.items()}}}
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Name the ranks that differ."""
     values = {rank: each["values"] for rank, each in reports.facts(NAME).items()}
     found = differences(values)

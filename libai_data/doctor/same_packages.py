@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import List
 
 from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import OK, RED, WARNING, Facts, Finding, Reports
@@ -21,7 +20,7 @@ def examine(examined: Examined) -> Facts:
     return {"needed": needed, "others": others}
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Name what differs."""
     facts = reports.facts(NAME)
     needed = differences({rank: each["needed"] for rank, each in facts.items()})

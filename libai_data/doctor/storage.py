@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, Iterable, List, Set, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -37,10 +38,10 @@ class OpenedFiles:
     """Notes which files this process opens from now on. There is no way to stop it, so that one is made a process."""
 
     def __init__(self) -> None:
-        self.paths: Set[str] = set()
+        self.paths: set[str] = set()
         sys.addaudithook(self._note)
 
-    def _note(self, event: str, arguments: Tuple[Any, ...]) -> None:
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open" and isinstance(arguments[0], (str, os.PathLike)) and len(self.paths) < _MOST_FILES:
             path = os.path.abspath(os.fspath(arguments[0]))
             if not path.startswith(("/proc/", "/sys/", "/dev/", sys.prefix)) and not path.endswith((".py", ".pyc")):
@@ -81,7 +82,7 @@ def _named_files(cfg: Any) -> Iterable[str]:
                 yield os.path.abspath(value)
 
 
-def read_past_cache(files: Iterable[str]) -> Tuple[int, float]:
+def read_past_cache(files: Iterable[str]) -> tuple[int, float]:
     """Read files until half a second or 64 MB are over, having the system forget what it keeps of them.
 
     Returns:
@@ -100,7 +101,7 @@ def read_past_cache(files: Iterable[str]) -> Tuple[int, float]:
 
 def kind_of(path: str) -> str:
     """Type of the file system that holds a file, such as "ext4" or "nfs4"; see proc(5) on mountinfo."""
-    held: Dict[str, str] = {}
+    held: dict[str, str] = {}
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
         # Spaces in names are written as \040.
@@ -109,7 +110,7 @@ def kind_of(path: str) -> str:
     return next((held[str(each)] for each in (folder, *folder.parents) if str(each) in held), "unknown")
 
 
-def judge(reports: Reports) -> List[Finding]:
+def judge(reports: Reports) -> list[Finding]:
     """Compare the ranks: what is fast enough depends on the model, but all should be about as fast."""
     facts = reports.facts(NAME)
     if not facts:

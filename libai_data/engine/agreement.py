@@ -11,8 +11,9 @@ import json
 import platform
 import re
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Mapping, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -32,7 +33,7 @@ _LONGEST_VALUE = 120
 _ABSENT = "absent"
 
 
-def needed_versions() -> Dict[str, str]:
+def needed_versions() -> dict[str, str]:
     """Versions of Python, of what this package needs at least, and of its own code, which a checkout may change."""
     versions = {"python": platform.python_version(), "libai_data": own_version()}
     for requirement in _requirements():
@@ -52,7 +53,7 @@ def own_version() -> str:
     return f"{libai_data.__version__} (code {digest.hexdigest()})"
 
 
-def _requirements() -> List[str]:
+def _requirements() -> list[str]:
     try:
         return importlib.metadata.requires("libai_data") or []
     except importlib.metadata.PackageNotFoundError:  # run from a checkout that nobody has installed
@@ -66,7 +67,7 @@ def _version(name: str) -> str:
         return _ABSENT
 
 
-def config_values(cfg: Any) -> Dict[str, str]:
+def config_values(cfg: Any) -> dict[str, str]:
     """The values of a config by their dotted keys, as text that is the same in every process.
 
     Args:
@@ -77,7 +78,7 @@ def config_values(cfg: Any) -> Dict[str, str]:
     return {key: value for key, value in _flat("", plain) if not f"{key}.".startswith(allowed)}
 
 
-def _flat(key: str, value: Any) -> Iterator[Tuple[str, str]]:
+def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for name, each in value.items():
             yield from _flat(f"{key}.{name}" if key else str(name), each)
@@ -104,7 +105,7 @@ def hash_of_values(values: Mapping[str, str]) -> str:
     return f"{digest_of(json.dumps(values, sort_keys=True).encode()):016x}"
 
 
-def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> List[str]:
+def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> list[str]:
     """What differs between the ranks, each with who has which value; nothing if all agree.
 
     Args:
@@ -156,7 +157,7 @@ def _told(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
     )
 
 
-def mesh_warnings(mesh: ParallelMesh) -> List[str]:
+def mesh_warnings(mesh: ParallelMesh) -> list[str]:
     """What of a mesh fits its nodes badly.
 
     Args:

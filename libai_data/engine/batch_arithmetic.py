@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
 
 from libai_data.errors import ConfigError
 
@@ -24,9 +23,9 @@ class BatchSizes:
 
 
 def complete_batch_sizes(
-    micro_batch_size: Optional[int],
-    global_batch_size: Optional[int],
-    num_accumulation_steps: Optional[int],
+    micro_batch_size: int | None,
+    global_batch_size: int | None,
+    num_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> BatchSizes:
     """Fill in what is missing: global = micro x accumulation x data-parallel size.

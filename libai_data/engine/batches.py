@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import time
 from collections import abc
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class BatchFeed:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
-        self._batches: Optional[Iterator[Any]] = None
+        self._batches: Iterator[Any] | None = None
 
     def next(self) -> Any:
         """The next batch.
@@ -67,11 +68,11 @@ class StepInputs:
         self.feed = BatchFeed(loader)
         self.seconds = 0.0
 
-    def micro_batch(self, get_batch: Callable[..., Dict[str, Any]], device: str) -> Dict[str, Any]:
+    def micro_batch(self, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
         """The inputs made of one batch; `seconds` grows by the time it took."""
         return self.joined(1, get_batch, device)
 
-    def joined(self, count: int, get_batch: Callable[..., Dict[str, Any]], device: str) -> Dict[str, Any]:
+    def joined(self, count: int, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
         """The inputs made of `count` consecutive batches, joined along dim 0; `seconds` grows by the time it took."""
         start = time.perf_counter()
         batches = [self.feed.next() for _ in range(count)]
@@ -85,8 +86,8 @@ class StepInputs:
 
 
 def call_get_batch(
-    get_batch: Callable[..., Dict[str, Any]], data: Any, device: str, mixup_func: Optional[Callable] = None
-) -> Dict[str, Any]:
+    get_batch: Callable[..., dict[str, Any]], data: Any, device: str, mixup_func: Callable | None = None
+) -> dict[str, Any]:
     """Call a `get_batch` with as many of LiBai's arguments as it takes.
 
     LiBai calls it with (data, input_placement_device, mixup_func), and documents (data, mixup_func=None) for overriding
@@ -123,7 +124,7 @@ def call_get_batch(
     return inputs
 
 
-def mixed_up(data: Any, mixup_func: Optional[Callable[..., Any]], device: str) -> Any:
+def mixed_up(data: Any, mixup_func: Callable[..., Any] | None, device: str) -> Any:
     """A batch whose images and labels a mixup function has mixed.
 
     Args:
@@ -162,7 +163,7 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
     return joined
 
 
-def join_inputs(inputs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+def join_inputs(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join model inputs along dim 0, each rank its own part: local row i of each comes before local row 0 of the next.
 
     Args:
@@ -174,18 +175,18 @@ def join_inputs(inputs: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
     return {name: _join_global([each[name] for each in inputs]) for name in inputs[0]}
 
 
-def name_inputs(micro_batches: Sequence[Dict[str, Any]]) -> Dict[str, Any]:
+def name_inputs(micro_batches: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One dict of the inputs of several micro-batches, as a graph's `build` takes them."""
     return {f"{name}_{number}": value for number, each in enumerate(micro_batches) for name, value in each.items()}
 
 
-def part_inputs(inputs: Dict[str, Any], count: int) -> List[Dict[str, Any]]:
+def part_inputs(inputs: dict[str, Any], count: int) -> list[dict[str, Any]]:
     """The inputs of each micro-batch again; the inverse of `name_inputs`."""
     names = [name[: -len("_0")] for name in inputs][: len(inputs) // count]
     return [{name: inputs[f"{name}_{number}"] for name in names} for number in range(count)]
 
 
-def _join_global(tensors: List[Any]) -> Any:
+def _join_global(tensors: list[Any]) -> Any:
     import oneflow as flow
 
     first = tensors[0]
@@ -200,7 +201,7 @@ def _join_global(tensors: List[Any]) -> Any:
     return joined
 
 
-def _join_values(parts: List[Any]) -> Any:
+def _join_values(parts: list[Any]) -> Any:
     """Join one field of several batches; a nested one leaf by leaf."""
     first = parts[0]
     if isinstance(first, DistTensorData):
@@ -220,7 +221,7 @@ def _join_values(parts: List[Any]) -> Any:
     return _join_tensors(parts)
 
 
-def _join_tensors(tensors: List[Any]) -> Any:
+def _join_tensors(tensors: list[Any]) -> Any:
     if all(isinstance(tensor, np.ndarray) for tensor in tensors):
         return np.concatenate(tensors)
     import oneflow as flow

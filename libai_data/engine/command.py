@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Any, Dict, Optional, Sequence, Type
+from collections.abc import Sequence
+from typing import Any
 
 from libai_data.config import LazyConfig, default_argument_parser, try_get_key
 from libai_data.engine.checkpoint import Checkpointer
@@ -23,7 +24,7 @@ _FAST_STEPS = 20
 _FAST_EVAL_PERIOD = 10
 
 
-def main(argv: Optional[Sequence[str]] = None, trainer_class: Type[DefaultTrainer] = DefaultTrainer) -> Dict[str, Any]:
+def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
     """Train or evaluate what a config file and `key=value` overrides describe.
 
     Args:
@@ -45,7 +46,7 @@ def main(argv: Optional[Sequence[str]] = None, trainer_class: Type[DefaultTraine
         return results
 
 
-def run(args: Any, trainer_class: Type[DefaultTrainer] = DefaultTrainer) -> Dict[str, Any]:
+def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
     """Train or evaluate.
 
     Args:
@@ -75,7 +76,7 @@ def shorten(cfg: Any) -> None:
     cfg.train.evaluation.eval_after_n_epoch = None
 
 
-def evaluate(cfg: Any, trainer_class: Type[DefaultTrainer], resume: bool) -> Dict[str, Any]:
+def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dict[str, Any]:
     """Evaluate the last checkpoint (`resume`), or the weights of `train.load_weight`.
 
     Raises:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Collection, Dict, Mapping, Optional
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers.schedule import StepSchedule
@@ -24,11 +25,11 @@ class DataState:
     def __init__(self, loader: Any, override: Collection[str] = ()) -> None:
         self._loader = loader
         self._override = tuple(override)
-        self._restored: Optional[Dict[str, Any]] = None
+        self._restored: dict[str, Any] | None = None
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The loader's state."""
-        state: Dict[str, Any] = self._loader.state_dict()
+        state: dict[str, Any] = self._loader.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -65,7 +66,7 @@ class DataState:
             )
 
 
-def stream_state_of(loader: Any) -> Optional[StreamState]:
+def stream_state_of(loader: Any) -> StreamState | None:
     """Where a loader of this package stands in its endless stream; None for any other."""
     state = getattr(getattr(loader, "stream", None), "state", None)
     return state if isinstance(state, StreamState) else None

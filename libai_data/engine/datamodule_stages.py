@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.mesh import get_data_parallel_size
 
-GetBatch = Callable[..., Dict[str, Any]]
+GetBatch = Callable[..., dict[str, Any]]
 
 
-def stages_of(cfg: Any, datamodule: Any = None) -> Optional[DataStages]:
+def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
     """The stages of a data module, with the batch sizes and the model of a config.
 
     Args:
@@ -52,7 +53,7 @@ def stages_of(cfg: Any, datamodule: Any = None) -> Optional[DataStages]:
     )
 
 
-def _argument_names(cfg: Any) -> List[str]:
+def _argument_names(cfg: Any) -> list[str]:
     """The arguments of the model, for batches that are tuples."""
     model = target_of(try_get_key(cfg, "model"), "model")
     forward = getattr(model, "forward", None)
@@ -65,7 +66,7 @@ def _argument_names(cfg: Any) -> List[str]:
 def get_batch_of(stages: DataStages, dataloader_idx: int = 0) -> GetBatch:
     """The `get_batch` of a loader of a data module: its hooks make the model's arguments."""
 
-    def get_batch(data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> Dict[str, Any]:
+    def get_batch(data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
         return stages.inputs(mixed_up(data, mixup_func, input_placement_device), input_placement_device, dataloader_idx)
 
     return get_batch
@@ -77,17 +78,17 @@ class Predictions(DatasetEvaluator):
     input_fields = ()
 
     def __init__(self) -> None:
-        self._outputs: List[Dict[str, np.ndarray]] = []
+        self._outputs: list[dict[str, np.ndarray]] = []
 
     def reset(self) -> None:
         """Forget all."""
         self._outputs.clear()
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Keep the outputs of a batch."""
         self._outputs.append({name: tensor.numpy() for name, tensor in outputs.items()})
 
-    def evaluate(self) -> Dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """Output of the model -> array [samples, ...]."""
         names = self._outputs[0] if self._outputs else {}
         return {name: np.concatenate([each[name] for each in self._outputs]) for name in names}
@@ -97,7 +98,7 @@ class RunsStages:
     """The part of a trainer that evaluates and predicts with the loaders of its data module."""
 
     cfg: Any
-    data: Optional[DataStages]
+    data: DataStages | None
     _runs: str = "fit"
 
     @property
@@ -132,10 +133,10 @@ class RunsStages:
         """The model, or its graph, for evaluation."""
         raise NotImplementedError
 
-    def _test_on(self, loaders: List[Any]) -> Dict[str, Any]:
+    def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
         raise NotImplementedError
 
-    def evaluate(self, stage: str = "validate") -> Dict[str, Any]:
+    def evaluate(self, stage: str = "validate") -> dict[str, Any]:
         """Evaluate on the validation or test loaders of the data module.
 
         Args:
@@ -169,7 +170,7 @@ class RunsStages:
             return self._predict()
 
     def _predict(self) -> Any:
-        predictions: List[Dict[str, Any]] = []
+        predictions: list[dict[str, Any]] = []
         loaders = self._entered("predict", "predict")
         if self.data is None:
             return predictions
@@ -189,7 +190,7 @@ class RunsStages:
         self.data.leave("predict")
         return predictions[0] if len(predictions) == 1 else predictions
 
-    def _entered(self, stage: str, kind: str) -> List[Any]:
+    def _entered(self, stage: str, kind: str) -> list[Any]:
         """The loaders of a stage that was just entered."""
         if self.data is None:
             raise ConfigError(f"stage {stage!r} needs a data module: DefaultTrainer(cfg, datamodule=...)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, Optional
+from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.engine import hooks
@@ -15,7 +15,7 @@ from libai_data.mesh import is_main_process
 _STOP_SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
-def default_hooks(owner: Any) -> List[Optional[HookBase]]:
+def default_hooks(owner: Any) -> list[HookBase | None]:
     """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal.
 
     Args:
@@ -26,7 +26,7 @@ def default_hooks(owner: Any) -> List[Optional[HookBase]]:
     # on each rank, in which they would wait for each other.
     trainer = weakref.proxy(owner)
     schedule = schedule_of(owner.train_loader, owner.global_batch_size)
-    built: List[Optional[HookBase]] = [
+    built: list[HookBase | None] = [
         hooks.IterationTimer(schedule, train.log_period),
         hooks.DataProgress(
             owner.train_loader,

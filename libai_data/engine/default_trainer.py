@@ -6,7 +6,8 @@ import logging
 import os
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Iterable, List, Optional
+from collections.abc import Iterable
+from typing import Any, Callable
 
 from libai_data.config import instantiate, try_get_key
 from libai_data.data_stages import DataStages
@@ -95,7 +96,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         # What LiBai's overridden `build_train_loader`s look at; our own loader is told more exactly, by its state.
         set_key(cfg, "dataloader.consumed_samples", self._plan.schedule.position_of(self.start_iter))
 
-        self.test_loader: List[Any] = []
+        self.test_loader: list[Any] = []
         if self.data is None:
             self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
             self.test_loader += [loader for loader in others if loader is not None]
@@ -148,7 +149,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         if not self._resumed_from and self.cfg.train.load_weight:
             self.checkpointer.load_weights(self.cfg.train.load_weight)
 
-    def train(self, start_iter: Optional[int] = None, max_iter: Optional[int] = None) -> Dict[str, Any]:
+    def train(self, start_iter: int | None = None, max_iter: int | None = None) -> dict[str, Any]:
         """Train to the end.
 
         Args:
@@ -160,7 +161,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """
         start = self.start_iter if start_iter is None else start_iter
         end = self.max_iter if max_iter is None else max_iter
-        self._last_eval_results: Dict[str, Any] = {}
+        self._last_eval_results: dict[str, Any] = {}
         if start >= end:
             logger.info("All %d steps are done already; set train.train_iter higher to go on.", end)
             return {}
@@ -179,11 +180,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
         get_batch = self.get_batch if self.data is None else get_batch_of(self.data)
         self._trainer.run_step(get_batch, self.cfg.train.input_placement_device)
 
-    def build_hooks(self) -> List[Optional[HookBase]]:
+    def build_hooks(self) -> list[HookBase | None]:
         """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
         return default_hooks(self)
 
-    def build_writers(self) -> List[EventWriter]:
+    def build_writers(self) -> list[EventWriter]:
         """Writers of rank 0: log lines (where no live bar is shown), `metrics.json`, TensorBoard events."""
         output_dir = self.cfg.train.output_dir
         files = [
@@ -194,8 +195,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     @classmethod
     def get_batch(
-        cls, data: Any, input_placement_device: str = "cuda", mixup_func: Optional[Callable[..., Any]] = None
-    ) -> Dict[str, Any]:
+        cls, data: Any, input_placement_device: str = "cuda", mixup_func: Callable[..., Any] | None = None
+    ) -> dict[str, Any]:
         """Make the model's arguments of a batch: global tensors, each laid out as its field says.
 
         Overriding methods may also take (data, mixup_func=None) or (data) alone.
@@ -248,7 +249,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return build_configured_train_loader(cfg, tokenizer)
 
     @classmethod
-    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> List[Any]:
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> list[Any]:
         """Build `cfg.dataloader.test`.
 
         Returns:
@@ -273,8 +274,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         test_loaders: Iterable[Any],
         model: Any,
         evaluator: Evaluators = None,
-        data: Optional[DataStages] = None,
-    ) -> Dict[str, Any]:
+        data: DataStages | None = None,
+    ) -> dict[str, Any]:
         """Evaluate a model on test loaders.
 
         Args:
@@ -289,7 +290,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """
         evaluator = cls.build_evaluator(cfg) if evaluator is None else evaluator
         forward = _module_of(model).forward
-        results: Dict[str, Any] = OrderedDict()
+        results: dict[str, Any] = OrderedDict()
         for number, loader in enumerate(test_loaders):
             name = _new_name(type(getattr(loader, "dataset", loader)).__name__, results)
             results[name] = inference_on_dataset(
@@ -305,7 +306,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
             print_csv_format(results[name], name)
         return next(iter(results.values())) if len(results) == 1 else results
 
-    def _evaluate(self) -> Dict[str, Any]:
+    def _evaluate(self) -> dict[str, Any]:
         with self._running("validate"):
             self._last_eval_results = self._test_on(self.test_loader)
         return self._last_eval_results
@@ -314,15 +315,15 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """The model, or in graph mode the graph for evaluation."""
         return self.graph_eval if self.graph_eval is not None else self.model
 
-    def _test_on(self, loaders: List[Any]) -> Dict[str, Any]:
+    def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
         # Without a data module, by the arguments of LiBai's `test`, which may be overridden.
-        given: Dict[str, Any] = {} if self.data is None else {"data": self.data}
+        given: dict[str, Any] = {} if self.data is None else {"data": self.data}
         return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def _build_step_trainer(self) -> Any:
         model, loader, this = self.model, self.train_loader, weakref.proxy(self)
 
-        def check_inputs(inputs: Dict[str, Any]) -> None:
+        def check_inputs(inputs: dict[str, Any]) -> None:
             check_forward_fields(model.forward, inputs)
             this._tokens_per_sample = tokens_per_sample(loader, inputs)
 
@@ -341,7 +342,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
 
     def _build_checkpointer(self) -> Checkpointer:
-        stateful: Dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler)}
+        stateful: dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler)}
         if self._is_stateful(self.train_loader):
             stateful["train_loader"] = self._data_state
         if self.data is not None and self._is_stateful(self.data.datamodule):

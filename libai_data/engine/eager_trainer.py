@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, Dict, Iterable, Optional
+from collections.abc import Iterable
+from typing import Any, Callable
 
 from libai_data.engine.batches import StepInputs
 from libai_data.engine.losses import total_loss
@@ -30,7 +31,7 @@ class EagerTrainer(TrainerBase):
         data_loader: Iterable[Any],
         optimizer: Any,
         grad_acc_steps: int = 1,
-        check_inputs: Optional[Callable[[Dict[str, Any]], None]] = None,
+        check_inputs: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
         model.train()
@@ -43,7 +44,7 @@ class EagerTrainer(TrainerBase):
         self._clips = [group._enable_clip_grad for group in optimizer.param_groups]
 
     def run_step(  # type: ignore[override]
-        self, get_batch: Callable[..., Dict[str, Any]], input_placement_device: str = "cuda"
+        self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
     ) -> None:
         """Run one step.
 
@@ -52,7 +53,7 @@ class EagerTrainer(TrainerBase):
             input_placement_device: "cuda" or "cpu", handed to `get_batch`.
         """
         self.inputs.seconds = 0.0
-        mean_outputs: Dict[str, Any] = {}
+        mean_outputs: dict[str, Any] = {}
         for _ in range(self.grad_acc_steps):
             batch = self.inputs.micro_batch(get_batch, input_placement_device)
             if self._check_inputs is not None:

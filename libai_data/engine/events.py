@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Deque, Dict, Iterator, List, Optional, Tuple
+from typing import Any
 
 _HISTORY_LENGTH = 1000
 
-_open_storages: List[EventStorage] = []
+_open_storages: list[EventStorage] = []
 
 
 def get_event_storage() -> EventStorage:
@@ -27,7 +28,7 @@ class ScalarHistory:
     """The last values of one scalar, at most 1,000, each with the iteration it belongs to."""
 
     def __init__(self) -> None:
-        self._values: Deque[Tuple[int, float]] = deque(maxlen=_HISTORY_LENGTH)
+        self._values: deque[tuple[int, float]] = deque(maxlen=_HISTORY_LENGTH)
 
     def update(self, value: float, iteration: int) -> None:
         """Append `value`, which belongs to `iteration`."""
@@ -37,7 +38,7 @@ class ScalarHistory:
         """The value put last."""
         return self._values[-1][1]
 
-    def values(self) -> List[Tuple[float, int]]:
+    def values(self) -> list[tuple[float, int]]:
         """All values still held, as (value, iteration), oldest first."""
         return [(value, iteration) for iteration, value in self._values]
 
@@ -49,11 +50,11 @@ class ScalarHistory:
         """Median of the last `window_size` values."""
         return statistics.median(self._last(window_size))
 
-    def since(self, iteration: int) -> List[float]:
+    def since(self, iteration: int) -> list[float]:
         """The values that belong to iterations after `iteration`."""
         return [value for at, value in self._values if at > iteration]
 
-    def _last(self, window_size: int) -> List[float]:
+    def _last(self, window_size: int) -> list[float]:
         return [value for _, value in list(self._values)[-window_size:]]
 
 
@@ -68,13 +69,13 @@ class EventStorage:
     def __init__(self, start_iter: int = 0) -> None:
         self.iter = start_iter
         self.samples = 0
-        self._histories: Dict[str, ScalarHistory] = {}
-        self._smoothing: Dict[str, bool] = {}
-        self._latest: Dict[str, Tuple[float, int]] = {}
-        self._updates: Dict[str, int] = {}
+        self._histories: dict[str, ScalarHistory] = {}
+        self._smoothing: dict[str, bool] = {}
+        self._latest: dict[str, tuple[float, int]] = {}
+        self._updates: dict[str, int] = {}
         self._prefix = ""
 
-    def put_scalar(self, name: str, value: float, smoothing_hint: bool = True, iteration: Optional[int] = None) -> None:
+    def put_scalar(self, name: str, value: float, smoothing_hint: bool = True, iteration: int | None = None) -> None:
         """Put one value.
 
         Args:
@@ -106,19 +107,19 @@ class EventStorage:
             raise KeyError(f"no scalar '{name}' was put; there are {sorted(self._histories)}")
         return self._histories[name]
 
-    def histories(self) -> Dict[str, ScalarHistory]:
+    def histories(self) -> dict[str, ScalarHistory]:
         """The values of all scalars."""
         return self._histories
 
-    def latest(self) -> Dict[str, Tuple[float, int]]:
+    def latest(self) -> dict[str, tuple[float, int]]:
         """For each scalar its last value and the iteration of that."""
         return self._latest
 
-    def smoothing_hints(self) -> Dict[str, bool]:
+    def smoothing_hints(self) -> dict[str, bool]:
         """For each scalar whether writers should average it."""
         return self._smoothing
 
-    def update_counts(self) -> Dict[str, int]:
+    def update_counts(self) -> dict[str, int]:
         """For each scalar how often it was put: how a writer knows what is new to it."""
         return self._updates
 

@@ -7,8 +7,8 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from libai_data.errors import CheckpointError, ConfigError, MeshError, PeerError, SchemaError
 from libai_data.launch import STOPPED

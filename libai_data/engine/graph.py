@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager, nullcontext
-from typing import Any, ContextManager, Dict, Iterator, Optional
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import oneflow as flow
 from oneflow import nn
@@ -52,7 +53,7 @@ class GraphBase(nn.Graph):
         is_train: bool = True,
         auto_parallel_conf: Any = None,
         global_mode: Any = None,
-        device: Optional[str] = None,
+        device: str | None = None,
     ) -> None:
         super().__init__()
         self.model = model
@@ -94,7 +95,7 @@ class GraphBase(nn.Graph):
         with _new_threads_preempt_nobody():
             return super().__call__(*args, **kwargs)
 
-    def build(self, **inputs: Any) -> Dict[str, Any]:
+    def build(self, **inputs: Any) -> dict[str, Any]:
         """Trace the model; OneFlow calls this once."""
         logger.info("Compiling the %s graph; this can take a while.", "training" if self.is_train else "evaluation")
         if not self.is_train:
@@ -106,14 +107,14 @@ class GraphBase(nn.Graph):
             total_loss(outputs).backward()
         return outputs
 
-    def _train_on_all(self, inputs: Dict[str, Any]) -> Dict[str, Any]:
+    def _train_on_all(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """One backward pass of the mean loss of all micro-batches."""
         count = self._grad_acc_steps
         outputs = [self.model(**each) for each in part_inputs(inputs, count)]
         sum(total_loss(each) / count for each in outputs).backward()
         return {name: sum(each[name].mean() for each in outputs) / count for name in outputs[0]}
 
-    def _global_mode(self) -> ContextManager[Any]:
+    def _global_mode(self) -> AbstractContextManager[Any]:
         if self.global_mode is None or not self.global_mode.enabled:
             return nullcontext()
         from oneflow.utils.global_view import global_mode

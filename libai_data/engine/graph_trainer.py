@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, Optional
+from collections.abc import Iterable
+from typing import Any, Callable
 
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.train_loop import TrainerBase
@@ -26,7 +27,7 @@ class GraphTrainer(TrainerBase):
         graph: Any,
         data_loader: Iterable[Any],
         grad_acc_steps: int = 1,
-        check_inputs: Optional[Callable[[Dict[str, Any]], None]] = None,
+        check_inputs: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
         graph.model.train()
@@ -37,7 +38,7 @@ class GraphTrainer(TrainerBase):
         self._check_inputs = check_inputs
 
     def run_step(  # type: ignore[override]
-        self, get_batch: Callable[..., Dict[str, Any]], input_placement_device: str = "cuda"
+        self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
     ) -> None:
         """Run one step.
 

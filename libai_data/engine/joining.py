@@ -9,8 +9,8 @@ import importlib
 import os
 import select
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from libai_data.waiting_times import seconds_from_environment
 

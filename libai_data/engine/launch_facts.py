@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from libai_data.config import default_argument_parser
 from libai_data.engine.one_rank import load_config
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     ranks_per_node, nodes = int(argv[0]), int(argv[1])
     # A program may have arguments of its own beside these.
     args, _ = default_argument_parser().parse_known_args(list(argv[2:]))
-    facts: Dict[str, Any] = {"checkpoints": "", "problems": {}}
+    facts: dict[str, Any] = {"checkpoints": "", "problems": {}}
     if args.config_file:
         cfg = load_config(args.config_file, [word for word in args.opts if not word.startswith("-")])
         facts["checkpoints"] = os.path.abspath(str(cfg.train.output_dir))

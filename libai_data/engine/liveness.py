@@ -17,9 +17,10 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Callable, Dict, Iterator, Optional, Union
+from typing import Any, Callable, Union
 
 from libai_data.engine.failure import end_process
 from libai_data.engine.stop_agreement import PREFIX, StopAgreement
@@ -57,9 +58,9 @@ class Liveness:
     """
 
     def __init__(self) -> None:
-        self._connections: Dict[int, Connection] = {}
-        self._names: Dict[int, str] = {}
-        self._above: Optional[Connection] = None
+        self._connections: dict[int, Connection] = {}
+        self._names: dict[int, str] = {}
+        self._above: Connection | None = None
         mesh = get_mesh()
         if mesh.world_size > 1:
             with _ending_unless_all_come(mesh.rank):
@@ -69,7 +70,7 @@ class Liveness:
             None if self._above is None else partial(_send, self._above),
             [partial(_send, connection) for connection in below],
         )
-        self._asked: Optional[int] = None
+        self._asked: int | None = None
         if mesh.world_size > 1:
             self._asked, self._ask = os.pipe()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
@@ -183,7 +184,7 @@ def _receive(connection: Connection) -> str:
         return ""
 
 
-_liveness: Optional[Liveness] = None
+_liveness: Liveness | None = None
 
 
 def watch_over_ranks() -> Liveness:

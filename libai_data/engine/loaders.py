@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -52,7 +53,7 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
     return instantiate(section, _recursive_=False)
 
 
-def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> List[Any]:
+def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
     """Build what `cfg.dataloader.test`, a list, describes.
 
     Args:
@@ -80,7 +81,7 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> List[Any]:
     return [instantiate(section, _recursive_=False) for section in sections]
 
 
-def as_three_loaders(built: Any) -> Tuple[Any, Any, Any]:
+def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
     """(train, validation, test) of what `build_train_loader` returned: these three, or a train loader alone."""
     if isinstance(built, (tuple, list)) and len(built) == 3:
         train, validation, test = built
@@ -173,7 +174,7 @@ def _require_epochs(per_epoch: float, key: str, instead: str) -> None:
         )
 
 
-def _num_samples(cfg: Any) -> List[int]:
+def _num_samples(cfg: Any) -> list[int]:
     """LiBai's hint to datasets that lay out samples for the whole training: for train, validation and test."""
     evaluation = cfg.train.evaluation
     rounds = cfg.train.train_iter // evaluation.eval_period + 1 if evaluation.enabled else 0

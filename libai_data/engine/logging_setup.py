@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 from contextlib import suppress
-from typing import Optional
 
 _NAME = "libai_data"
 _FORMAT = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
@@ -39,7 +38,7 @@ class _ConsoleHandler(logging.StreamHandler):
             super().emit(record)
 
 
-def setup_logger(output_dir: Optional[str] = None, rank: int = 0) -> logging.Logger:
+def setup_logger(output_dir: str | None = None, rank: int = 0) -> logging.Logger:
     """Send the log lines of this package, and of code that logs below its name, to console and file.
 
     Args:

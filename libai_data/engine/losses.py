@@ -3,7 +3,8 @@ it."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from libai_data.engine.events import EventStorage
 from libai_data.errors import SchemaError
@@ -51,7 +52,7 @@ class LossBuffer:
 
     def __init__(self, period: int = 1) -> None:
         self.period = period
-        self._unread: List[Tuple[int, Dict[str, Any]]] = []
+        self._unread: list[tuple[int, dict[str, Any]]] = []
 
     def is_due(self, iteration: int) -> bool:
         """Whether the losses are to be read after step `iteration`; the same answer on all ranks."""

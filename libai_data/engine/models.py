@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict
+from typing import Any
 
 from libai_data.config import instantiate, try_get_key
 from libai_data.engine.setup import set_key
@@ -87,7 +87,7 @@ def build_configured_graph(cfg: Any, model: Any, optimizer: Any, lr_scheduler: A
         ConfigError: There is no such section.
     """
     section = required_section(cfg, "graph.train_graph" if is_train else "graph.eval_graph", "build_graph")
-    settings: Dict[str, Any] = {"model": model, "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel")}
+    settings: dict[str, Any] = {"model": model, "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel")}
     if is_train:
         settings.update(
             optimizer=optimizer,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from libai_data.config import LazyConfig, try_get_key
 from libai_data.config.signatures import parameters_of, target_of
@@ -42,7 +43,7 @@ class OneRank(NamedTuple):
         follows: the training loader takes these steps, each cut into batches of one data-parallel rank.
     """
 
-    loaders: List[Any]
+    loaders: list[Any]
     plan: StepPlan
     follows: bool = False
 
@@ -93,7 +94,7 @@ def one_rank_loaders(
     return OneRank(loaders, plan, StepPlan(plan.schedule, cut, plan.skip_steps).followed_by(loaders[0]))
 
 
-def _sections(cfg: Any) -> List[Any]:
+def _sections(cfg: Any) -> list[Any]:
     train = try_get_key(cfg, "dataloader.train")
     return [section for section in (train, *(try_get_key(cfg, "dataloader.test") or ())) if section is not None]
 
@@ -104,7 +105,7 @@ def _set_argument(section: Any, name: str, value: Any) -> None:
         section[name] = value
 
 
-def _built(cfg: Any, split: str, tokenizer: Optional[Any]) -> List[Any]:
+def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
     stages = stages_of(cfg)
     if stages is not None:
         stages.enter(_STAGES[split])

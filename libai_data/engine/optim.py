@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 from libai_data.config import instantiate
 from libai_data.errors import ConfigError
@@ -20,14 +21,14 @@ def build_optimizer(cfg: Any, model: Any) -> Any:
 
 def get_default_optimizer_params(
     model: Any,
-    base_lr: Optional[float] = None,
-    weight_decay: Optional[float] = None,
-    weight_decay_norm: Optional[float] = None,
-    weight_decay_bias: Optional[float] = None,
-    clip_grad_max_norm: Optional[float] = None,
-    clip_grad_norm_type: Optional[float] = None,
-    overrides: Optional[Mapping[str, Mapping[str, Any]]] = None,
-) -> List[Dict[str, Any]]:
+    base_lr: float | None = None,
+    weight_decay: float | None = None,
+    weight_decay_norm: float | None = None,
+    weight_decay_bias: float | None = None,
+    clip_grad_max_norm: float | None = None,
+    clip_grad_norm_type: float | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
     """Group a model's parameters by how they are optimized, in as few groups as possible. LiBai's arguments.
 
     Args:
@@ -52,7 +53,7 @@ def get_default_optimizer_params(
         if "bias" in special:
             raise ConfigError("optim.params sets weight_decay_bias, and overrides 'bias' too; use one of them")
         special["bias"] = {"weight_decay": weight_decay_bias}
-    defaults: Dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     if base_lr is not None:
         defaults["lr"] = base_lr
     if weight_decay is not None:
@@ -60,7 +61,7 @@ def get_default_optimizer_params(
     if clip_grad_max_norm is not None and clip_grad_norm_type is not None:
         defaults.update(clip_grad_max_norm=clip_grad_max_norm, clip_grad_norm_type=clip_grad_norm_type)
 
-    groups: Dict[Tuple[Any, ...], List[Any]] = {}
+    groups: dict[tuple[Any, ...], list[Any]] = {}
     seen = set()
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -81,6 +82,6 @@ def is_normalization(module: Any) -> bool:
     """Whether a module normalizes: OneFlow's own layers, and whatever class is called ...Norm, or RMSLayerNorm."""
     from oneflow import nn
 
-    own: Tuple[type, ...] = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    own: tuple[type, ...] = (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     own += (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
     return isinstance(module, own) or "norm" in type(module).__name__.lower()

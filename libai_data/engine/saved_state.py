@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ class SavedState:
     """
 
     path: Path
-    content: Dict[str, Any]
+    content: dict[str, Any]
     stream: StreamState
 
     @staticmethod
@@ -46,16 +47,16 @@ class SavedState:
         if (directory / LAST).is_file():
             directory = directory / (directory / LAST).read_text().strip()
         verify(directory)
-        content: Dict[str, Any] = json.loads((directory / STATE).read_text())
+        content: dict[str, Any] = json.loads((directory / STATE).read_text())
         data = content.get("stateful", {}).get("train_loader")
         if not isinstance(data, dict) or "order_version" not in data:
             raise CheckpointError(f"{directory} holds no data state of libai_data's endless stream; it holds {data}")
         return SavedState(directory, content, StreamState.from_json(data))
 
     @property
-    def data(self) -> Dict[str, Any]:
+    def data(self) -> dict[str, Any]:
         """The state of the train loader."""
-        data: Dict[str, Any] = self.content["stateful"]["train_loader"]
+        data: dict[str, Any] = self.content["stateful"]["train_loader"]
         return data
 
     @property
@@ -88,7 +89,7 @@ class SavedState:
             )
 
 
-def in_words(saved: SavedState) -> List[str]:
+def in_words(saved: SavedState) -> list[str]:
     """What a checkpoint would continue with, a line each."""
     stream, order, mesh = saved.stream, saved.stream.order, saved.content.get("mesh", {})
     epoch, offset = divmod(stream.place, order.epoch_size)
@@ -129,7 +130,7 @@ def in_words(saved: SavedState) -> List[str]:
     return lines
 
 
-def _step_in_words(saved: SavedState) -> List[str]:
+def _step_in_words(saved: SavedState) -> list[str]:
     schedule = saved.stream.schedule
     if schedule is None:
         return [
@@ -161,7 +162,7 @@ def _dataset_in_words(data: Mapping[str, Any]) -> str:
     return f"{name} (content {fingerprint['content']})" if "content" in fingerprint else name
 
 
-def sources_of(data: Mapping[str, Any]) -> List[Tuple[str, int]]:
+def sources_of(data: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Name and length of each dataset that a concatenated one is made of, as far as its fingerprint tells; else one."""
     fingerprint = data.get("dataset") or {}
     content = fingerprint.get("content")
@@ -172,7 +173,7 @@ def sources_of(data: Mapping[str, Any]) -> List[Tuple[str, int]]:
     return [(str(fingerprint.get("name", "dataset")), int(data["samples"]))]
 
 
-def source_of(sources: Sequence[Tuple[str, int]], index: int) -> Tuple[str, int]:
+def source_of(sources: Sequence[tuple[str, int]], index: int) -> tuple[str, int]:
     """The source that holds a sample, numbered where there are several, and the sample's index in it."""
     start = 0
     for number, (name, length) in enumerate(sources):
@@ -184,9 +185,9 @@ def source_of(sources: Sequence[Tuple[str, int]], index: int) -> Tuple[str, int]
 
 def edited(
     saved: SavedState,
-    position: Optional[int] = None,
-    seed: Optional[int] = None,
-    skips: Sequence[Tuple[int, int]] = (),
+    position: int | None = None,
+    seed: int | None = None,
+    skips: Sequence[tuple[int, int]] = (),
     forget_skips: bool = False,
 ) -> StreamState:
     """A changed data state. The number of the next step stays.

@@ -6,7 +6,7 @@ where the schedule is by then (`warmup_method="linear"`), or stays at `warmup_fa
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 from libai_data.config import instantiate
 from libai_data.errors import ConfigError
@@ -73,7 +73,7 @@ def WarmupMultiStepLR(
     max_iter: int,
     warmup_factor: float,
     warmup_iter: int,
-    milestones: List[int],
+    milestones: list[int],
     gamma: float = 0.1,
     warmup_method: str = "linear",
 ) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-from typing import Any, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
@@ -68,11 +69,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return print_lines(f"state {asked.verb}", lambda: _VERBS[asked.verb](asked), also_told=(IndexError,))
 
 
-def _show(asked: argparse.Namespace) -> List[str]:
+def _show(asked: argparse.Namespace) -> list[str]:
     return in_words(SavedState.read(asked.checkpoint))
 
 
-def _verify(asked: argparse.Namespace) -> List[str]:
+def _verify(asked: argparse.Namespace) -> list[str]:
     saved = SavedState.read(asked.checkpoint)
     lines = [f"The files of {saved.path} are as they were written."]
     if saved.stream.schedule is not None:
@@ -83,7 +84,7 @@ def _verify(asked: argparse.Namespace) -> List[str]:
     return lines
 
 
-def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> List[str]:
+def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
     """Restore the data state into the loader that a config describes."""
     cfg, loader = _configured_loader(saved, config_file, opts)
     notes = _Notes()
@@ -98,7 +99,7 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> List[str]:
     return [f"A run of {config_file} would go on from it {end}", *notes.lines]
 
 
-def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> Tuple[Any, Any]:
+def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> tuple[Any, Any]:
     """The config, and the train loader that it describes, on this one process."""
     cfg = load_config(config_file, opts)
     ranks = try_get_key(cfg, "train.dist.data_parallel_size") or saved.content.get("mesh", {}).get("data", 1)
@@ -106,7 +107,7 @@ def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str])
     return cfg, loader
 
 
-def _sources(saved: SavedState, config: Optional[List[str]]) -> List[Tuple[str, int]]:
+def _sources(saved: SavedState, config: list[str] | None) -> list[tuple[str, int]]:
     """Names and lengths of the datasets that a config puts together, or of those that the checkpoint lists."""
     if not config:
         return sources_of(saved.data)
@@ -126,13 +127,13 @@ class _Notes(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.lines: List[str] = []
+        self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
 
 
-def _edit(asked: argparse.Namespace) -> List[str]:
+def _edit(asked: argparse.Namespace) -> list[str]:
     saved = SavedState.read(asked.checkpoint)
     skips = [(first, last) for first, last in asked.skip or ()]
     if asked.position is None and asked.seed is None and not skips and not asked.forget_skips:
@@ -144,7 +145,7 @@ def _edit(asked: argparse.Namespace) -> List[str]:
     return lines
 
 
-def _samples(asked: argparse.Namespace) -> List[str]:
+def _samples(asked: argparse.Namespace) -> list[str]:
     saved = SavedState.read(asked.checkpoint)
     ledger, sources = Ledger(saved.stream), _sources(saved, asked.config_file)
     if asked.sample is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.engine.batch_arithmetic import BatchSizes, complete_batch_sizes
@@ -29,7 +29,7 @@ class StepPlan:
     """
 
     schedule: StepSchedule
-    sizes: Dict[int, BatchSizes]
+    sizes: dict[int, BatchSizes]
     skip_steps: Ranges = ()
 
     @property
@@ -70,7 +70,7 @@ class StepPlan:
         return not problem
 
 
-def step_plan(cfg: Any, data_parallel_size: Optional[int] = None) -> StepPlan:
+def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
     """Read the plan from a config; `train.global_batch_size` and the like may still be open.
 
     Of micro-batch size and accumulation steps, the one that the config gives holds for all steps; the other follows.

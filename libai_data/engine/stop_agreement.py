@@ -12,7 +12,8 @@ The ranks form a tree; a rank speaks with the one above it and those below it, i
 from __future__ import annotations
 
 import threading
-from typing import Callable, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Callable
 
 PREFIX = "stop: "
 _ASKED, _WHERE, _IN, _BEFORE = (PREFIX + word for word in ("asked", "where", "in ", "before "))
@@ -28,15 +29,15 @@ class StopAgreement:
         send_down: sends a word to each rank below.
     """
 
-    def __init__(self, send_up: Optional[Send] = None, send_down: Sequence[Send] = ()) -> None:
+    def __init__(self, send_up: Send | None = None, send_down: Sequence[Send] = ()) -> None:
         self._send_up = send_up
         self._send_down = list(send_down)
         self._changed = threading.Condition()
         self._step = -1
         self._held = False
-        self._stop_before: Optional[int] = None
+        self._stop_before: int | None = None
         self._asked = False
-        self._steps: List[int] = []
+        self._steps: list[int] = []
 
     def begin(self, start_iter: int) -> None:
         """A training begins with this step."""

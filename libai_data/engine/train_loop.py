@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any, Iterable, List, Mapping, Optional
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from libai_data.engine.events import EventStorage
 from libai_data.engine.losses import LossBuffer
@@ -74,14 +75,14 @@ class TrainerBase:
     """
 
     def __init__(self) -> None:
-        self._hooks: List[HookBase] = []
+        self._hooks: list[HookBase] = []
         self.iter = 0
         self.start_iter = 0
         self.max_iter = 0
         self.storage: EventStorage = EventStorage()
         self.losses = LossBuffer()
 
-    def register_hooks(self, hooks: Iterable[Optional[HookBase]]) -> None:
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         """Add hooks after those already registered; None is skipped.
 
         Raises:

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import statistics
-from typing import IO, Any, Dict, List, Optional, Tuple
+from typing import IO, Any
 
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
@@ -30,9 +30,9 @@ class NewScalars:
     """Finds what a storage got since the last look; a scalar with the smoothing hint is averaged over that time."""
 
     def __init__(self) -> None:
-        self._seen: Dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
-    def take(self, storage: EventStorage) -> Dict[str, Tuple[float, int]]:
+    def take(self, storage: EventStorage) -> dict[str, tuple[float, int]]:
         """Scalars put since the last call: name -> (value, iteration of the last put)."""
         found = {}
         for name, count in storage.update_counts().items():
@@ -61,12 +61,12 @@ class JSONWriter(EventWriter):
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
         self._path = json_file
         self._start_iter = start_iter
-        self._file: Optional[IO[str]] = None
+        self._file: IO[str] | None = None
         self._new = NewScalars()
 
     def write(self) -> None:
         """Append a line for each iteration with new scalars."""
-        lines: Dict[int, Dict[str, object]] = {}
+        lines: dict[int, dict[str, object]] = {}
         for name, (value, iteration) in self._new.take(get_event_storage()).items():
             finite = value == value and abs(value) != float("inf")
             lines.setdefault(iteration, {"iteration": iteration})[name] = value if finite else None
@@ -90,7 +90,7 @@ class JSONWriter(EventWriter):
         return open(self._path, "a", encoding="utf-8")
 
 
-def _lines_before(path: str, start_iter: int) -> List[str]:
+def _lines_before(path: str, start_iter: int) -> list[str]:
     if start_iter == 0 or not os.path.exists(path):
         return []
     kept = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Dict, List, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -21,8 +22,8 @@ _NAMES = ("step", "epoch", "position", "global batch size", "number of valid row
 
 def check_contract(
     fields: Mapping[str, DistTensorData],
-    info: Optional[BatchInfo],
-    rows: Optional[RowIndices],
+    info: BatchInfo | None,
+    rows: RowIndices | None,
     order: str = "",
     parts: AbstractSet[str] = frozenset(),
     absent: AbstractSet[str] = frozenset(),
@@ -64,7 +65,7 @@ def check_contract(
         raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
 
 
-def _head(info: Optional[BatchInfo], rows: Optional[RowIndices], order: str, fields: int) -> np.ndarray:
+def _head(info: BatchInfo | None, rows: RowIndices | None, order: str, fields: int) -> np.ndarray:
     place = (0, 0, 0, 0, 0) if info is None else (info.step, info.epoch, info.position, info.size, info.valid)
     return np.array([*place, rows is not None, digest_of(order.encode()), fields], dtype=np.int64)
 
@@ -74,7 +75,7 @@ def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -
     return np.array(words, dtype=np.int64)
 
 
-def _samples(rows: Optional[RowIndices], count: int) -> np.ndarray:
+def _samples(rows: RowIndices | None, count: int) -> np.ndarray:
     """Epochs and indices of the rows, as many words on each rank."""
     words = np.full((2, count), -1, dtype=np.int64)
     if rows is not None:
@@ -82,14 +83,14 @@ def _samples(rows: Optional[RowIndices], count: int) -> np.ndarray:
     return words.reshape(-1)
 
 
-def _different_orders(heads: np.ndarray, order: str) -> List[str]:
+def _different_orders(heads: np.ndarray, order: str) -> list[str]:
     if len(set(heads[:, _ORDER].tolist())) == 1:
         return []
     orders = [broadcast_py_object(order, src=rank) for rank in range(len(heads))]
     return [f"the order of the samples differs: {_by_value(orders)}"]
 
 
-def _different_places(heads: np.ndarray) -> List[str]:
+def _different_places(heads: np.ndarray) -> list[str]:
     return [
         f"the {name} differs: {_by_value(heads[:, column].tolist())}"
         for column, name in enumerate(_NAMES)
@@ -103,7 +104,7 @@ def _by_value(values: Sequence[object]) -> str:
     return ", but ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in told)
 
 
-def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) -> List[str]:
+def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) -> list[str]:
     found = []
     for column, name in enumerate(names):
         for shard, ranks in _ranks_by_shard(mesh).items():
@@ -116,9 +117,9 @@ def _different_bytes(table: np.ndarray, names: List[str], mesh: ParallelMesh) ->
     return found
 
 
-def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: ParallelMesh) -> List[str]:
+def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: ParallelMesh) -> list[str]:
     found = []
-    reader_of: Dict[Tuple[int, int], int] = {}
+    reader_of: dict[tuple[int, int], int] = {}
     valid_rows = int(heads[0, _VALID])
     for shard, ranks in _ranks_by_shard(mesh).items():
         readers = [rank for rank in ranks if heads[rank, _HAS_ROWS]]
@@ -140,14 +141,14 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
     return found
 
 
-def _ranks_by_shard(mesh: ParallelMesh) -> Dict[int, List[int]]:
-    groups: Dict[int, List[int]] = {}
+def _ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
+    groups: dict[int, list[int]] = {}
     for rank in range(mesh.world_size):
         groups.setdefault(rank // mesh.tensor_parallel_size % mesh.data_parallel_size, []).append(rank)
     return groups
 
 
-def _odd_ones_out(values: Dict[int, bytes]) -> Tuple[int, ...]:
+def _odd_ones_out(values: dict[int, bytes]) -> tuple[int, ...]:
     """The first rank whose value is not the first one's, and the rank it was compared with."""
     ranks = list(values)
     return next(((rank, ranks[0]) for rank in ranks[1:] if values[rank] != values[ranks[0]]), ())

@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Deque, Dict, List, Optional, Protocol, Tuple
+from typing import Protocol
 
 import numpy as np
 
@@ -41,11 +41,11 @@ class NodeBatch:
     """
 
     info: BatchInfo
-    rows: Optional[RowIndices]
-    arrays: Dict[str, np.ndarray]
-    layouts: Dict[str, Layout]
-    place: Tuple[int, int]
-    specs: Tuple[ArraySpec, ...]
+    rows: RowIndices | None
+    arrays: dict[str, np.ndarray]
+    layouts: dict[str, Layout]
+    place: tuple[int, int]
+    specs: tuple[ArraySpec, ...]
 
 
 def in_one_line(error: BaseException) -> str:
@@ -53,7 +53,7 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def for_oneself(batch: NodeBatch, arena: Arena) -> Dict[str, np.ndarray]:
+def for_oneself(batch: NodeBatch, arena: Arena) -> dict[str, np.ndarray]:
     """A batch's arrays, to be written to without any other rank's seeing it; they keep the batch's memory in use."""
     lease = arena.private_lease(*batch.place)
     weakref.finalize(lease, _let_go_of, batch).atexit = False
@@ -70,10 +70,10 @@ class Feed(Protocol):
     def begin(self, position: int) -> None:
         """Begin a pass at this position of the stream; an earlier one is over."""
 
-    def next(self) -> Optional[NodeBatch]:
+    def next(self) -> NodeBatch | None:
         """Wait for the next batch; None at the end of the pass."""
 
-    def next_if_ready(self) -> Optional[NodeBatch]:
+    def next_if_ready(self) -> NodeBatch | None:
         """The next batch if it can be had without waiting."""
 
     def close(self) -> None:
@@ -93,18 +93,18 @@ class LocalFeed:
         self._loader = loader
         self._shards = shards
         self._kept = _KEPT + also_kept
-        self._pass: Optional[Iteration] = None
+        self._pass: Iteration | None = None
 
     def begin(self, position: int) -> None:
         """Begin a pass at this position of the stream; an earlier one is over."""
         self._pass = self._loader.begin(position, also_kept=self._kept)
 
-    def next(self) -> Optional[NodeBatch]:
+    def next(self) -> NodeBatch | None:
         """Wait for the next batch; None at the end of the pass."""
         batch = next(self._pass, None) if self._pass is not None else None
         return None if batch is None else self._shared(batch)
 
-    def next_if_ready(self) -> Optional[NodeBatch]:
+    def next_if_ready(self) -> NodeBatch | None:
         """The next batch if it has been read by now."""
         batch = self._pass.next_if_ready() if self._pass is not None else None
         return None if batch is None else self._shared(batch)
@@ -152,15 +152,15 @@ class LinkFeed:
         self._arena = Arena(channel.receive_descriptor())
         self._generation = 0
         self._taken = 0
-        self._form: Tuple[Tuple[ArraySpec, ...], Dict[str, Layout]] = ((), {})
+        self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] = ((), {})
         # Appended to by finalizers, in any thread.
-        self._released: Deque[int] = deque()
+        self._released: deque[int] = deque()
 
     def begin(self, position: int) -> None:
         """Wait for batches of a new pass; those of an earlier one are given back unseen."""
         self._generation += 1
 
-    def next(self) -> Optional[NodeBatch]:
+    def next(self) -> NodeBatch | None:
         """Wait for the next batch; None at the end of the pass.
 
         Raises:
@@ -186,11 +186,11 @@ class LinkFeed:
                     raise PeerError(f"rank {self._leader}, which hands out the batches on this node, failed: {content}")
                 return None
 
-    def next_if_ready(self) -> Optional[NodeBatch]:
+    def next_if_ready(self) -> NodeBatch | None:
         """None: nobody waits for what this rank takes in."""
         return None
 
-    def _map(self, number: int, place: Tuple[int, int], info: BatchInfo) -> NodeBatch:
+    def _map(self, number: int, place: tuple[int, int], info: BatchInfo) -> NodeBatch:
         specs, layouts = self._form
         lease = self._arena.private_lease(*place) if self._for_itself else self._arena.lease(*place)
         weakref.finalize(lease, self._released.append, number).atexit = False
@@ -198,7 +198,7 @@ class LinkFeed:
 
     def _report(self) -> None:
         """Tell the leader how many batches were taken, and which this rank has let go of."""
-        numbers: List[int] = []
+        numbers: list[int] = []
         while self._released:
             numbers.append(self._released.popleft())
         with suppress(OSError):  # The leader is gone; receiving says so.
@@ -220,13 +220,13 @@ class NodePublisher:
         arena: descriptor of the memory that the batches lie in; the first thing that each follower is sent.
     """
 
-    def __init__(self, followers: Dict[int, Channel], arena: int) -> None:
+    def __init__(self, followers: dict[int, Channel], arena: int) -> None:
         self._followers = followers
         for channel in followers.values():
             channel.send_descriptor(arena)
-        self._held: Dict[int, Tuple[NodeBatch, List[int]]] = {}
+        self._held: dict[int, tuple[NodeBatch, list[int]]] = {}
         self._taken = dict.fromkeys(followers, 0)
-        self._form: Optional[Tuple[Tuple[ArraySpec, ...], Dict[str, Layout]]] = None
+        self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] | None = None
         self._generation = 0
         self._published = 0
 
@@ -289,7 +289,7 @@ class NodePublisher:
             self._taken[rank], released = content
             self._let_go(rank, released)
 
-    def _let_go(self, rank: int, numbers: List[int]) -> None:
+    def _let_go(self, rank: int, numbers: list[int]) -> None:
         for number in numbers:
             _, holders = self._held[number]
             if rank in holders:

@@ -10,8 +10,9 @@ import queue
 import socket
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -29,7 +30,7 @@ _SECONDS_BETWEEN_LOOKS = 0.05
 _KEPT = MOST_UNTAKEN + 5
 """Batches beyond those that have arrived: one that arrives, and those that the ranks of the node wait for or hold."""
 
-Message = Tuple[Dict[str, Any], List[memoryview]]
+Message = tuple[dict[str, Any], list[memoryview]]
 
 
 class NetworkPublisher:
@@ -62,11 +63,11 @@ class NetworkPublisher:
         self._generation = 0
         # What the two threads share, and tell each other of.
         self._changed = threading.Condition()
-        self._waiting: Deque[Message] = deque()
+        self._waiting: deque[Message] = deque()
         self._sending = False
         self._closing = False
         self._has_left = False
-        self._failure: Optional[Exception] = None
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._send_all, name=f"send to node {node}", daemon=True)
         self._thread.start()
 
@@ -81,7 +82,7 @@ class NetworkPublisher:
             PeerError: The node is gone without leave.
         """
         fields = []
-        buffers: List[memoryview] = []
+        buffers: list[memoryview] = []
         for name, array in batch.arrays.items():
             rows = len(array) // self._data_parallel_size
             pieces = [array[shard * rows : (shard + 1) * rows] for shard in self._shards]
@@ -108,7 +109,7 @@ class NetworkPublisher:
                 self._changed.notify_all()
                 self._changed.wait_for(self._all_is_sent, _SECONDS_TO_SEND_A_FAILURE)
 
-    def _put(self, head: Dict[str, Any], buffers: List[memoryview]) -> None:
+    def _put(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         with self._changed:
             self._changed.wait_for(self._has_room)
             if self._has_left:
@@ -148,7 +149,7 @@ class NetworkPublisher:
                 return
             del message  # It keeps the batch's memory in use.
 
-    def _send(self, head: Dict[str, Any], buffers: List[memoryview]) -> None:
+    def _send(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         send_head(self._link, head)
         for buffer in buffers:
             self._link.sendall(buffer)
@@ -189,8 +190,8 @@ class NetworkFeed:
         self._link = link
         self._ring = SlotRing(arena, planned=ahead + _KEPT)
         self._generation = 0
-        self._received: queue.Queue[Tuple[str, int, Any]] = queue.Queue(ahead)
-        self._gone: Optional[PeerError] = None
+        self._received: queue.Queue[tuple[str, int, Any]] = queue.Queue(ahead)
+        self._gone: PeerError | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._receive_all, name="receive from rank 0", daemon=True)
         self._thread.start()
@@ -199,7 +200,7 @@ class NetworkFeed:
         """Wait for batches of a new pass; those of an earlier one are dropped."""
         self._generation += 1
 
-    def next(self) -> Optional[NodeBatch]:
+    def next(self) -> NodeBatch | None:
         """Wait for the next batch; None at the end of the pass.
 
         Raises:
@@ -212,13 +213,13 @@ class NetworkFeed:
             if found is not None:
                 return found[0]
 
-    def next_if_ready(self) -> Optional[NodeBatch]:
+    def next_if_ready(self) -> NodeBatch | None:
         """The next batch if it has arrived by now."""
         with self._received.mutex:
             waits = bool(self._received.queue) and self._received.queue[0][:2] == ("batch", self._generation)
         return self.next() if waits else None
 
-    def _meant(self, message: Tuple[str, int, Any]) -> Optional[Tuple[Optional[NodeBatch]]]:
+    def _meant(self, message: tuple[str, int, Any]) -> tuple[NodeBatch | None] | None:
         """What a message says to the present pass, if it says anything to it."""
         kind, generation, content = message
         if kind == "gone":
@@ -242,7 +243,7 @@ class NetworkFeed:
             if not self._closing:
                 self._received.put(("gone", 0, error))
 
-    def _receive_batch(self, head: Dict[str, Any]) -> NodeBatch:
+    def _receive_batch(self, head: dict[str, Any]) -> NodeBatch:
         fields = head["fields"]
         specs = lay_out((name, np.dtype(dtype), shape) for name, dtype, shape, *_ in fields)
         slot = self._ring.acquire(bytes_of(specs))

@@ -10,7 +10,8 @@ import json
 import socket
 import struct
 import time
-from typing import Any, Dict, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from libai_data.errors import PeerError
 from libai_data.global_batch.node_link import SECONDS_TO_MEET_VARIABLE, keep_from_forks, seconds_to_meet
@@ -25,7 +26,7 @@ _SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.05
 
 
-def open_network_link() -> Tuple[socket.socket, int]:
+def open_network_link() -> tuple[socket.socket, int]:
     """Begin to listen for the leaders of the other nodes; returns the socket and its port."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     keep_from_forks(listener)
@@ -34,7 +35,7 @@ def open_network_link() -> Tuple[socket.socket, int]:
     return listener, listener.getsockname()[1]
 
 
-def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> Dict[int, socket.socket]:
+def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
     """Wait until the leaders of these nodes have connected.
 
     Args:
@@ -45,7 +46,7 @@ def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -
     Raises:
         PeerError: Some did not come in time; they are named.
     """
-    links: Dict[int, socket.socket] = {}
+    links: dict[int, socket.socket] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
     with listener:
@@ -123,7 +124,7 @@ def _notice_death(link: socket.socket) -> None:
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def send_head(link: socket.socket, head: Dict[str, Any]) -> None:
+def send_head(link: socket.socket, head: dict[str, Any]) -> None:
     """Send a message that JSON can express.
 
     Raises:
@@ -133,7 +134,7 @@ def send_head(link: socket.socket, head: Dict[str, Any]) -> None:
     link.sendall(_LENGTH.pack(len(packed)) + packed)
 
 
-def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> Dict[str, Any]:
+def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> dict[str, Any]:
     """Wait for a message of `send_head`.
 
     Raises:
@@ -144,7 +145,7 @@ def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> Dict[str,
     length = _LENGTH.unpack(receive_exactly(link, memoryview(bytearray(_LENGTH.size))))[0]
     if length > longest:
         raise PeerError(f"a message of {length} bytes was announced; the other end is no rank of this job")
-    head: Dict[str, Any] = json.loads(bytes(receive_exactly(link, memoryview(bytearray(length)))))
+    head: dict[str, Any] = json.loads(bytes(receive_exactly(link, memoryview(bytearray(length)))))
     return head
 
 

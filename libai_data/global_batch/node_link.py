@@ -10,7 +10,8 @@ import socket
 import struct
 import time
 import weakref
-from typing import Any, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from libai_data.errors import PeerError
 from libai_data.loader.channel import Channel
@@ -67,7 +68,7 @@ def open_node_link(name: str) -> socket.socket:
     return listener
 
 
-def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> Dict[int, Channel]:
+def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
     """Wait until these ranks have connected.
 
     Args:
@@ -77,7 +78,7 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> Dict[int,
     Raises:
         PeerError: Some did not come in time; they are named.
     """
-    channels: Dict[int, Channel] = {}
+    channels: dict[int, Channel] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
     with listener:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
 
 from libai_data.errors import ConfigError, MeshError, nearest
 from libai_data.parallel_mesh import ParallelMesh
@@ -48,11 +47,11 @@ class ReadPlan:
         """The rank that hands batches out on a rank's node."""
         return self.ranks_of(self.node_of(rank))[0]
 
-    def shards_of_node(self, node: int) -> Tuple[int, ...]:
+    def shards_of_node(self, node: int) -> tuple[int, ...]:
         """The shards that the ranks of a node work on, ascending: what is delivered there."""
         return tuple(sorted({self.shard_of(rank) for rank in self.ranks_of(node)}))
 
-    def shards_read_by(self, rank: int) -> Tuple[int, ...]:
+    def shards_read_by(self, rank: int) -> tuple[int, ...]:
         """The shards that a rank reads from the dataset; none if another reads for it."""
         if self.readers == "data_parallel":
             return (self.shard_of(rank),)
@@ -60,7 +59,7 @@ class ReadPlan:
             return tuple(range(self.mesh.data_parallel_size)) if rank == 0 else ()
         return self.shards_of_node(self.node_of(rank)) if rank == self.leader_of(rank) else ()
 
-    def shards_in_memory_of(self, node: int) -> Tuple[int, ...]:
+    def shards_in_memory_of(self, node: int) -> tuple[int, ...]:
         """The shards that a batch's memory on a node holds: those of its ranks, or all where rank 0 reads for all."""
         if self.readers == "rank0" and node == 0:
             return tuple(range(self.mesh.data_parallel_size))
@@ -83,7 +82,7 @@ class ReadPlan:
         ranks, size = self.ranks_of(node), self.mesh.data_parallel_size * self.mesh.tensor_parallel_size
         return ranks[0] < (stage + 1) * size and stage * size <= ranks[-1]
 
-    def rows_of(self, rank: int, held: Tuple[int, ...], micro_batch_size: int) -> slice:
+    def rows_of(self, rank: int, held: tuple[int, ...], micro_batch_size: int) -> slice:
         """A rank's rows within memory that holds some shards one behind the other.
 
         Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Tuple
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
 
 import numpy as np
 
@@ -12,11 +13,11 @@ from libai_data.global_batch.gather import digest_of, gather_words
 from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.structures import DistTensorData
 
-FieldSignature = Tuple[str, str, Tuple[int, ...], Tuple[str, ...], int]
+FieldSignature = tuple[str, str, tuple[int, ...], tuple[str, ...], int]
 """Name, dtype, local shape, sbp_list and placement_idx of a batch's field."""
 
 
-def signature_of(batch: Mapping[str, DistTensorData]) -> List[FieldSignature]:
+def signature_of(batch: Mapping[str, DistTensorData]) -> list[FieldSignature]:
     """What the ranks must agree on, field by field, in order."""
     return [
         (
@@ -30,7 +31,7 @@ def signature_of(batch: Mapping[str, DistTensorData]) -> List[FieldSignature]:
     ]
 
 
-def check_same_on_all_ranks(signature: List[FieldSignature]) -> None:
+def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
     """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
 
     Args:
@@ -47,7 +48,7 @@ def check_same_on_all_ranks(signature: List[FieldSignature]) -> None:
         raise_differences(signature)
 
 
-def raise_differences(signature: List[FieldSignature]) -> None:
+def raise_differences(signature: list[FieldSignature]) -> None:
     """Tell every rank how the fields differ. Collective, like the comparison that found it out.
 
     Args:
@@ -60,8 +61,8 @@ def raise_differences(signature: List[FieldSignature]) -> None:
     raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
 
 
-def _differences(signatures: List[List[FieldSignature]]) -> List[str]:
-    names: Dict[str, List[int]] = {}
+def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
+    names: dict[str, list[int]] = {}
     for rank, signature in enumerate(signatures):
         for field in signature:
             names.setdefault(field[0], []).append(rank)
@@ -74,7 +75,7 @@ def _differences(signatures: List[List[FieldSignature]]) -> List[str]:
     if found:
         return found
     for name in names:
-        variants: Dict[str, List[int]] = {}
+        variants: dict[str, list[int]] = {}
         for rank, signature in enumerate(signatures):
             field = next(field for field in signature if field[0] == name)
             variants.setdefault(f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}", []).append(rank)
@@ -87,7 +88,7 @@ def _differences(signatures: List[List[FieldSignature]]) -> List[str]:
     ]
 
 
-def _advice(signatures: List[List[FieldSignature]], name: str) -> str:
+def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
     """What to do where samples were padded to other lengths, as each reader knows its own samples only."""
     fields = [field for signature in signatures for field in signature if field[0] == name]
     shapes = {field[2] for field in fields}

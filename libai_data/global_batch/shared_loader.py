@@ -7,10 +7,11 @@ import os
 import secrets
 import weakref
 from collections import deque
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Collection, Deque, Dict, FrozenSet, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import Any, Callable, Union
 
 from libai_data.datasets.blend import Blend
 from libai_data.datasets.stream_transform import StreamTransform
@@ -47,9 +48,7 @@ class DatasetFacts:
         is_stream_transform: whether it is a `StreamTransform`.
     """
 
-    def __init__(
-        self, name: str, samples: int, blend: Optional[Blend] = None, is_stream_transform: bool = False
-    ) -> None:
+    def __init__(self, name: str, samples: int, blend: Blend | None = None, is_stream_transform: bool = False) -> None:
         self.name = name
         self.blend = blend
         self.is_stream_transform = is_stream_transform
@@ -68,7 +67,7 @@ class _Told:
     collates: bool = False
     check_every: int = 0
     fingerprint: str = "{}"
-    blend: Optional[Blend] = None
+    blend: Blend | None = None
     is_stream_transform: bool = False
     problem: str = ""
 
@@ -98,7 +97,7 @@ class SharedLoader:
         self,
         plan: ReadPlan,
         open_dataset: Callable[[], Any],
-        make_stream: Callable[[Any, Tuple[int, ...]], StreamSampler],
+        make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
         make_loader: Callable[[Any, StreamSampler], DataLoader],
         mixup_func: Any = None,
     ) -> None:
@@ -106,10 +105,10 @@ class SharedLoader:
         self._rank = rank = plan.mesh.rank
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
-        self._loader: Optional[DataLoader] = None
+        self._loader: DataLoader | None = None
         told = self._open(open_dataset, make_stream, make_loader)
         facts = DatasetFacts(told.dataset_name, told.samples, told.blend, told.is_stream_transform)
-        self.fingerprint: Dict[str, Any] = json.loads(told.fingerprint)
+        self.fingerprint: dict[str, Any] = json.loads(told.fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
         if not isinstance(self.stream, StreamSampler):
@@ -121,11 +120,11 @@ class SharedLoader:
         # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
         shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)
-        self._arena: Optional[Arena] = None
-        self._publishers: List[Publisher] = []
+        self._arena: Arena | None = None
+        self._publishers: list[Publisher] = []
         self._feed = self._connect()
-        self._ready: Deque[Optional[NodeBatch]] = deque()
-        self._failure_ahead: Optional[Exception] = None
+        self._ready: deque[NodeBatch | None] = deque()
+        self._failure_ahead: Exception | None = None
         self._restored = False
         self._passes = 0
         self._over = True
@@ -135,12 +134,12 @@ class SharedLoader:
     def _open(
         self,
         open_dataset: Callable[[], Any],
-        make_stream: Callable[[Any, Tuple[int, ...]], StreamSampler],
+        make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
         make_loader: Callable[[Any, StreamSampler], DataLoader],
     ) -> _Told:
         """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
         plan, failure = self._plan, None
-        told: Optional[_Told] = None
+        told: _Told | None = None
         shards = plan.shards_read_by(self._rank)
         if shards:
             try:
@@ -162,7 +161,7 @@ class SharedLoader:
                 failure = error
                 told = _Told(problem=in_one_line(error))
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
-        answers: Dict[int, _Told] = {rank: broadcast_py_object(told, src=rank) for rank in readers}
+        answers: dict[int, _Told] = {rank: broadcast_py_object(told, src=rank) for rank in readers}
         if failure is not None:
             raise failure
         for rank, answer in answers.items():
@@ -239,7 +238,7 @@ class SharedLoader:
         self._over = False
         return _Pass(self, self._passes)
 
-    def take(self, number: int) -> Optional[Instance]:
+    def take(self, number: int) -> Instance | None:
         """This rank's part of the next batch; None at the end of the pass.
 
         Args:
@@ -266,12 +265,12 @@ class SharedLoader:
         self.stream.note_start(self.stream.position, batch.info.next_start)
         return self._own_part(batch)
 
-    def _next(self) -> Optional[NodeBatch]:
+    def _next(self) -> NodeBatch | None:
         if self._failure_ahead is not None:
             raise self._failure_ahead
         return self._feed.next()
 
-    def _publish(self, batch: Optional[NodeBatch]) -> None:
+    def _publish(self, batch: NodeBatch | None) -> None:
         for publisher in self._publishers:
             if batch is None:
                 publisher.end()
@@ -314,18 +313,18 @@ class SharedLoader:
         instance._absent = self._absent(batch.layouts)
         return instance
 
-    def _absent(self, layouts: Mapping[str, Layout]) -> FrozenSet[str]:
+    def _absent(self, layouts: Mapping[str, Layout]) -> frozenset[str]:
         """Fields whose bytes were not sent to this node, since none of its ranks needs them."""
         node = self._plan.node_of(self._rank)
         return frozenset(name for name, each in layouts.items() if not self._plan.is_sent_to(node, each.placement_idx))
 
     def follow(
-        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
     ) -> None:
         """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
         can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was taken, as JSON; the same on all ranks."""
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
@@ -343,7 +342,7 @@ class SharedLoader:
         restore_stream(self.stream, self.fingerprint, state, override)
         self._restored = True
 
-    def stats(self) -> Dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Where the time went, on a rank that reads; empty on others."""
         return self._loader.stats() if self._loader is not None else {}
 
@@ -371,7 +370,7 @@ class _Pass:
         return batch
 
 
-def _hang_up(feed: Feed, publishers: List[Publisher], ready: Deque[Optional[NodeBatch]]) -> None:
+def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:
     untaken = len(ready)
     ready.clear()
     for publisher in publishers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 from libai_data.errors import MeshError, SchemaError
 from libai_data.global_batch.contract import check_contract
@@ -12,7 +12,7 @@ from libai_data.nesting import is_texts, put_together, taken_apart
 from libai_data.structures import DistTensorData, Fields, Instance, fields_of
 
 
-def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any]:
+def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
     """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
 
     The ranks' fields are compared at the first batch of a loader, whenever contents are compared too, and at each batch
@@ -35,7 +35,7 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
         return _all_global(batch, given, device_type)
     if all(isinstance(value, Instance) for value in given.values()):
         return {name: to_global(value, device_type) for name, value in given.items()}
-    leaves: Dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     skeleton = taken_apart(given, leaves)
     fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
     made = _all_global(batch, fields, device_type)
@@ -44,7 +44,7 @@ def to_global(batch: Fields, device_type: Optional[str] = None) -> Dict[str, Any
     }
 
 
-def _all_global(batch: Fields, fields: Dict[str, DistTensorData], device_type: Optional[str]) -> Dict[str, Any]:
+def _all_global(batch: Fields, fields: dict[str, DistTensorData], device_type: str | None) -> dict[str, Any]:
     _compare_with_other_ranks(batch, fields)
     parts = batch._parts if isinstance(batch, Instance) else frozenset()
     return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
@@ -57,14 +57,14 @@ def compare_with_other_ranks(batch: Instance) -> None:
         SchemaError: The ranks' fields differ (on every rank alike); the field is named.
         ContractError: So do their contents; looked at every `check_every` batches.
     """
-    leaves: Dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     taken_apart(fields_of(batch), leaves)
     _compare_with_other_ranks(
         batch, {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
     )
 
 
-def _compare_with_other_ranks(batch: Fields, fields: Dict[str, DistTensorData]) -> None:
+def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) -> None:
     agreement = batch._agreement if isinstance(batch, Instance) else None
     is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
     if is_due and isinstance(batch, Instance) and agreement is not None:
@@ -83,7 +83,7 @@ def _laid_out(name: str, value: Any) -> DistTensorData:
         raise SchemaError(f"field '{name}': {error}") from error
 
 
-def _global(name: str, value: DistTensorData, device_type: Optional[str], is_part: bool) -> Any:
+def _global(name: str, value: DistTensorData, device_type: str | None, is_part: bool) -> Any:
     try:
         return local_to_global(value.tensor, value.sbp_list, value.placement_idx, device_type, is_part)
     except (SchemaError, MeshError) as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 from PIL import Image
@@ -31,9 +32,9 @@ class Card:
     """
 
     origin: RowOrigin
-    pictures: List[Tuple[str, Image.Image]] = field(default_factory=list)
-    texts: List[Tuple[str, Sequence[Token], int]] = field(default_factory=list)
-    numbers: List[Tuple[str, str]] = field(default_factory=list)
+    pictures: list[tuple[str, Image.Image]] = field(default_factory=list)
+    texts: list[tuple[str, Sequence[Token], int]] = field(default_factory=list)
+    numbers: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def heading(self) -> str:
@@ -43,9 +44,9 @@ class Card:
         return where if origin.index is None else f"{where}: sample {origin.index}, epoch {origin.epoch}"
 
 
-def rows_to_show(rows: StepRows, count: int) -> List[int]:
+def rows_to_show(rows: StepRows, count: int) -> list[int]:
     """Choose rows: the first ones of each data-parallel rank, equally many as far as there are."""
-    of_shard: Dict[int, List[int]] = {}
+    of_shard: dict[int, list[int]] = {}
     for origin in rows.origins:
         of_shard.setdefault(origin.shard, []).append(origin.row)
     in_turn = [row for turn in zip_longest(*of_shard.values()) for row in turn if row is not None]
@@ -53,8 +54,8 @@ def rows_to_show(rows: StepRows, count: int) -> List[int]:
 
 
 def cards_of(
-    rows: StepRows, shown: Sequence[int], stages: Dict[int, List[Stage]], text_of: Optional[Callable[[int], str]]
-) -> List[Card]:
+    rows: StepRows, shown: Sequence[int], stages: dict[int, list[Stage]], text_of: Callable[[int], str] | None
+) -> list[Card]:
     """The cards of some rows.
 
     Args:
@@ -83,7 +84,7 @@ def cards_of(
     return cards
 
 
-def _add_stages(cards: List[Card], rows: StepRows, stages: Dict[int, List[Stage]]) -> List[str]:
+def _add_stages(cards: list[Card], rows: StepRows, stages: dict[int, list[Stage]]) -> list[str]:
     """Add pictures of the stages.
 
     Returns:
@@ -117,7 +118,7 @@ def field_equals(value: Any, array: np.ndarray) -> bool:
     return own.shape == array.shape and own.dtype == array.dtype and own.tobytes() == array.tobytes()
 
 
-def _add_picture(card: Card, name: str, value: Any, scale: Optional[Tuple[float, float]]) -> None:
+def _add_picture(card: Card, name: str, value: Any, scale: tuple[float, float] | None) -> None:
     picture = as_picture(value, scale)
     if picture is None:
         return

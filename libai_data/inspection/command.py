@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence
 
 from libai_data.console import print_lines
 from libai_data.engine.one_rank import load_config
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
@@ -48,7 +48,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return print_lines("inspect", lambda: _inspect(asked))
 
 
-def _inspect(asked: argparse.Namespace) -> List[str]:
+def _inspect(asked: argparse.Namespace) -> list[str]:
     if asked.output.suffix == ".png":
         raise ConfigError(f"--output is {asked.output}, but names the page; the picture lies beside it, as .png")
     cfg = load_config(asked.config, asked.opts)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import lru_cache
 from html import escape
-from typing import Any, List, NamedTuple, Tuple, Union
+from typing import Any, NamedTuple
 
 from PIL import ImageFont
 
@@ -64,7 +64,7 @@ class Arrow(NamedTuple):
     to_y: float
     stroke: str
 
-    def head(self) -> List[Tuple[float, float]]:
+    def head(self) -> list[tuple[float, float]]:
         """The three corners of its head."""
         length = math.hypot(self.to_x - self.x, self.to_y - self.y) or 1.0
         right, down = (self.to_x - self.x) / length, (self.to_y - self.y) / length
@@ -90,7 +90,7 @@ class Drawing:
     width: int
     height: int
     title: str = ""
-    shapes: List[Union[Rect, Text, Arrow]] = field(default_factory=list)
+    shapes: list[Rect | Text | Arrow] = field(default_factory=list)
 
     def rect(self, x: float, y: float, width: float, height: float, fill: str = "", stroke: str = "") -> None:
         """Add a rectangle."""

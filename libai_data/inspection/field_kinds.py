@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import numpy as np
 
 LABELS = ("labels", "label", "targets", "target", "lm_labels")
@@ -39,7 +37,7 @@ def is_class_label(name: str, value: np.ndarray) -> bool:
     return value.size == 1 and value.dtype.kind in "iu" and name.lower() in LABELS
 
 
-def channels_at(shape: tuple) -> Optional[int]:
+def channels_at(shape: tuple) -> int | None:
     """The dim that holds the channels of a picture: 0 or 2 of three dims; -1 for a picture without; None for others."""
     if len(shape) == 2 and min(shape) >= _LEAST_SIDE:
         return -1

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 from libai_data.errors import SchemaError
 from libai_data.global_tensor import global_shape, split_dims
 from libai_data.loader.schema import Layout
 from libai_data.parallel_mesh import ParallelMesh
 
-Part = Tuple[slice, ...]
+Part = tuple[slice, ...]
 
 
-def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: ParallelMesh) -> Tuple[int, ...]:
+def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: ParallelMesh) -> tuple[int, ...]:
     """Shape of the global tensor of one batch of all data-parallel ranks.
 
     Args:
@@ -29,7 +29,7 @@ def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: Pa
     return global_shape((rows, *sample_shape), layout.sbp_list, mesh)
 
 
-def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int) -> Optional[Part]:
+def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int) -> Part | None:
     """What a rank holds of a global tensor: the data axis splits first, then the tensor axis what that left.
 
     Args:
@@ -44,7 +44,7 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
     data, tensor = mesh.data_parallel_size, mesh.tensor_parallel_size
     if rank // (data * tensor) != mesh.layer_stage(layout.placement_idx):
         return None
-    bounds: List[Tuple[int, int]] = [(0, size) for size in shape]
+    bounds: list[tuple[int, int]] = [(0, size) for size in shape]
     axes = ((rank // tensor % data, data), (rank % tensor, tensor))
     for dim, (coordinate, size) in zip(split_dims(layout.sbp_list), axes):
         if dim is None:
@@ -57,7 +57,7 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
     return tuple(slice(start, stop) for start, stop in bounds)
 
 
-def spread(layout: Layout, mesh: ParallelMesh) -> Tuple[int, int]:
+def spread(layout: Layout, mesh: ParallelMesh) -> tuple[int, int]:
     """How many different parts of a field there are, and how many ranks hold each.
 
     Args:

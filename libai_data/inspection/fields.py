@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -36,12 +36,12 @@ class FieldReport:
 
     name: str
     dtype: str
-    sample_shape: Tuple[int, ...]
+    sample_shape: tuple[int, ...]
     ragged: bool
-    shape: Optional[Tuple[int, ...]]
-    low: Optional[float]
-    high: Optional[float]
-    mean: Optional[float]
+    shape: tuple[int, ...] | None
+    low: float | None
+    high: float | None
+    mean: float | None
     nans: int
     infinities: int
     layout: Layout
@@ -49,7 +49,7 @@ class FieldReport:
     problem: str = ""
 
 
-def field_reports(rows: StepRows, mesh: ParallelMesh) -> Dict[str, FieldReport]:
+def field_reports(rows: StepRows, mesh: ParallelMesh) -> dict[str, FieldReport]:
     """Report on each field.
 
     Args:
@@ -86,10 +86,10 @@ def _ranks_in_words(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
-def _numbers(values: Sequence[np.ndarray]) -> Tuple[Optional[float], Optional[float], Optional[float], int, int]:
+def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, float | None, int, int]:
     """Least, largest and mean finite number, NaNs and infinities; row by row, so that no copy of all is made."""
-    lows: List[float] = []
-    highs: List[float] = []
+    lows: list[float] = []
+    highs: list[float] = []
     total, count, nans, infinities = 0.0, 0, 0, 0
     for array in values:
         numbers = np.abs(array) if array.dtype.kind == "c" else array

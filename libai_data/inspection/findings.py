@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,8 @@ class Limits:
         vocabulary: the same for tokens.
     """
 
-    classes: Optional[int] = None
-    vocabulary: Optional[int] = None
+    classes: int | None = None
+    vocabulary: int | None = None
 
     @staticmethod
     def of(cfg: Any) -> Limits:
@@ -39,7 +40,7 @@ class Limits:
         return Limits(*(each if isinstance(each, int) and each > 0 else None for each in (classes, vocabulary)))
 
 
-def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits) -> List[str]:
+def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits) -> list[str]:
     """Look for what is wrong, a sentence each; fields and samples are named.
 
     Args:
@@ -47,7 +48,7 @@ def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits)
         reports: on its fields.
         limits: of labels and tokens.
     """
-    found: List[str] = []
+    found: list[str] = []
     for name, report in reports.items():
         if report.problem:
             found.append(f"Field '{name}' cannot become a global tensor on this mesh: {report.problem}.")
@@ -68,7 +69,7 @@ def _not_finite(rows: StepRows, name: str, report: FieldReport) -> Iterator[str]
 
 def _out_of_range(rows: StepRows, name: str, limits: Limits) -> Iterator[str]:
     values = rows.values[name]
-    may_be: Tuple[int, ...] = ()
+    may_be: tuple[int, ...] = ()
     if is_class_label(name, values[0]) and limits.classes is not None:
         limit, what = limits.classes, "classes"
     elif is_tokens(name, values[0]) and limits.vocabulary is not None and not is_mask(name, values[0]):
@@ -76,7 +77,7 @@ def _out_of_range(rows: StepRows, name: str, limits: Limits) -> Iterator[str]:
         may_be = _IGNORED_LABELS if name.lower() in LABELS else ()
     else:
         return
-    wrong: Dict[int, List[int]] = {}
+    wrong: dict[int, list[int]] = {}
     for row, array in enumerate(values):
         outside = array[((array < 0) | (array >= limit)) & ~np.isin(array, may_be)]
         for value in np.unique(outside).tolist():
@@ -89,7 +90,7 @@ def _out_of_range(rows: StepRows, name: str, limits: Limits) -> Iterator[str]:
 
 
 def _duplicates(rows: StepRows) -> Iterator[str]:
-    groups: Dict[bytes, List[int]] = {}
+    groups: dict[bytes, list[int]] = {}
     for row in range(len(rows.origins)):
         digest = hashlib.blake2b(digest_size=16)
         for name, values in rows.values.items():
@@ -106,6 +107,6 @@ def _duplicates(rows: StepRows) -> Iterator[str]:
         yield f"There are {len(twice) - _NAMED} more groups of equal samples."
 
 
-def _named(rows: StepRows, which: List[int]) -> str:
+def _named(rows: StepRows, which: list[int]) -> str:
     names = [rows.origins[row].name for row in which[:_NAMED]]
     return ", ".join(names) + (f" and {len(which) - _NAMED} more" if len(which) > _NAMED else "")

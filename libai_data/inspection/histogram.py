@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ _LEFT, _TOP, _BOTTOM = 40, 34, 28
 _BAR = "#3e6fb0"
 _MOST_BARS = 32
 
-Bars = List[Tuple[str, int]]
+Bars = list[tuple[str, int]]
 
 
 def counted(values: Sequence[float], whole: bool) -> Bars:
@@ -67,7 +67,7 @@ def histogram(title: str, bars: Bars) -> Drawing:
     return drawing
 
 
-def label_histograms(rows: StepRows) -> Dict[str, Drawing]:
+def label_histograms(rows: StepRows) -> dict[str, Drawing]:
     """How often each label occurs: integer fields of one number a sample, and those called like labels."""
     drawings = {}
     for name, values in rows.values.items():
@@ -78,7 +78,7 @@ def label_histograms(rows: StepRows) -> Dict[str, Drawing]:
     return drawings
 
 
-def length_histograms(rows: StepRows, raw_lengths: Dict[str, List[int]]) -> Dict[str, Drawing]:
+def length_histograms(rows: StepRows, raw_lengths: dict[str, list[int]]) -> dict[str, Drawing]:
     """How long sequences are: before padding, by masks, and by the batches' own shapes where these change.
 
     Args:
@@ -94,7 +94,7 @@ def length_histograms(rows: StepRows, raw_lengths: Dict[str, List[int]]) -> Dict
     return {title: histogram(title, counted(each, whole=True)) for title, each in lengths.items()}
 
 
-def value_histogram(name: str, values: Sequence[np.ndarray]) -> Optional[Drawing]:
+def value_histogram(name: str, values: Sequence[np.ndarray]) -> Drawing | None:
     """How the finite numbers of a floating-point field are spread; None without any."""
     if values[0].dtype.kind != "f":
         return None

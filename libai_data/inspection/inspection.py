@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.engine.data_state import OVERRIDE_KEY
@@ -47,23 +48,23 @@ class Inspection:
     """
 
     title: str
-    facts: List[Tuple[str, str]]
-    findings: List[str]
-    cards: List[Card]
-    reports: Dict[str, FieldReport]
+    facts: list[tuple[str, str]]
+    findings: list[str]
+    cards: list[Card]
+    reports: dict[str, FieldReport]
     mesh: Drawing
-    histograms: List[Drawing] = field(default_factory=list)
-    stats: Dict[str, Any] = field(default_factory=dict)
+    histograms: list[Drawing] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
 
 
 def inspect_config(
     cfg: Any,
     title: str = "",
     split: str = "train",
-    step: Optional[int] = None,
+    step: int | None = None,
     samples: int = 16,
-    mesh: Optional[ParallelMesh] = None,
-    checkpoint: Optional[str] = None,
+    mesh: ParallelMesh | None = None,
+    checkpoint: str | None = None,
 ) -> Inspection:
     """Read a step as the ranks of a mesh would, on this process alone, and describe it.
 
@@ -137,7 +138,7 @@ def _described(
     return Inspection(title, facts, found, cards, reports, mesh_drawing(mesh, reports, readers), drawings, stats)
 
 
-def _split(split: str) -> Tuple[str, int]:
+def _split(split: str) -> tuple[str, int]:
     name, _, number = split.partition(":")
     if name not in SPLITS or not (number.isdigit() or (not number and ":" not in split)):
         raise ConfigError(f"--split is {split!r}; known are {SPLITS}, and 'test:1'.{nearest(name, SPLITS)}")
@@ -150,7 +151,7 @@ def _chosen(opened: OneRank, split: str, number: int) -> Any:
     return opened.loaders[number]
 
 
-def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: Optional[int]) -> int:
+def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | None) -> int:
     if split != "train":
         raise ConfigError(f"--checkpoint tells of the training's samples; it does not go with --split {split}")
     saved = SavedState.read(checkpoint)
@@ -158,9 +159,9 @@ def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: Optional[
     return saved.step if step is None else step
 
 
-def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> Dict[int, List[Stage]]:
+def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list[Stage]]:
     dataset, seed = getattr(loader, "dataset", None), getattr(loader, "seed", 0)
-    told: Dict[int, List[Stage]] = {}
+    told: dict[int, list[Stage]] = {}
     for origin in (rows.origins[row] for row in shown):
         if origin.index is None or origin.epoch is None:
             return {}
@@ -170,7 +171,7 @@ def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> Dict[int, List
     return told
 
 
-def _wrong_stages(stages: Dict[int, List[Stage]], rows: StepRows) -> List[str]:
+def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:
     """A dataset whose stages do not lead to what it returns tells something else than the model sees."""
     for row, own in stages.items():
         if not any(field_equals(own[-1][1], values[row]) for values in rows.values.values()):
@@ -181,12 +182,12 @@ def _wrong_stages(stages: Dict[int, List[Stage]], rows: StepRows) -> List[str]:
     return []
 
 
-def _raw_lengths(loader: Any, rows: StepRows) -> Dict[str, List[int]]:
+def _raw_lengths(loader: Any, rows: StepRows) -> dict[str, list[int]]:
     """Lengths of the samples of ragged fields, before a collator made batches of them."""
     if not rows.collated or any(origin.index is None for origin in rows.origins):
         return {}
     reader = SampleReader(loader.dataset, loader.seed, ErrorPolicy("raise", None))
-    lengths: Dict[str, List[int]] = {}
+    lengths: dict[str, list[int]] = {}
     for origin in rows.origins:
         for name, value in fields_of(reader.sample(origin.epoch or 0, origin.index or 0)).items():
             array = array_of(value, name)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import List, Mapping, Sequence, Tuple
 
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.inspection.drawing import FAINT, INK, LINE, Drawing, colour_of_shard
@@ -70,7 +70,7 @@ def _run(layers: Sequence[str]) -> str:
 
 def _draw_rank(
     drawing: Drawing,
-    corner: Tuple[int, int],
+    corner: tuple[int, int],
     height: int,
     own: ParallelMesh,
     reports: Sequence[FieldReport],
@@ -109,14 +109,14 @@ def _draw_rank(
         drawing.text(x + 60, top + 27, words, 11, FAINT, room=_BOX - 66)
 
 
-def _share(part: Tuple[slice, ...], shape: Sequence[int], dim: int) -> Tuple[float, float]:
+def _share(part: tuple[slice, ...], shape: Sequence[int], dim: int) -> tuple[float, float]:
     if dim >= len(shape) or not shape[dim]:
         return 0.0, 1.0
     return part[dim].start / shape[dim], part[dim].stop / shape[dim]
 
 
 def _reading(plan: ReadPlan, rank: int) -> str:
-    shards: List[int] = list(plan.shards_read_by(rank))
+    shards: list[int] = list(plan.shards_read_by(rank))
     if not shards:
         reader = 0 if plan.readers == "rank0" else plan.leader_of(rank)
         return f"gets shard {plan.shard_of(rank)} from rank {reader}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.parallel_mesh import SIZE_KEYS, ParallelMesh
 
 
-def mesh_of(cfg: Any, ranks: Optional[int] = None, nodes: int = 1) -> ParallelMesh:
+def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
     """Build the mesh of `train.dist`.
 
     Args:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Dict, Iterable, List, Optional, Sequence
+from typing import Any
 
 from libai_data.inspection.cards import Card
 from libai_data.inspection.drawing import colour_of_shard
@@ -149,14 +150,14 @@ def _cell(text: str, kind: str = "") -> str:
     return f"<td class='{kind}'>{escape(text)}</td>" if kind else f"<td>{escape(text)}</td>"
 
 
-def _number(value: Optional[float]) -> str:
+def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _timings(stats: Dict[str, Any]) -> str:
+def _timings(stats: dict[str, Any]) -> str:
     spent = {stage: float(stats.get(f"{stage}_seconds", 0.0)) for stage in STAGES}
     samples, most = stats.get("samples") or 1, max(spent.values()) or 1.0
-    rows: List[str] = ["<tr><th>stage</th><th>microseconds a sample</th><th></th></tr>"]
+    rows: list[str] = ["<tr><th>stage</th><th>microseconds a sample</th><th></th></tr>"]
     for stage, seconds in spent.items():
         bar = f"<span class='bar' style='width:{max(200 * seconds / most, 1):.0f}px'></span>"
         rows.append(f"<tr><td>{stage}</td><td class='number'>{seconds / samples * 1e6:,.1f}</td><td>{bar}</td></tr>")

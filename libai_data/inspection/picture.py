@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from PIL import Image, ImageDraw
 
@@ -26,7 +27,7 @@ def picture_of(found: Inspection) -> Image.Image:
     Args:
         found: what to show.
     """
-    blocks: List[Image.Image] = [_text_block(found)]
+    blocks: list[Image.Image] = [_text_block(found)]
     blocks += _rows_of_cards(found.cards)
     blocks.append(_table(list(found.reports.values())))
     blocks.append(_drawn(found.mesh))
@@ -66,15 +67,15 @@ def _text_block(found: Inspection) -> Image.Image:
     return _drawn(drawing)
 
 
-def _rows_of_cards(cards: Sequence[Card]) -> List[Image.Image]:
+def _rows_of_cards(cards: Sequence[Card]) -> list[Image.Image]:
     wide = any(card.texts for card in cards) or any(len(card.pictures) > 4 for card in cards)
     width = (_WIDTH - _GAP) // 2 if wide else (_WIDTH - 3 * _GAP) // 4
     return _side_by_side([_card(card, width) for card in cards])
 
 
-def _side_by_side(pictures: Sequence[Image.Image]) -> List[Image.Image]:
+def _side_by_side(pictures: Sequence[Image.Image]) -> list[Image.Image]:
     """Rows of pictures, as many in each as there is room for."""
-    rows: List[List[Image.Image]] = []
+    rows: list[list[Image.Image]] = []
     for picture in pictures:
         if not rows or sum(each.width + _GAP for each in rows[-1]) + picture.width > _WIDTH:
             rows.append([])
@@ -101,7 +102,7 @@ def _card(card: Card, width: int) -> Image.Image:
     if card.origin.source:
         drawing.text(10, y + 10, card.origin.source, 11, FAINT, room=room)
         y += 18
-    placed: List[Any] = []
+    placed: list[Any] = []
     x, tallest = 10, 0
     for caption, picture in card.pictures:
         lines = textwrap.wrap(caption, 17)

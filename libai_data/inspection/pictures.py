@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -15,7 +15,7 @@ SIDE = 96
 """Pixels of the longer side of a picture, at most; small ones are enlarged by whole factors."""
 
 
-def range_of(values: Any) -> Optional[Tuple[float, float]]:
+def range_of(values: Any) -> tuple[float, float] | None:
     """The least and the largest finite number of arrays that are to be shown on one scale; None for 8-bit pictures."""
     arrays = [np.asarray(value) for value in values]
     if all(array.dtype == np.uint8 for array in arrays):
@@ -27,7 +27,7 @@ def range_of(values: Any) -> Optional[Tuple[float, float]]:
     return float(min(array.min() for array in filled)), float(max(array.max() for array in filled))
 
 
-def as_picture(value: Any, scale: Optional[Tuple[float, float]]) -> Optional[Image.Image]:
+def as_picture(value: Any, scale: tuple[float, float] | None) -> Image.Image | None:
     """Make a picture of what a transform gave.
 
     Args:

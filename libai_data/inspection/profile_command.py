@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Iterator, List, Optional, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from libai_data.config import try_get_key
 from libai_data.console import print_lines
@@ -29,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
@@ -51,7 +52,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
     cfg = load_config(asked.config, asked.opts)
     mesh = mesh_of(cfg, asked.ranks, asked.nodes)
     tokenizer = build_configured_tokenizer(cfg)
-    measurements: List[Measurement] = []
+    measurements: list[Measurement] = []
     stages = "  ".join(f"{stage + ' us':>12}" for stage in STAGES)
     yield f"{'workers':>7}  {'samples/s':>10}  {stages}  bottleneck"
     for workers in counts:

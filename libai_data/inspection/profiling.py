@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Callable, List, Sequence
+from typing import Any, Callable
 
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.parallel_mesh import ParallelMesh
@@ -40,7 +41,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def worker_counts(most: int) -> List[int]:
+def worker_counts(most: int) -> list[int]:
     """0 to `most` workers; of the numbers above 8 only every doubling, and `most` itself."""
     doubling = [2**power for power in range(4, most.bit_length())]
     return sorted({*range(min(most, 8) + 1), *(count for count in doubling if count < most), most})
@@ -92,7 +93,7 @@ class Recommendation:
     readers: str = ""
     reasons: Sequence[str] = ()
 
-    def overrides(self) -> List[str]:
+    def overrides(self) -> list[str]:
         """The setting, as `key=value` of a config."""
         readers = [f"dataloader.train.readers={self.readers}"] if self.readers else []
         return [f"dataloader.train.num_workers={self.workers}", *readers]

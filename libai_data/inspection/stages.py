@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +10,10 @@ from libai_data.datasets.combine import ConcatDataset, Subset
 from libai_data.datasets.random_split import RandomPart
 from libai_data.sample_random import reading_samples
 
-Stage = Tuple[str, Any]
+Stage = tuple[str, Any]
 
 
-def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> List[Stage]:
+def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[Stage]:
     """What a sample is after each stage, with the random numbers that a loader would give it.
 
     Args:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,8 @@ class RowOrigin:
 
     row: int
     shard: int
-    epoch: Optional[int]
-    index: Optional[int]
+    epoch: int | None
+    index: int | None
     source: str = ""
 
     @property
@@ -62,9 +63,9 @@ class StepRows:
     position: int
     size: int
     micro_batch_size: int
-    origins: List[RowOrigin] = field(default_factory=list)
-    values: Dict[str, List[np.ndarray]] = field(default_factory=dict)
-    layouts: Dict[str, Layout] = field(default_factory=dict)
+    origins: list[RowOrigin] = field(default_factory=list)
+    values: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
     collated: bool = False
 
 
@@ -117,8 +118,8 @@ def read_step(
 class _Chunk(NamedTuple):
     arrays: Mapping[str, np.ndarray]
     layouts: Mapping[str, Layout]
-    epochs: Optional[np.ndarray]
-    indices: Optional[np.ndarray]
+    epochs: np.ndarray | None
+    indices: np.ndarray | None
     valid: int
 
 
@@ -131,7 +132,7 @@ def _from_position(loader: DataLoader, position: int) -> Iterator[_Chunk]:
 def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
     """Batches of a loader that cannot be asked for a place in its stream."""
     for batch in islice(iter(loader), skipped, None):
-        leaves: Dict[str, Any] = {}
+        leaves: dict[str, Any] = {}
         taken_apart(fields_of(batch), leaves)
         tensors = {name: value for name, value in leaves.items() if not isinstance(value, list)}
         arrays = {name: array_of(value, name) for name, value in tensors.items()}
@@ -140,7 +141,7 @@ def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
         yield _Chunk(arrays, layouts, None, None, rows if info is None else min(rows, info.valid))
 
 
-def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: List[Tuple[str, int]]) -> None:
+def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list[tuple[str, int]]) -> None:
     for own in range(min(chunk.valid, found.size - len(found.origins))):
         row = len(found.origins)
         shard = row // found.micro_batch_size % data_parallel_size
@@ -156,7 +157,7 @@ def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: List
     found.layouts.update(chunk.layouts)
 
 
-def _sources(loader: Any) -> List[Tuple[str, int]]:
+def _sources(loader: Any) -> list[tuple[str, int]]:
     """Names and lengths of the datasets that a dataset puts one behind the other; none where it is a single one."""
     parts = getattr(getattr(loader, "dataset", None), "datasets", None)
     if not isinstance(parts, (list, tuple)) or sum(map(len, parts)) != len(loader.dataset):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Token(NamedTuple):
     kind: str
 
 
-def decoder_of(tokenizer: Any) -> Optional[Callable[[int], str]]:
+def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
     """A function from a token's number to its text; None without a tokenizer that has one.
 
     Args:
@@ -59,8 +60,8 @@ def decoder_of(tokenizer: Any) -> Optional[Callable[[int], str]]:
 
 
 def tokens_of(
-    ids: np.ndarray, sample: Mapping[str, np.ndarray], text_of: Optional[Callable[[int], str]], most: int
-) -> Tuple[Sequence[Token], int]:
+    ids: np.ndarray, sample: Mapping[str, np.ndarray], text_of: Callable[[int], str] | None, most: int
+) -> tuple[Sequence[Token], int]:
     """The tokens of one field of a sample.
 
     Args:
@@ -88,7 +89,7 @@ def tokens_of(
 
 def _mask(
     sample: Mapping[str, np.ndarray], ids: np.ndarray, is_it: Callable[[str, np.ndarray], bool]
-) -> Optional[np.ndarray]:
+) -> np.ndarray | None:
     for name, value in sample.items():
         if is_it(name, value) and value.shape == ids.shape and value.dtype.kind in "biuf":
             return value != 0

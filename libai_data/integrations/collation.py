@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import abc
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,7 +72,7 @@ def _whose(path: str) -> str:
     return f"field '{path}': " if path else ""
 
 
-def _by_key(samples: Sequence[Any], fields: Sequence[Any], path: str) -> Dict[str, Any]:
+def _by_key(samples: Sequence[Any], fields: Sequence[Any], path: str) -> dict[str, Any]:
     first = fields[0]
     for row, each in enumerate(fields):
         if set(each) != set(first):
@@ -79,7 +80,7 @@ def _by_key(samples: Sequence[Any], fields: Sequence[Any], path: str) -> Dict[st
     return {key: default_collate([each[key] for each in fields], f"{path}.{key}".lstrip(".")) for key in first}
 
 
-def _stacked(arrays: List[np.ndarray], path: str) -> np.ndarray:
+def _stacked(arrays: list[np.ndarray], path: str) -> np.ndarray:
     first = arrays[0]
     for row, array in enumerate(arrays):
         if array.shape != first.shape or array.dtype != first.dtype:
@@ -99,8 +100,8 @@ class BatchRow(NamedTuple):
         row: which one.
     """
 
-    leaves: Dict[str, Any]
-    skeleton: Dict[str, Any]
+    leaves: dict[str, Any]
+    skeleton: dict[str, Any]
     row: int
 
 
@@ -116,18 +117,18 @@ class PieceCollator:
         skeleton: of the first batch; None before it.
     """
 
-    def __init__(self, names: Optional[Sequence[str]], collate_fn: Optional[Any] = None) -> None:
+    def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn
-        self.skeleton: Optional[Dict[str, Any]] = None
+        self.skeleton: dict[str, Any] | None = None
 
-    def __call__(self, pieces: Sequence[Any]) -> Dict[str, Any]:
+    def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
         """Make a batch, path -> array [rows, ...]; strings are packed into arrays too.
 
         Raises:
             SchemaError: Pieces differ, or the batch is nested in another way than the one before.
         """
-        leaves: Dict[str, Any] = {}
+        leaves: dict[str, Any] = {}
         if isinstance(pieces[0], BatchRow):
             skeleton = pieces[0].skeleton
             leaves = _joined(pieces)
@@ -142,9 +143,9 @@ class PieceCollator:
         return {path: text_to_array(value) if isinstance(value, list) else value for path, value in leaves.items()}
 
 
-def _joined(pieces: Sequence[BatchRow]) -> Dict[str, Any]:
+def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:
     """Rows of batches as one batch; a view where they lie one behind the other in one."""
-    runs: List[List[BatchRow]] = []
+    runs: list[list[BatchRow]] = []
     for piece in pieces:
         if runs and runs[-1][-1].leaves is piece.leaves and runs[-1][-1].row + 1 == piece.row:
             runs[-1].append(piece)
@@ -154,7 +155,7 @@ def _joined(pieces: Sequence[BatchRow]) -> Dict[str, Any]:
     for piece in pieces:
         if piece.skeleton is not first.skeleton and piece.skeleton != first.skeleton:
             raise SchemaError(f"a batch has {list(piece.leaves)}, the one before it {list(first.leaves)}")
-    joined: Dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for path, value in first.leaves.items():
         parts = [array_in(run[0].leaves[path])[run[0].row : run[-1].row + 1] for run in runs]
         whole = parts[0] if len(parts) == 1 else _concatenated(parts, path)
@@ -164,7 +165,7 @@ def _joined(pieces: Sequence[BatchRow]) -> Dict[str, Any]:
     return joined
 
 
-def _concatenated(parts: List[Any], path: str) -> Any:
+def _concatenated(parts: list[Any], path: str) -> Any:
     if isinstance(parts[0], list):
         return [text for part in parts for text in part]
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:

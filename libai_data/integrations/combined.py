@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import Any, Collection, Dict, Iterator, Mapping, Optional
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.structures import Instance
@@ -25,7 +26,7 @@ class CombinedLoader:
 
     mixup_func: None = None
 
-    def __init__(self, loaders: Mapping[str, Any], unnamed: Optional[type] = None) -> None:
+    def __init__(self, loaders: Mapping[str, Any], unnamed: type | None = None) -> None:
         for name, loader in loaders.items():
             if getattr(loader, "mixup_func", None) is not None:
                 raise ConfigError(f"loader '{name}' of several has a mixup_func; mix in on_after_batch_transfer")
@@ -47,7 +48,7 @@ class CombinedLoader:
             batch._unnamed = self._unnamed
             yield batch
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Where each loader stands."""
         return {"loaders": {name: loader.state_dict() for name, loader in self.loaders.items()}}
 
@@ -71,7 +72,7 @@ class CombinedLoader:
         for name, loader in self.loaders.items():
             loader.load_state_dict(saved[name], override)
 
-    def stats(self) -> Dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Name of each loader -> where its time went."""
         return {name: loader.stats() for name, loader in self.loaders.items()}
 

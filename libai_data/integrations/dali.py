@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-Arrays = Tuple[np.ndarray, ...]
+Arrays = tuple[np.ndarray, ...]
 
 
 class PipelineRounds:
@@ -21,7 +22,7 @@ class PipelineRounds:
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
-        self._left: List[Arrays] = []
+        self._left: list[Arrays] = []
 
     def __iter__(self) -> Iterator[Arrays]:
         self._pipeline.build()

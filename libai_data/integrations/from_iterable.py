@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall, instantiate
@@ -30,17 +31,17 @@ ENDS = ("drop", "pad", "cycle")
 
 def from_iterable(
     source: Any,
-    micro_batch_size: Optional[int] = None,
+    micro_batch_size: int | None = None,
     *,
-    fields: Optional[Sequence[str]] = None,
-    batches: Optional[bool] = None,
+    fields: Sequence[str] | None = None,
+    batches: bool | None = None,
     ends: str = "drop",
     shuffle: bool = False,
     seed: int = 0,
     num_workers: int = 0,
     readers: str = "data_parallel",
-    collate_fn: Optional[Collator] = None,
-    layouts: Optional[Overrides] = None,
+    collate_fn: Collator | None = None,
+    layouts: Overrides | None = None,
     mixup_func: Any = None,
     prefetch: int = 4,
     timeout: float = 600.0,
@@ -117,16 +118,16 @@ class _Told:
     name: str = ""
     batches: bool = False
     takes_shard: bool = False
-    skeleton: Optional[Mapping[str, Any]] = None
+    skeleton: Mapping[str, Any] | None = None
     problem: str = ""
 
 
 def _open(
-    plan: ReadPlan, source: Any, batches: Optional[bool], fields: Optional[Sequence[str]], collate_fn: Any
-) -> Tuple[Opened, _Told]:
+    plan: ReadPlan, source: Any, batches: bool | None, fields: Sequence[str] | None, collate_fn: Any
+) -> tuple[Opened, _Told]:
     """Open the source where it is read, and let all ranks know what it is, or that it failed."""
     opened, told = Opened(), _Told()
-    failure: Optional[Exception] = None
+    failure: Exception | None = None
     if plan.shards_read_by(plan.mesh.rank):
         try:
             thing = instantiate(source)
@@ -148,7 +149,7 @@ def _open(
     return opened, told
 
 
-def _needed(micro_batch_size: Optional[int]) -> int:
+def _needed(micro_batch_size: int | None) -> int:
     if micro_batch_size is None:
         raise ConfigError("micro_batch_size is missing: the source yields samples; say how many make a rank's batch")
     return micro_batch_size
@@ -171,7 +172,7 @@ def _map_style(
     shuffle: bool,
     seed: int,
     readers: str,
-    options: Dict[str, Any],
+    options: dict[str, Any],
 ) -> Any:
     arguments = {"seed": seed, "readers": readers, "collate_fn": opened.collator, **options}
     if ends == "cycle":
@@ -188,23 +189,23 @@ def _map_style(
 
 def _stream(
     plan: ReadPlan,
-    source: Optional[Source],
+    source: Source | None,
     told: _Told,
-    micro_batch_size: Optional[int],
+    micro_batch_size: int | None,
     ends: str,
     reading: ReadingOptions,
     collate_fn: Any,
-    options: Dict[str, Any],
+    options: dict[str, Any],
 ) -> IterableLoader:
     mesh = plan.mesh
-    made: Dict[str, Any] = {}
+    made: dict[str, Any] = {}
 
     def open_rows() -> TakenRows:
         if source is None:
             raise RuntimeError("a rank that reads has no source")
         return TakenRows(source, reading)
 
-    def make_stream(dataset: Any, shards: Tuple[int, ...]) -> IterableStream:
+    def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None
         stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends)
         if rows is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections import abc
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,17 +14,17 @@ from libai_data.nesting import TEXT, is_named_tuple, is_numbers, taken_apart
 from libai_data.structures import DistTensorData, Instance, as_array, is_flow_tensor
 
 
-class ArgumentNames(Tuple[str, ...]):
+class ArgumentNames(tuple[str, ...]):
     """Names of a model's arguments: for as many values as a tuple has, and for nothing that has names of its own.
 
     Attributes:
         given_to: the type of what they were last given to; None where all had names of its own.
     """
 
-    given_to: Optional[type] = None
+    given_to: type | None = None
 
 
-def named(item: Any, names: Optional[Sequence[str]] = None) -> Dict[str, Any]:
+def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
     """The fields of a sample or batch, by name, as they are.
 
     Args:
@@ -45,7 +46,7 @@ def named(item: Any, names: Optional[Sequence[str]] = None) -> Dict[str, Any]:
     return {name: fields[name] for name in names}
 
 
-def fields_in(item: Any) -> Optional[Mapping[str, Any]]:
+def fields_in(item: Any) -> Mapping[str, Any] | None:
     """The fields of what has names for them; None of all else."""
     if isinstance(item, Instance):
         return item.get_fields()
@@ -58,7 +59,7 @@ def fields_in(item: Any) -> Optional[Mapping[str, Any]]:
     return None
 
 
-def _given_names(item: Any, names: Optional[Sequence[str]]) -> Dict[str, Any]:
+def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
     several = isinstance(item, (tuple, list)) and not (names is not None and len(names) == 1 and is_numbers(item))
     values = list(item) if several else [item]
     if isinstance(names, ArgumentNames):
@@ -105,7 +106,7 @@ def as_leaf(value: Any, path: str) -> Any:
         raise SchemaError(f"field '{path}' ({type(value).__name__}) cannot become an array: {error}") from error
 
 
-def leaves_of_batch(fields: Mapping[str, Any], leaves: Dict[str, Any]) -> Dict[str, Any]:
+def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, Any]:
     """Take a batch apart into arrays and lists of strings; returns the skeleton.
 
     Args:
@@ -130,7 +131,7 @@ def rows_in(leaves: Mapping[str, Any]) -> int:
     Raises:
         SchemaError: Its leaves differ in that, or one has no dim for rows.
     """
-    counts: Dict[str, int] = {}
+    counts: dict[str, int] = {}
     for path, value in leaves.items():
         array = array_in(value)
         if not isinstance(array, list) and not array.ndim:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ def overrides_hooks(datamodule: Any) -> bool:
     return any(not is_lightnings_own(getattr(datamodule, name).__module__) for name in HOOKS)
 
 
-def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, names: Optional[Sequence[str]]) -> Instance:
+def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, names: Sequence[str] | None) -> Instance:
     """Let the hooks of a LightningDataModule work on this rank's rows, in the order in which Lightning calls them.
 
     They get what its loader yields: a mapping, a tuple or list, or a bare tensor, of torch tensors in the memory of the
@@ -67,7 +68,7 @@ def _torch_form(batch: Instance) -> Any:
 def _torch_value(value: Any) -> Any:
     import torch
 
-    leaves: Dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     skeleton = taken_apart({"": value}, leaves)
     tensors = {
         path: leaf if is_texts(leaf) else torch.from_numpy(np.require(as_leaf(_bare(leaf), path), requirements="W"))
@@ -80,9 +81,9 @@ def _bare(leaf: Any) -> Any:
     return leaf.tensor if isinstance(leaf, DistTensorData) else leaf
 
 
-def _own_form(made: Any, before: Instance, names: Optional[ArgumentNames]) -> Instance:
+def _own_form(made: Any, before: Instance, names: ArgumentNames | None) -> Instance:
     """What the hooks made, as a batch of OneFlow tensors, in the place of the one before."""
-    layouts: Dict[str, Any] = {}
+    layouts: dict[str, Any] = {}
     taken_apart(
         {name: value for name, value in before.get_fields().items() if not isinstance(value, Instance)}, layouts
     )
@@ -95,7 +96,7 @@ def _own_form(made: Any, before: Instance, names: Optional[ArgumentNames]) -> In
 
 
 def _own_value(name: str, value: Any, layouts: Mapping[str, Any]) -> Any:
-    leaves: Dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     skeleton = taken_apart({name: value}, leaves)
     for path, leaf in leaves.items():
         if not is_texts(leaf):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Collection, Dict, Iterator, List, Mapping, Optional
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class NestedBatches:
         skeleton: of the batches; None if all fields are tensors.
     """
 
-    def __init__(self, inner: Any, skeleton: Optional[Mapping[str, Any]]) -> None:
+    def __init__(self, inner: Any, skeleton: Mapping[str, Any] | None) -> None:
         self._inner = inner
         self.skeleton = skeleton
         self.mixup_func = inner.mixup_func
@@ -78,8 +79,8 @@ class IterableLoader:
     def __init__(
         self,
         inner: Any,
-        stream: Optional[IterableStream],
-        collator: Optional[PieceCollator],
+        stream: IterableStream | None,
+        collator: PieceCollator | None,
         name: str,
         reading_ranks: int,
         may_end_apart: bool,
@@ -94,20 +95,20 @@ class IterableLoader:
         self._may_end_apart = may_end_apart
         self._is_shared = is_shared
         self._form_is_known = False
-        self._failure: Optional[BaseException] = None
+        self._failure: BaseException | None = None
         self.mixup_func = inner.mixup_func
 
     @property
-    def global_batch_size(self) -> Optional[int]:
+    def global_batch_size(self) -> int | None:
         """Rows of a batch over all data-parallel ranks; None until the iterable's first batch has told."""
-        size: Optional[int] = self._inner.global_batch_size
+        size: int | None = self._inner.global_batch_size
         return size
 
     def __iter__(self) -> Iterator[Instance]:
         self._failure = None
         return _Pass(self, iter(self._inner))
 
-    def take(self, batches: Iterator[Instance]) -> Optional[Instance]:
+    def take(self, batches: Iterator[Instance]) -> Instance | None:
         """The next batch of a pass; None at its end, which comes for all ranks at once.
 
         Raises:
@@ -117,7 +118,7 @@ class IterableLoader:
         """
         if self._failure is not None:
             raise self._failure
-        batch: Optional[Instance] = None
+        batch: Instance | None = None
         try:
             batch = next(batches, None)
         except Exception as error:
@@ -131,7 +132,7 @@ class IterableLoader:
             raise self._failure
         return None if batch is None else self._in_form(batch)
 
-    def _all_have_one(self, batch: Optional[Instance]) -> bool:
+    def _all_have_one(self, batch: Instance | None) -> bool:
         """Compare with all other ranks; whether each of them has a batch."""
         status = _FAILED if self._failure is not None else _ENDED if batch is None else _HAS_BATCH
         word = self._stream.agreement_word() if self._stream is not None else 0
@@ -169,13 +170,13 @@ class IterableLoader:
             nested._unnamed = names.given_to
         return nested
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was taken, as JSON.
 
         On a rank that reads, with what leads back to it: round, row, a digest of the first rows, and the iterable's own
         state if it can tell it. The checkpoint keeps that of rank 0, which always reads.
         """
-        state: Dict[str, Any] = dict(self._inner.state_dict())
+        state: dict[str, Any] = dict(self._inner.state_dict())
         if self._stream is not None:
             state["iterable"] = self._stream.details(int(state["position"]))
         return state
@@ -199,9 +200,9 @@ class IterableLoader:
             elif not self._stream.endless:
                 self._stream.epoch = int(details.get("epoch", -1))
 
-    def stats(self) -> Dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Where the time went, on a rank that reads; empty on others."""
-        stats: Dict[str, Any] = self._inner.stats()
+        stats: dict[str, Any] = self._inner.stats()
         return stats
 
     def close(self) -> None:
@@ -228,5 +229,5 @@ class _Pass:
         return batch
 
 
-def _ranks(chosen: np.ndarray) -> List[int]:
+def _ranks(chosen: np.ndarray) -> list[int]:
     return [int(rank) for rank in np.flatnonzero(chosen)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.integrations.collation import PieceCollator, default_collate
@@ -25,9 +26,9 @@ class Opened:
     """
 
     dataset: Any = None
-    collator: Optional[PieceCollator] = None
-    skeleton: Optional[Mapping[str, Any]] = None
-    source: Optional[Source] = None
+    collator: PieceCollator | None = None
+    skeleton: Mapping[str, Any] | None = None
+    source: Source | None = None
 
 
 class NamedSamples:
@@ -38,7 +39,7 @@ class NamedSamples:
         names: of the fields; see `named`.
     """
 
-    def __init__(self, dataset: Any, names: Optional[Sequence[str]]) -> None:
+    def __init__(self, dataset: Any, names: Sequence[str] | None) -> None:
         self.dataset = dataset
         self.names = names
 
@@ -50,7 +51,7 @@ class NamedSamples:
 
     def prepared(self, sample: Any) -> Any:
         """The sample as a dict: path -> tensor."""
-        leaves: Dict[str, Any] = {}
+        leaves: dict[str, Any] = {}
         taken_apart(named(sample, self.names), leaves)
         return {path: as_leaf(value, path) for path, value in leaves.items()}
 
@@ -68,7 +69,7 @@ class TogetherMixin:
 
     dataset: Any
 
-    def __getitems__(self, indices: List[int]) -> List[Any]:
+    def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self.prepared(sample) for sample in self.dataset.__getitems__(indices)]  # type: ignore[attr-defined]
 
 
@@ -80,7 +81,7 @@ class RawSamplesTogether(TogetherMixin, RawSamples):
     """`RawSamples` of a dataset that has `__getitems__`."""
 
 
-def open_samples(dataset: Any, names: Optional[Sequence[str]], collate_fn: Any) -> Opened:
+def open_samples(dataset: Any, names: Sequence[str] | None, collate_fn: Any) -> Opened:
     """Make a dataset of our own of any that gives samples by their index.
 
     Its first sample tells how samples are nested, and whether they hold strings, which only a collator can take.
@@ -98,7 +99,7 @@ def open_samples(dataset: Any, names: Optional[Sequence[str]], collate_fn: Any) 
         raise ConfigError(f"{type(dataset).__name__} is empty; there is nothing to load")
     together = hasattr(dataset, "__getitems__")
     first, leaves = dataset[0], {}  # type: ignore[var-annotated]
-    collator: Optional[PieceCollator] = None
+    collator: PieceCollator | None = None
     if collate_fn is not None:
         collator = PieceCollator(names, collate_fn)
         collator([first])
@@ -117,6 +118,6 @@ def open_samples(dataset: Any, names: Optional[Sequence[str]], collate_fn: Any) 
     return Opened((NamedSamplesTogether if together else NamedSamples)(dataset, names), None, nested)
 
 
-def first_names(sample: Any) -> List[str]:
+def first_names(sample: Any) -> list[str]:
     """All names of the fields of an Instance or dict."""
     return [str(name) for name in (sample.get_fields() if isinstance(sample, Instance) else sample)]

@@ -6,9 +6,10 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Optional
 
 from libai_data.errors import SampleError
 from libai_data.integrations.sources import SaveState
@@ -18,7 +19,7 @@ _LOOK_SECONDS = 0.2
 
 _END_SECONDS = 5.0
 
-Open = Callable[[], Tuple[Iterator[Any], Optional[SaveState]]]
+Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,10 @@ class Group:
         error: what it raised instead of the next item.
     """
 
-    items: List[Any]
-    state: Optional[str] = None
+    items: list[Any]
+    state: str | None = None
     is_last: bool = False
-    error: Optional[BaseException] = None
+    error: BaseException | None = None
 
 
 class _Shared:
@@ -117,7 +118,7 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
         iterator, save = open_round()
         ended = False
         while not ended and not shared.stop.is_set():
-            items: List[Any] = []
+            items: list[Any] = []
             while len(items) < size and not shared.stop.is_set():
                 try:
                     items.append(next(iterator))

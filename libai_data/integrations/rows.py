@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -56,7 +57,7 @@ class Place:
     epoch: int = 0
     index: int = 0
     digest: str = ""
-    mark: Optional[Mark] = None
+    mark: Mark | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ReadingOptions:
         timeout: seconds without an item after which an iterable counts as hung.
     """
 
-    names: Optional[Sequence[str]] = None
+    names: Sequence[str] | None = None
     cycle: bool = False
     ahead: int = 4
     timeout: float = 600.0
@@ -90,13 +91,13 @@ class RowReader:
         self._source = source
         self._options = options
         self._shard, self._num_shards = shard, num_shards
-        self._waiting: Deque[Row] = deque()
-        self._pump: Optional[Pump] = None
+        self._waiting: deque[Row] = deque()
+        self._pump: Pump | None = None
         self._group_size = 1
         self._epoch = 0
         self._next_index = 0
-        self._before: Optional[Mark] = None
-        self._after: Optional[Mark] = None
+        self._before: Mark | None = None
+        self._after: Mark | None = None
         self.place = Place()
 
     def begin(self, place: Place, group_size: int) -> None:
@@ -147,7 +148,7 @@ class RowReader:
                 left -= taken
                 bar.update(taken)
 
-    def _progress(self, rows: Optional[int], epoch: int) -> Any:
+    def _progress(self, rows: int | None, epoch: int) -> Any:
         return tqdm(
             total=rows,
             desc=f"Fast-forwarding {self._source.name}, round {epoch}",
@@ -157,7 +158,7 @@ class RowReader:
             disable=not is_main_process(),
         )
 
-    def take(self, count: int) -> List[Row]:
+    def take(self, count: int) -> list[Row]:
         """The next rows; fewer at the end of the round, unless the iterable cycles.
 
         Raises:
@@ -165,7 +166,7 @@ class RowReader:
             SampleError: The iterable raised, or nothing came in time.
             SchemaError: A batch has no rows, or unequal numbers of them.
         """
-        rows: List[Row] = []
+        rows: list[Row] = []
         while len(rows) < count:
             if not self._waiting and not self._fill():
                 if not self._options.cycle:
@@ -208,18 +209,18 @@ class RowReader:
             self._pump = None
         return bool(self._waiting) or not group.is_last
 
-    def _rows_of(self, item: Any) -> List[Row]:
+    def _rows_of(self, item: Any) -> list[Row]:
         if not self._source.batches:
             pieces = [item]
         else:
-            leaves: Dict[str, Any] = {}
+            leaves: dict[str, Any] = {}
             skeleton = leaves_of_batch(named(item, self._options.names), leaves)
             pieces = [BatchRow(leaves, skeleton, row) for row in range(rows_in(leaves))]
         first = self._next_index
         self._next_index += len(pieces)
         return [Row(self._epoch, first + number, piece) for number, piece in enumerate(pieces)]
 
-    def _open(self, epoch: int, mark: Optional[Mark]) -> None:
+    def _open(self, epoch: int, mark: Mark | None) -> None:
         self.close()
         self._epoch, self._next_index = epoch, 0 if mark is None else mark.index
         self._before = self._after = mark

@@ -6,7 +6,8 @@ import copy
 import inspect
 import logging
 from collections import abc
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.integrations.dali import PipelineRounds
@@ -32,7 +33,7 @@ class Source:
         ConfigError: It is neither iterable nor callable.
     """
 
-    def __init__(self, thing: Any, batches: Optional[bool] = None) -> None:
+    def __init__(self, thing: Any, batches: bool | None = None) -> None:
         self.name = getattr(thing, "__qualname__", type(thing).__name__)
         self.batches = _yields_batches(thing) if batches is None else batches
         thing = PipelineRounds(thing) if is_dali_pipeline(thing) else without_node_splitting(thing)
@@ -61,8 +62,8 @@ class Source:
         return max(0, epoch - self._rounds_begun)
 
     def open(
-        self, epoch: int, shard: int, num_shards: int, state: Optional[str] = None
-    ) -> Tuple[Iterator[Any], Optional[SaveState]]:
+        self, epoch: int, shard: int, num_shards: int, state: str | None = None
+    ) -> tuple[Iterator[Any], SaveState | None]:
         """Begin a round.
 
         Args:
@@ -95,7 +96,7 @@ class Source:
             raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
         return self._adapted(iterator), None
 
-    def _saver(self, get: Callable[[], Any]) -> Optional[SaveState]:
+    def _saver(self, get: Callable[[], Any]) -> SaveState | None:
         """What gives the state; None if a checkpoint cannot hold it, so that samples are counted instead."""
         try:
             encoded(get())
@@ -106,7 +107,7 @@ class Source:
 
     def _made(self, epoch: int, shard: int, num_shards: int) -> Any:
         if self._is_factory:
-            arguments: Dict[str, Any] = {"epoch": epoch} if self._takes_epoch else {}
+            arguments: dict[str, Any] = {"epoch": epoch} if self._takes_epoch else {}
             if self.takes_shard:
                 arguments.update(shard=shard, num_shards=num_shards)
             return self._thing(**arguments)
@@ -147,7 +148,7 @@ def _is_its_own_iterator(thing: Any) -> bool:
     return hasattr(thing, "__next__")
 
 
-def _as_list(pipelines: Any) -> List[Any]:
+def _as_list(pipelines: Any) -> list[Any]:
     return list(pipelines) if isinstance(pipelines, (list, tuple)) else [pipelines]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Any, Collection, Deque, Dict, Iterator, List, Mapping, Optional, Tuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +29,13 @@ class TakenRows:
     def __init__(self, source: Source, options: ReadingOptions) -> None:
         self.source = source
         self.options = options
-        self.taken: Deque[List[Any]] = deque()
+        self.taken: deque[list[Any]] = deque()
 
     def __len__(self) -> int:
         """0: nobody knows."""
         return 0
 
-    def __getitems__(self, indices: List[int]) -> List[Any]:
+    def __getitems__(self, indices: list[int]) -> list[Any]:
         """The pieces of the batch whose indices these are."""
         return self.taken.popleft()
 
@@ -60,9 +61,9 @@ class IterableStream(StreamSampler):
 
     def __init__(
         self,
-        rows: Optional[TakenRows],
-        micro_batch_size: Optional[int],
-        shards: Tuple[int, ...],
+        rows: TakenRows | None,
+        micro_batch_size: int | None,
+        shards: tuple[int, ...],
         data_parallel_size: int,
         ends: str,
     ) -> None:
@@ -76,17 +77,17 @@ class IterableStream(StreamSampler):
         self._size = None if micro_batch_size is None else micro_batch_size * data_parallel_size
         self._rows = rows
         self._is_sharded = rows is not None and rows.source.takes_shard
-        self._readers: List[RowReader] = []
+        self._readers: list[RowReader] = []
         if rows is not None:
             taken = shards if self._is_sharded else (0,)
             of = data_parallel_size if self._is_sharded else 1
             self._readers = [RowReader(rows.source, rows.options, shard, of) for shard in taken]
-        self._stands_at: Optional[int] = None
-        self._places: OrderedDict[int, Tuple[Place, ...]] = OrderedDict()
-        self._restored: Optional[Dict[str, Any]] = None
+        self._stands_at: int | None = None
+        self._places: OrderedDict[int, tuple[Place, ...]] = OrderedDict()
+        self._restored: dict[str, Any] | None = None
 
     @property
-    def global_batch_size(self) -> Optional[int]:  # type: ignore[override]
+    def global_batch_size(self) -> int | None:  # type: ignore[override]
         """Rows of a batch over all data-parallel ranks; None until the first batch of the iterable has told."""
         return self._size
 
@@ -117,7 +118,7 @@ class IterableStream(StreamSampler):
         restored, self._restored = self._restored, None
         if position == 0 and restored is None:
             self.epoch += 1
-            places: Tuple[Place, ...] = tuple(Place(0 if self.endless else self.epoch) for _ in self._readers)
+            places: tuple[Place, ...] = tuple(Place(0 if self.endless else self.epoch) for _ in self._readers)
         elif position and position == self._stands_at:
             return
         elif position and restored is None and position in self._places:
@@ -130,7 +131,7 @@ class IterableStream(StreamSampler):
         if self._size is None:
             self._learn_size()
 
-    def _places_of(self, position: int, restored: Mapping[str, Any]) -> Tuple[Place, ...]:
+    def _places_of(self, position: int, restored: Mapping[str, Any]) -> tuple[Place, ...]:
         """Where the readers must go, as exactly as a state tells."""
         epoch = int(restored.get("epoch", max(self.epoch, 0)))
         if not self.endless:
@@ -157,7 +158,7 @@ class IterableStream(StreamSampler):
         if rows:
             self._size = rows
 
-    def _next_batch(self, position: int) -> Optional[IndexBatch]:
+    def _next_batch(self, position: int) -> IndexBatch | None:
         size = self._size
         if size is None or self._rows is None:
             return None
@@ -169,7 +170,7 @@ class IterableStream(StreamSampler):
         indices = np.array([row.number for row in rows], dtype=np.int64)
         return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
 
-    def _part_of_all(self, size: int) -> Tuple[List[Row], int, int]:
+    def _part_of_all(self, size: int) -> tuple[list[Row], int, int]:
         """This reader's rows of the next global batch, how many of the batch count, and the batch's epoch."""
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
@@ -178,10 +179,10 @@ class IterableStream(StreamSampler):
         own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
         return [rows[min(number, len(rows) - 1)] for number in own], len(rows), rows[0].epoch
 
-    def _sharded_part(self, size: int) -> Tuple[List[Row], int, int]:
+    def _sharded_part(self, size: int) -> tuple[list[Row], int, int]:
         """As `_part_of_all`; with shards that cycle, each at its own pace, there is no epoch of all."""
         micro = size // self.data_parallel_size
-        rows: List[Row] = []
+        rows: list[Row] = []
         for shard, reader in zip(self.shards, self._readers):
             part = reader.take(micro)
             if len(part) < micro:
@@ -196,11 +197,11 @@ class IterableStream(StreamSampler):
             return 0
         return int(self._readers[0].place.digest[:15], 16)
 
-    def order_words(self) -> Dict[str, Any]:
+    def order_words(self) -> dict[str, Any]:
         """What a state must have in common with the stream that goes on from it."""
         return {"ends": self.ends}
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The number of rows that all ranks have taken, and how an end is met."""
         return {"position": self.position, **self.order_words()}
 
@@ -227,9 +228,9 @@ class IterableStream(StreamSampler):
         check_position(state["position"])
         self.position = int(state["position"])
 
-    def details(self, position: int) -> Dict[str, Any]:
+    def details(self, position: int) -> dict[str, Any]:
         """What else a state can tell of a position reached lately: round, row, digest, the iterable's state."""
-        found: Dict[str, Any] = {"epoch": self.epoch, "num_shards": 1}
+        found: dict[str, Any] = {"epoch": self.epoch, "num_shards": 1}
         if self._size is not None:
             found["global_batch_size"] = self._size
         places = self._places.get(position) if position else None

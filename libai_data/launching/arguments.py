@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 from libai_data.launching.ports import DEFAULT_PORT, free_port
 
 
-def parse_args(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line: the flags of `oneflow.distributed.launch`, the script, and the script's arguments.
 
     `master_port` is chosen where it is not given, and `chooses_port` then says whether another will do as well.

@@ -7,7 +7,7 @@ me@10.0.0.2 slots=8
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 from libai_data.errors import ConfigError
 
@@ -27,7 +27,7 @@ class Host(NamedTuple):
         return self.target.rpartition("@")[2]
 
 
-def read_hostfile(path: str, ranks_per_node: int) -> List[Host]:
+def read_hostfile(path: str, ranks_per_node: int) -> list[Host]:
     """Read the machines of a hostfile.
 
     Args:
@@ -41,7 +41,7 @@ def read_hostfile(path: str, ranks_per_node: int) -> List[Host]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--hostfile {path} cannot be read: {error}") from error
-    hosts: List[Host] = []
+    hosts: list[Host] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:

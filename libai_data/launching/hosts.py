@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
-from typing import Dict, List, Optional, Sequence
 
 from libai_data.launching.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launching.hostfile import Host
@@ -44,11 +44,11 @@ class Hosts:
         self._chosen = list(hosts)
         self._training = training
         self._job = secrets.token_hex(8)
-        self._signals: List[int] = []
-        self.stop_signal: Optional[int] = None
-        self._nodes: List[RemoteNode] = []
-        self._first: Optional[str] = None
-        self._rests: Dict[str, bytes] = {}
+        self._signals: list[int] = []
+        self.stop_signal: int | None = None
+        self._nodes: list[RemoteNode] = []
+        self._first: str | None = None
+        self._rests: dict[str, bytes] = {}
         for signum in FORWARDED:
             signal.signal(signum, self._take)
 
@@ -90,7 +90,7 @@ class Hosts:
                 return ""
         return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"
 
-    def run(self, script_args: List[str]) -> int:
+    def run(self, script_args: list[str]) -> int:
         """Start all nodes and wait until every one has ended.
 
         Args:
@@ -116,7 +116,7 @@ class Hosts:
                     self._print(name, b"\n")
         return self._result(words)
 
-    def _order(self, rank: int, script_args: List[str]) -> Dict[str, object]:
+    def _order(self, rank: int, script_args: list[str]) -> dict[str, object]:
         args = self._args
         arguments = ["--nnodes", len(self._chosen), "--node_rank", rank, "--nproc_per_node", args.nproc_per_node]
         arguments += ["--master_addr", args.master_addr or self._chosen[0].address, "--master_port", args.master_port]
@@ -133,7 +133,7 @@ class Hosts:
     def _attend(self, words: LastWords) -> None:
         """Keep the nodes alive and pass signals on, until all have ended."""
         beat = 0.0
-        kill_at: Optional[float] = None
+        kill_at: float | None = None
         told = False
         while any(node.process.poll() is None for node in self._nodes):
             words.pump(_POLL_SECONDS)
@@ -189,7 +189,7 @@ class Hosts:
         sys.stderr.flush()
         return code
 
-    def _take(self, signum: int, frame: Optional[FrameType]) -> None:
+    def _take(self, signum: int, frame: FrameType | None) -> None:
         if signum in STOPPING and self.stop_signal is None:
             self.stop_signal = signum
         self._signals.append(signum)

@@ -9,7 +9,7 @@ import selectors
 import sys
 import termios
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Callable
 
 _REMEMBERED_BYTES = 16384
 _REMEMBERED_LINES = 40
@@ -38,8 +38,8 @@ class LastWords:
         self._sink = sink
         self._terminal = terminal
         self._selector = selectors.DefaultSelector()
-        self._said: Dict[str, bytes] = {}
-        self.last_writer: Optional[str] = None
+        self._said: dict[str, bytes] = {}
+        self.last_writer: str | None = None
 
     def open(self, name: str) -> int:
         """Return a descriptor for a process to write into; close it here once the process has it."""
@@ -88,17 +88,17 @@ class LastWords:
             self._selector.unregister(key.fd)
             os.close(key.fd)
 
-    def of(self, name: str) -> List[str]:
+    def of(self, name: str) -> list[str]:
         """The last lines of a process."""
         return last_lines(self._said.get(name, b""))
 
 
-def last_lines(written: bytes) -> List[str]:
+def last_lines(written: bytes) -> list[str]:
     """The last lines of what was written, empty ones at the end left out."""
     return written[-_REMEMBERED_BYTES:].decode(errors="replace").rstrip().splitlines()[-_REMEMBERED_LINES:]
 
 
-def quoted(lines: List[str]) -> str:
+def quoted(lines: list[str]) -> str:
     """Lines as a block that cannot be taken for what is written now."""
     return "".join(f"  | {line}\n" for line in lines)
 

@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
-from typing import IO, Dict, List, Optional, Tuple, Union
+from typing import IO, Union
 
 from libai_data.cuda_libraries import library_path_for_ranks
 from libai_data.launching.exit_codes import STOPPED, as_exit_code, described
@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 Output = Union[None, int, IO[bytes]]
 
 
-def rank_environment(args: argparse.Namespace, local_rank: int, library_path: Optional[str]) -> Dict[str, str]:
+def rank_environment(args: argparse.Namespace, local_rank: int, library_path: str | None) -> dict[str, str]:
     """Return the environment of one rank: as `oneflow.distributed.launch` sets it, and a shorter time-out."""
     env = dict(os.environ)
     env.setdefault("ONEFLOW_TIMEOUT_SECONDS", str(ONEFLOW_TIMEOUT_SECONDS))
@@ -70,11 +70,11 @@ class Ranks:
     def __init__(self, args: argparse.Namespace, controlled: bool = False) -> None:
         self._args = args
         self._controlled = controlled
-        self.processes: List[subprocess.Popen[bytes]] = []
-        self.stop_signal: Optional[int] = None
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.stop_signal: int | None = None
         self._failed_elsewhere = False
-        self._kill_at: Optional[float] = None
-        self._files: List[IO[bytes]] = []
+        self._kill_at: float | None = None
+        self._files: list[IO[bytes]] = []
         self._words = LastWords()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._launcher_pid = os.getpid()
@@ -86,7 +86,7 @@ class Ranks:
         """Whether somebody wants the job to end."""
         return self.stop_signal is not None
 
-    def run(self, script_args: List[str]) -> int:
+    def run(self, script_args: list[str]) -> int:
         """Start all ranks and wait until every one has ended.
 
         Args:
@@ -123,7 +123,7 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _start(self, script_args: List[str]) -> None:
+    def _start(self, script_args: list[str]) -> None:
         """Start all ranks, rank 0 first. After a signal to stop, or when one fails at once, no more are started."""
         args = self._args
         library_path = library_path_for_ranks()
@@ -134,7 +134,7 @@ class Ranks:
                 break
             self._start_one(local_rank, script_args, rank_environment(args, local_rank, library_path))
 
-    def _start_one(self, local_rank: int, script_args: List[str], env: Dict[str, str]) -> None:
+    def _start_one(self, local_rank: int, script_args: list[str], env: dict[str, str]) -> None:
         args = self._args
         command = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
         command += [args.training_script, *script_args]
@@ -161,7 +161,7 @@ class Ranks:
         seconds = seconds_from_environment("LIBAI_DATA_SECONDS_TO_JOIN", 600.0) if args.node_rank else LISTEN_SECONDS
         where = (args.master_addr or "127.0.0.1", args.master_port)
         deadline = time.monotonic() + seconds
-        problem: Optional[OSError] = None
+        problem: OSError | None = None
         while time.monotonic() < deadline:
             if self.stopped or self._failed_elsewhere or any(each.poll() is not None for each in self.processes):
                 return
@@ -179,7 +179,7 @@ class Ranks:
 
     def _wait(self) -> int:
         """Wait until every rank has ended. Returns the exit code of the first that failed, else 0."""
-        first: Optional[Tuple[int, int]] = None
+        first: tuple[int, int] | None = None
         told = False
         while True:
             codes = [process.poll() for process in self.processes]
@@ -215,7 +215,7 @@ class Ranks:
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
-    def _output(self, local_rank: int) -> Tuple[Output, Output]:
+    def _output(self, local_rank: int) -> tuple[Output, Output]:
         if not self._args.redirect_stdout_and_stderr:
             stderr = self._words.open(str(local_rank))
             return stderr if self._controlled else None, stderr
@@ -225,7 +225,7 @@ class Ranks:
         self._files += files
         return files[0], files[1]
 
-    def _forward(self, signum: int, frame: Optional[FrameType]) -> None:
+    def _forward(self, signum: int, frame: FrameType | None) -> None:
         if signum in STOPPING:
             if self.stop_signal is not None:
                 self._kill_at = time.monotonic()

@@ -9,8 +9,9 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 from libai_data.launching.hostfile import Host
 
@@ -32,13 +33,13 @@ _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl
 
 
-def ssh_command(ssh: str, host: Host, *remote: str) -> List[str]:
+def ssh_command(ssh: str, host: Host, *remote: str) -> list[str]:
     """The command line that runs `remote` on a host. What the user's own ssh command sets comes first, and holds."""
     options = [word for name, value in SSH_OPTIONS.items() for word in ("-o", f"{name}={value}")]
     return [*shlex.split(ssh), "-T", *options, host.target, " ".join(map(shlex.quote, remote))]
 
 
-def taken_along(environment: Mapping[str, str], names: Sequence[str]) -> Dict[str, str]:
+def taken_along(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
     """The variables that ranks on other machines get as they are here."""
     return {
         name: value

@@ -7,9 +7,10 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Callable, Protocol
 
 from libai_data.launching.exit_codes import STOPPED
 from libai_data.launching.last_words import quoted, say
@@ -27,7 +28,7 @@ class Runner(Protocol):
     def stopped(self) -> bool:
         """Whether somebody wants the job to end."""
 
-    def run(self, script_args: List[str]) -> int:
+    def run(self, script_args: list[str]) -> int:
         """Start all ranks, wait until every one has ended, and return the exit code of the first that failed, or 0."""
 
     def choose_again(self) -> str:
@@ -43,10 +44,10 @@ class Training:
         problems: number of nodes -> why the config does not run on so many, or "". Empty if unknown.
     """
 
-    checkpoints: Optional[Path] = None
-    problems: Dict[int, str] = field(default_factory=dict)
+    checkpoints: Path | None = None
+    problems: dict[int, str] = field(default_factory=dict)
 
-    def last_checkpoint(self) -> Tuple[str, int]:
+    def last_checkpoint(self) -> tuple[str, int]:
         """What tells one last checkpoint from another: its name, and when it was named."""
         if self.checkpoints is None:
             return "", 0
@@ -68,12 +69,12 @@ class Restarts:
     """
 
     limit: int
-    last_checkpoint: Callable[[], Tuple[str, int]]
+    last_checkpoint: Callable[[], tuple[str, int]]
     clock: Callable[[], float] = time.monotonic
     used: int = 0
     _began: float = 0.0
-    _checkpoint: Tuple[str, int] = ("", 0)
-    _came_at_once: Optional[int] = None
+    _checkpoint: tuple[str, int] = ("", 0)
+    _came_at_once: int | None = None
 
     def begin(self) -> None:
         """A run begins."""
@@ -140,7 +141,7 @@ def describe(args: argparse.Namespace, nodes: int) -> Training:
     command += [str(args.nproc_per_node), str(nodes), *args.training_script_args]
     told = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
     try:
-        facts: Dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+        facts: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         say(
             "cannot read the script's config, and so knows neither of its checkpoints nor of how many nodes it runs on:"

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -32,12 +32,12 @@ class Arena:
 
     def __init__(self, descriptor: int = -1) -> None:
         self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("libai_data_batches", os.MFD_CLOEXEC)
-        self._mapped: Dict[Tuple[int, int], Any] = {}
+        self._mapped: dict[tuple[int, int], Any] = {}
         self._lock = threading.RLock()
         # The memory of a loader that nobody closed goes with it.
         self._close_descriptor = weakref.finalize(self, os.close, self.descriptor)
 
-    def allocate(self, size: int) -> Tuple[int, int]:
+    def allocate(self, size: int) -> tuple[int, int]:
         """Add memory at the end.
 
         Args:
@@ -110,7 +110,7 @@ class PrivateArena(Arena):
         self._lock = threading.RLock()
         self._end = 0
 
-    def allocate(self, size: int) -> Tuple[int, int]:
+    def allocate(self, size: int) -> tuple[int, int]:
         offset, size = self._end, -(-max(size, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._end += size
         return offset, size

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Dict, FrozenSet, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,11 +33,11 @@ class PendingBatch:
     """A batch whose tasks are out."""
 
     index_batch: IndexBatch
-    slot: Optional[Slot] = None
+    slot: Slot | None = None
     tasks_left: int = 0
     abandoned: bool = False
-    collated: Optional[Collated] = None
-    error: Optional[Exception] = None
+    collated: Collated | None = None
+    error: Exception | None = None
 
     @property
     def rows(self) -> int:
@@ -57,11 +58,11 @@ class ReadyBatch(NamedTuple):
     """
 
     index_batch: IndexBatch
-    arrays: Dict[str, np.ndarray]
-    layouts: Dict[str, Layout]
-    slot: Optional[Slot]
-    specs: Tuple[ArraySpec, ...]
-    parts: FrozenSet[str] = frozenset()
+    arrays: dict[str, np.ndarray]
+    layouts: dict[str, Layout]
+    slot: Slot | None
+    specs: tuple[ArraySpec, ...]
+    parts: frozenset[str] = frozenset()
 
 
 class BatchReader:
@@ -91,8 +92,8 @@ class BatchReader:
         parts: int,
         failures: FailureLog,
         times: StageTimes,
-        tensor_part: Optional[TensorPart] = None,
-        batch_transform: Optional[BatchTransform] = None,
+        tensor_part: TensorPart | None = None,
+        batch_transform: BatchTransform | None = None,
         shards: int = 1,
     ) -> None:
         self.times = times
@@ -107,9 +108,9 @@ class BatchReader:
         self._transforms = batch_transform is not None
         self._together = rows_together(batch_transform)
         self._shards = shards
-        self._schema: Optional[SampleSchema] = None
-        self._read_in_part: FrozenSet[str] = frozenset()
-        self._tasks: Dict[int, PendingBatch] = {}
+        self._schema: SampleSchema | None = None
+        self._read_in_part: frozenset[str] = frozenset()
+        self._tasks: dict[int, PendingBatch] = {}
         self._next_task = 0
         self._collated_bytes = 0
 
@@ -250,7 +251,7 @@ class BatchReader:
             self._ring.give_back(pending.slot)
             pending.slot = None
 
-    def _overridden(self, layouts: Dict[str, Layout]) -> Dict[str, Layout]:
+    def _overridden(self, layouts: dict[str, Layout]) -> dict[str, Layout]:
         for name in self._layouts:
             if name not in layouts:
                 raise ConfigError(
@@ -266,9 +267,9 @@ def assemble(
     arrays: Mapping[str, np.ndarray],
     layouts: Mapping[str, Layout],
     info: BatchInfo,
-    rows: Optional[RowIndices],
+    rows: RowIndices | None,
     agreement: Agreement,
-    parts: FrozenSet[str] = frozenset(),
+    parts: frozenset[str] = frozenset(),
 ) -> Instance:
     """Make a rank's batch: OneFlow tensors over the arrays' own memory.
 

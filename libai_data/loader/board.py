@@ -14,7 +14,7 @@ import signal
 import struct
 import time
 from contextlib import suppress
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from libai_data.loader.event import Event
 from libai_data.loader.timing import StageTimes
@@ -73,7 +73,7 @@ class Board:
             default a new one is made, and this process is the trainer.
     """
 
-    def __init__(self, workers: int, descriptors: Optional[Tuple[int, int, List[int]]] = None) -> None:
+    def __init__(self, workers: int, descriptors: tuple[int, int, list[int]] | None = None) -> None:
         self.workers = workers
         size = 8 * (_HEADER + _WORKER * workers + _ENTRY * CAPACITY)
         self._is_trainers = descriptors is None
@@ -95,7 +95,7 @@ class Board:
         self._times = mapped.cast("d")[_HEADER + _WORKER * workers :]
 
     @property
-    def descriptors(self) -> Tuple[int, int, List[int]]:
+    def descriptors(self) -> tuple[int, int, list[int]]:
         """What a worker needs to see this board."""
         return self._memory, self.event.fileno(), [waker.fileno() for waker in self._wakers]
 
@@ -146,10 +146,10 @@ class Board:
         for worker in sleepers:
             self._wakers[worker].set()
 
-    def _sleepers(self) -> List[int]:
+    def _sleepers(self) -> list[int]:
         return [worker for worker, sleeps in enumerate(self._of_workers[_SLEEPS::_WORKER]) if sleeps]
 
-    def _sleeper(self, may_wait: int, now: int) -> Optional[int]:
+    def _sleeper(self, may_wait: int, now: int) -> int | None:
         """The worker to wake, which from now on counts as awake."""
         sleepers = self._sleepers()
         head = self._ends[_HEAD]
@@ -174,7 +174,7 @@ class Board:
             return 0.0
         return (time.monotonic_ns() - self._of_workers[first + _WOKEN_AT]) / 1e9
 
-    def take(self, worker: int, done: Optional[StageTimes] = None) -> Optional[Tuple[int, Entry]]:
+    def take(self, worker: int, done: StageTimes | None = None) -> tuple[int, Entry] | None:
         """Take the oldest task for a worker. If there is none, the worker counts as asleep.
 
         Args:
@@ -251,7 +251,7 @@ class Board:
         first = _WORKER * worker
         self._of_workers[first + _CLAIM], self._of_workers[first + _SINCE] = place, since
 
-    def claim(self, worker: int) -> Tuple[Optional[int], float]:
+    def claim(self, worker: int) -> tuple[int | None, float]:
         """The place of the task that a worker took last and has not cleared, and the seconds since then."""
         self._lock()
         try:
@@ -271,7 +271,7 @@ class Board:
         finally:
             self._unlock()
 
-    def oldest_waiting(self) -> Optional[int]:
+    def oldest_waiting(self) -> int | None:
         """The place of the task that will be taken next, if one waits."""
         self._lock()
         try:

@@ -8,7 +8,7 @@ import os
 import pickle
 import select
 import socket
-from typing import Any, Optional, Tuple
+from typing import Any
 
 _INLINE = 64 * 1024
 _MESSAGE = 2 * _INLINE
@@ -25,7 +25,7 @@ class Channel:
         self._end = end
 
     @staticmethod
-    def pair() -> Tuple[Channel, Channel]:
+    def pair() -> tuple[Channel, Channel]:
         """Two connected ends."""
         left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return Channel(left), Channel(right)
@@ -87,7 +87,7 @@ class Channel:
             raise EOFError("the other end sent a message instead of an open file")
         return descriptor
 
-    def _receive(self) -> Tuple[bytes, Optional[int]]:
+    def _receive(self) -> tuple[bytes, int | None]:
         try:
             data, ancillary, _, _ = self._end.recvmsg(_MESSAGE, socket.CMSG_SPACE(4))
         except ConnectionResetError:
@@ -108,7 +108,7 @@ class Channel:
         self._end.close()
 
 
-def _descriptor_of(ancillary: Any) -> Optional[int]:
+def _descriptor_of(ancillary: Any) -> int | None:
     for _, kind, data in ancillary:
         if kind == socket.SCM_RIGHTS:
             return int(array.array("i", data[:4])[0])

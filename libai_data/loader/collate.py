@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Callable, List, Mapping, Optional, Union
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.structures import DistTensorData, Instance, as_array, check_field_names, fields_of
 
-Collator = Callable[[List[Any]], Any]
+Collator = Callable[[list[Any]], Any]
 
 _SIDES = ("right", "left")
 
 
-def trivial_batch_collator(batch: List[Instance]) -> Instance:
+def trivial_batch_collator(batch: list[Instance]) -> Instance:
     """Stack Instances field by field along a new batch dim.
 
     The loader knows this collator and writes samples straight into their rows of the batch instead of calling it.
@@ -55,10 +56,10 @@ class Padding:
         ConfigError: A value is out of range, or a length that is needed is missing.
     """
 
-    value: Union[int, float, bool] = 0
+    value: int | float | bool = 0
     side: str = "right"
     multiple: int = 1
-    max_length: Optional[int] = None
+    max_length: int | None = None
     truncate: bool = False
     fixed: bool = False
 
@@ -91,10 +92,10 @@ class PadCollator:
         ConfigError: An argument of a padding is unknown or out of range; the field is named.
     """
 
-    def __init__(self, fields: Mapping[str, Union[Padding, Mapping[str, Any]]]) -> None:
+    def __init__(self, fields: Mapping[str, Padding | Mapping[str, Any]]) -> None:
         self.fields = {name: _padding(name, padding) for name, padding in fields.items()}
 
-    def __call__(self, batch: List[Any]) -> Instance:
+    def __call__(self, batch: list[Any]) -> Instance:
         """Make a batch.
 
         Args:
@@ -124,7 +125,7 @@ class PadCollator:
                 raise SchemaError(f"field '{name}': {error}") from error
         return collated
 
-    def _padded(self, name: str, values: List[DistTensorData]) -> List[DistTensorData]:
+    def _padded(self, name: str, values: list[DistTensorData]) -> list[DistTensorData]:
         padding = self.fields[name]
         arrays = [_cut(as_array(value.tensor, name), padding, name) for value in values]
         length = padding.length_for(max(len(array) for array in arrays))
@@ -134,7 +135,7 @@ class PadCollator:
         ]
 
 
-def _padding(name: str, padding: Union[Padding, Mapping[str, Any]]) -> Padding:
+def _padding(name: str, padding: Padding | Mapping[str, Any]) -> Padding:
     if isinstance(padding, Padding):
         return padding
     known = list(Padding.__dataclass_fields__)

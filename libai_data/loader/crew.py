@@ -7,7 +7,7 @@ import select
 import signal
 import weakref
 from contextlib import suppress
-from typing import Any, List, Set, Tuple
+from typing import Any
 
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board
@@ -44,11 +44,11 @@ class Crew:
         self._board = board
         self._arena = arena
         self._lifeline = Lifeline()
-        self._welcome: List[Any] = []
+        self._welcome: list[Any] = []
         self._events = select.poll()
         self._events.register(board.event.fileno(), select.POLLIN)
-        self.processes: List[WorkerProcess] = []
-        self.channels: List[Channel] = []
+        self.processes: list[WorkerProcess] = []
+        self.channels: list[Channel] = []
         _crews.add(self)
         try:
             for number in range(count):
@@ -62,7 +62,7 @@ class Crew:
     def __len__(self) -> int:
         return len(self.processes)
 
-    def _start(self, number: int) -> Tuple[WorkerProcess, Channel]:
+    def _start(self, number: int) -> tuple[WorkerProcess, Channel]:
         ours, theirs = Channel.pair()
         self._events.register(ours.fileno(), select.POLLIN)
         memory, event, wakers = self._board.descriptors
@@ -94,9 +94,9 @@ class Crew:
         for channel in self.channels:
             _send(channel, message)
 
-    def wait(self, seconds: float) -> List[int]:
+    def wait(self, seconds: float) -> list[int]:
         """Wait for the board's event, or until some workers send or end; returns the numbers of these."""
-        ready: Set[int] = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
+        ready: set[int] = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
         if self._board.event.fileno() in ready:
             self._board.event.clear()
         return [number for number, channel in enumerate(self.channels) if channel.fileno() in ready]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property, partial
-from typing import Any, Collection, Dict, Iterator, Mapping, Optional
+from typing import Any
 
 from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError
@@ -80,18 +81,18 @@ class DataLoader:
         num_workers: int = 0,
         worker_type: str = "process",
         prefetch: int = 4,
-        collate_fn: Optional[Collator] = None,
+        collate_fn: Collator | None = None,
         seed: int = 0,
-        layouts: Optional[Overrides] = None,
+        layouts: Overrides | None = None,
         mixup_func: Any = None,
-        batch_transform: Optional[BatchTransform] = None,
+        batch_transform: BatchTransform | None = None,
         on_error: str = "raise",
-        quarantine_file: Optional[str] = None,
+        quarantine_file: str | None = None,
         timeout: float = 600.0,
         start_method: str = "auto",
         check_every: int = 100,
         content_hash: int = 0,
-        tensor_part: Optional[TensorPart] = None,
+        tensor_part: TensorPart | None = None,
     ) -> None:
         _check("num_workers", num_workers, num_workers >= 0, "at least 0")
         _check("prefetch", prefetch, 1 <= prefetch <= 256, "1 to 256")
@@ -136,15 +137,15 @@ class DataLoader:
         self._arena = self._new_arena()
         self._ring = SlotRing(self._arena)
         self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
-        self._reader: Optional[BatchReader] = None
-        self._close_executor: Optional[weakref.finalize] = None
-        self._iteration: Optional[Iteration] = None
+        self._reader: BatchReader | None = None
+        self._close_executor: weakref.finalize | None = None
+        self._iteration: Iteration | None = None
         self._restored = False
         self._times = LoaderTimes()
         self._stage_times = StageTimes()
 
     @property
-    def global_batch_size(self) -> Optional[int]:
+    def global_batch_size(self) -> int | None:
         """Rows of a batch over all data-parallel ranks; None with a sampler of the user's own."""
         return self.stream.global_batch_size
 
@@ -249,17 +250,17 @@ class DataLoader:
         return ProcessExecutor(starter, self.num_workers, self._arena, self._timeout)
 
     @cached_property
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What the state keeps of the dataset: its name, and what `fingerprint()` of the dataset says."""
         return fingerprint_with_samples(self.dataset, self._content_hash)
 
     def follow(
-        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
     ) -> None:
         """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
         can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was taken (those read ahead are not counted), as JSON."""
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
@@ -277,7 +278,7 @@ class DataLoader:
         restore_stream(self.stream, self.fingerprint, state, override)
         self._restored = True
 
-    def stats(self) -> Dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made.
 
         Returns:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class Task(NamedTuple):
     indices: np.ndarray
     first_row: int
     batch_rows: int
-    slot: Optional[Slot] = None
+    slot: Slot | None = None
     hopeless: bool = False
     position: int = 0
 
@@ -58,18 +59,18 @@ class Collated:
         moved_to: offset and size of the slot's new range, where the old one was too small.
     """
 
-    layouts: Dict[str, Layout]
-    arrays: Dict[str, np.ndarray] = field(default_factory=dict)
-    specs: Tuple[ArraySpec, ...] = ()
-    moved_to: Optional[Tuple[int, int]] = None
+    layouts: dict[str, Layout]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    specs: tuple[ArraySpec, ...] = ()
+    moved_to: tuple[int, int] | None = None
 
 
 class TaskResult(NamedTuple):
     """What became of a task: done, collated, or failed with `error`; and what it took."""
 
     number: int
-    error: Optional[Exception] = None
-    collated: Optional[Collated] = None
+    error: Exception | None = None
+    collated: Collated | None = None
     times: StageTimes = NO_TIMES
     skipped: Sequence[SkippedSample] = ()
 
@@ -117,21 +118,21 @@ class TaskRunner:
     def __init__(
         self,
         reader: SampleReader,
-        collator: Optional[Collator],
+        collator: Collator | None,
         ring: SlotRing,
-        batch_transform: Optional[BatchTransform] = None,
+        batch_transform: BatchTransform | None = None,
     ) -> None:
         self.reader = reader
         self._batch_transform = batch_transform
-        self.schema: Optional[SampleSchema] = None
+        self.schema: SampleSchema | None = None
         self._collator = collator
         self._ring = ring
-        self._arrays_of: Dict[Tuple[int, int, int], Dict[str, np.ndarray]] = {}
+        self._arrays_of: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
 
     def run(self, task: Task) -> TaskResult:
         """Do a task; a failure is part of the result, since it is its batch's turn that decides what to do about it."""
-        error: Optional[Exception] = None
-        collated: Optional[Collated] = None
+        error: Exception | None = None
+        collated: Collated | None = None
         try:
             if self._collator is not None:
                 collated = self._collate(self._collator, task)
@@ -168,7 +169,7 @@ class TaskRunner:
             self.reader.read_into(self.schema, rows, task.epochs, task.indices)
         self._transform(rows, task)
 
-    def _transform(self, rows: Dict[str, np.ndarray], task: Task) -> None:
+    def _transform(self, rows: dict[str, np.ndarray], task: Task) -> None:
         transform = self._batch_transform
         if transform is None:
             return
@@ -182,7 +183,7 @@ class TaskRunner:
         finally:
             self.reader.count_transform()
 
-    def _arrays(self, schema: SampleSchema, slot: Slot, batch_rows: int) -> Dict[str, np.ndarray]:
+    def _arrays(self, schema: SampleSchema, slot: Slot, batch_rows: int) -> dict[str, np.ndarray]:
         """The arrays of a slot; slots are used again and again, and so are these."""
         place = slot.offset, slot.size, batch_rows
         arrays = self._arrays_of.get(place)
@@ -206,7 +207,7 @@ def wants_to_end(task: Task, error: BaseException) -> SampleError:
     return wrapped
 
 
-def rows_of(arrays: Dict[str, np.ndarray], task: Task) -> Dict[str, np.ndarray]:
+def rows_of(arrays: dict[str, np.ndarray], task: Task) -> dict[str, np.ndarray]:
     """The rows of a batch's arrays that belong to a task."""
     last_row = task.first_row + len(task.indices)
     if last_row - task.first_row == task.batch_rows:
@@ -214,7 +215,7 @@ def rows_of(arrays: Dict[str, np.ndarray], task: Task) -> Dict[str, np.ndarray]:
     return {name: array[task.first_row : last_row] for name, array in arrays.items()}
 
 
-def collate(collator: Collator, samples: List[Any]) -> Collated:
+def collate(collator: Collator, samples: list[Any]) -> Collated:
     """Let a collator make a batch, and take apart what it returned.
 
     Raises:
@@ -239,7 +240,7 @@ class InProcessExecutor:
 
     def __init__(self, runner: TaskRunner) -> None:
         self._runner = runner
-        self._waiting: Deque[Task] = deque()
+        self._waiting: deque[Task] = deque()
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Read the sample from which the schema is learned."""

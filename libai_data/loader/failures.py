@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import FrozenSet, Iterable, Optional
 
 from libai_data.errors import ConfigError, nearest
 from libai_data.mixing import combine64
@@ -34,8 +34,8 @@ class ErrorPolicy:
     """
 
     on_error: str = "raise"
-    quarantine_file: Optional[str] = None
-    known_bad: FrozenSet[int] = frozenset()
+    quarantine_file: str | None = None
+    known_bad: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if self.on_error not in POLICIES:
@@ -66,7 +66,7 @@ def substitute_index(seed: int, epoch: int, index: int, attempt: int, size: int)
     return combine64(seed, epoch, index, attempt) % size
 
 
-def read_quarantine(path: Path) -> FrozenSet[int]:
+def read_quarantine(path: Path) -> frozenset[int]:
     """The indices that a quarantine file lists; none if it is not there yet.
 
     Raises:

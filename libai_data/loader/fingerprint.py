@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Mapping
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from libai_data.samplers.stream_state import StreamState
 from libai_data.structures import fields_of
 
 
-def fingerprint_with_samples(dataset: Any, samples: int = 0) -> Dict[str, Any]:
+def fingerprint_with_samples(dataset: Any, samples: int = 0) -> dict[str, Any]:
     """The fingerprint of a dataset, and a hash of some of its samples.
 
     Args:
@@ -69,7 +70,7 @@ def restore_stream(
     stream.load_state_dict(stream_state, override)
 
 
-def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Dict[str, str]:
+def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, str]:
     """{"dataset": what differs, in words}, or {} if nothing does; what only one of the two knows is not compared."""
     words = [
         f"dataset's {key} was {saved[key]!r} and is now {own[key]!r}"

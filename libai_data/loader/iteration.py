@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any, Deque, Optional
+from typing import Any
 
 from libai_data.loader.batches import BatchReader, PendingBatch, ReadyBatch
 from libai_data.loader.timing import LoaderTimes, summary
@@ -32,9 +32,9 @@ class Iteration:
         self._ahead = ahead
         self._times = times
         self._plan = stream.batches(stream.position)
-        self._pending: Deque[PendingBatch] = deque()
+        self._pending: deque[PendingBatch] = deque()
         self._over = False
-        self._handed_out: Optional[float] = None
+        self._handed_out: float | None = None
         self._next_hint = time.perf_counter() + _SECONDS_BETWEEN_HINTS
 
     def __iter__(self) -> Iteration:
@@ -56,7 +56,7 @@ class Iteration:
         self._count(asked)
         return batch
 
-    def _next(self) -> Optional[ReadyBatch]:
+    def _next(self) -> ReadyBatch | None:
         self._send_out()
         if not self._pending:
             return None
@@ -74,7 +74,7 @@ class Iteration:
         self._reader.is_torn = True
         self.end()
 
-    def next_if_ready(self) -> Optional[ReadyBatch]:
+    def next_if_ready(self) -> ReadyBatch | None:
         """The next batch if it has been read by now; nothing is waited for."""
         if self._over or not self._pending:
             return None

@@ -7,7 +7,7 @@ import math
 import signal
 import time
 from collections import deque
-from typing import Any, Deque, Dict, List, Optional
+from typing import Any
 
 from libai_data.errors import SampleError
 from libai_data.loader.arena import Arena
@@ -53,14 +53,14 @@ class ProcessExecutor:
         self._arena = arena
         self._indices = SlotIndices(arena)
         self._timeout = timeout
-        self._tasks: Dict[int, Task] = {}
+        self._tasks: dict[int, Task] = {}
         self._redo = Redo(starter.dataset_name, not starter.collates, starter.substitutes, starter.rows_together)
         self._deaths_without_task = 0
         self._may_wait = 0
-        self._ready: Deque[TaskResult] = deque()
-        self._first_sample: Deque[Any] = deque()
-        self._fatal: Optional[SampleError] = None
-        self._submitted: Dict[Optional[int], float] = {}
+        self._ready: deque[TaskResult] = deque()
+        self._first_sample: deque[Any] = deque()
+        self._fatal: SampleError | None = None
+        self._submitted: dict[int | None, float] = {}
         self._heard = [_start_is_due()] * workers
         self._last_look = time.monotonic()
         self._board = Board(workers)
@@ -71,7 +71,7 @@ class ProcessExecutor:
             raise
 
     @property
-    def pids(self) -> List[int]:
+    def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [process.pid for process in self._crew.processes]
 

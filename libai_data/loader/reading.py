@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from time import perf_counter
-from typing import Any, Callable, List, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, TypeVar
 
 import numpy as np
 
@@ -36,13 +37,13 @@ class SampleReader:
         self.dataset = dataset
         self.seed = seed
         self._policy = policy
-        self._read_batch: Optional[Callable[..., Any]] = getattr(dataset, "read_batch", None)
-        self._get_items: Optional[Callable[..., Any]] = getattr(dataset, "__getitems__", None)
+        self._read_batch: Callable[..., Any] | None = getattr(dataset, "read_batch", None)
+        self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
         self._reads_parts = reads_parts(dataset)
-        self._skipped: List[SkippedSample] = []
+        self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
 
-    def take_report(self) -> Tuple[StageTimes, List[SkippedSample]]:
+    def take_report(self) -> tuple[StageTimes, list[SkippedSample]]:
         """Times and skipped samples since the last call."""
         report = self._times, self._skipped
         self._times, self._skipped = StageTimes(), []
@@ -64,7 +65,7 @@ class SampleReader:
         """
         return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
-    def samples(self, epochs: np.ndarray, indices: np.ndarray) -> List[Fields]:
+    def samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Fields]:
         """Read some samples, in this order; see `sample`."""
         if self._get_items is not None and self._may_read_together(indices):
             try:
@@ -176,7 +177,7 @@ class SampleReader:
         finally:
             self._count_source(start, 1)
 
-    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> List[Fields]:
+    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Fields]:
         start, asked = _started(), indices.tolist()
         try:
             with reading_samples(SampleKeys(self.seed, epochs, indices)):

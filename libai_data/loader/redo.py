@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
-
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Task, TaskResult
 from libai_data.loader.timing import StageTimes
@@ -29,11 +27,11 @@ class Redo:
         self._dataset_name = dataset_name
         self._may_part = may_part
         self._may_substitute = may_substitute and may_part
-        self._deaths: Dict[Tuple[int, int], int] = {}
-        self._parts: Dict[int, int] = {}
-        self._results: Dict[int, List[Tuple[int, TaskResult]]] = {}
+        self._deaths: dict[tuple[int, int], int] = {}
+        self._parts: dict[int, int] = {}
+        self._results: dict[int, list[tuple[int, TaskResult]]] = {}
 
-    def after_death(self, task: Task, who: str, hung: bool) -> List[Task]:
+    def after_death(self, task: Task, who: str, hung: bool) -> list[Task]:
         """What to do in the place of a task whose worker ended.
 
         Args:
@@ -62,7 +60,7 @@ class Redo:
             f"one was {who}. If memory is short, use fewer workers or a lower prefetch"
         )
 
-    def result_of(self, task: Task, result: TaskResult) -> Optional[TaskResult]:
+    def result_of(self, task: Task, result: TaskResult) -> TaskResult | None:
         """The result of a whole task, once all of its parts are done.
 
         Args:
@@ -86,7 +84,7 @@ def _part_of(task: Task, row: int, rows: int) -> Task:
     return task._replace(epochs=task.epochs[own], indices=task.indices[own], first_row=task.first_row + row)
 
 
-def _together(number: int, results: List[TaskResult]) -> TaskResult:
+def _together(number: int, results: list[TaskResult]) -> TaskResult:
     times = StageTimes()
     for result in results:
         times.add(result.times)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Callable, Dict, List, Mapping, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -17,7 +18,7 @@ Rows = Mapping[str, np.ndarray]
 _OF_MEMORYVIEWS = "?bBhHiIlLqQfd"
 """dtypes of which memoryviews can be assigned to."""
 
-RowWriter = Callable[[int, Dict[str, Any]], None]
+RowWriter = Callable[[int, dict[str, Any]], None]
 """Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
 
 
@@ -29,8 +30,8 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
         rows: {field: [n, ...]}.
     """
     # Flat, and in the form in which samples have it, since each field of each sample is held against it.
-    vectors: List[Any] = []
-    others: List[Any] = []
+    vectors: list[Any] = []
+    others: list[Any] = []
     for spec in schema.fields:
         target, layout = rows[spec.name], (list(spec.layout.sbp_list), spec.layout.placement_idx)
         if len(spec.shape) == 1 and spec.dtype.isnative and spec.dtype.char in _OF_MEMORYVIEWS:
@@ -40,7 +41,7 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
             others.append((spec.name, *layout, spec.dtype, spec.shape, target, spec))
     count = len(schema.fields)
 
-    def write(row: int, fields: Dict[str, Any]) -> None:
+    def write(row: int, fields: dict[str, Any]) -> None:
         if len(fields) != count:
             check_field_names(list(fields), schema.names, "the sample")
         try:
@@ -79,7 +80,7 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
 
 
 @lru_cache(maxsize=64)
-def _places(length: int, rows: int) -> Tuple[slice, ...]:
+def _places(length: int, rows: int) -> tuple[slice, ...]:
     """Where rows of this length lie in flat memory."""
     return tuple(slice(row * length, (row + 1) * length) for row in range(rows))
 

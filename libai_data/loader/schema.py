@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ class Layout:
         placement_idx: the layer whose pipeline stage holds the field.
     """
 
-    sbp_list: Tuple[str, str] = DEFAULT_SBP
+    sbp_list: tuple[str, str] = DEFAULT_SBP
     placement_idx: int = 0
 
     def __post_init__(self) -> None:
@@ -53,9 +54,9 @@ class FieldSpec:
 
     name: str
     dtype: np.dtype
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     layout: Layout
-    part: Optional[Tuple[slice, ...]] = None
+    part: tuple[slice, ...] | None = None
 
     def describe(self) -> str:
         """Shape and dtype in words."""
@@ -66,15 +67,15 @@ class FieldSpec:
 class SampleSchema:
     """The fields that every sample of a dataset has, in the order in which the first one names them."""
 
-    fields: Tuple[FieldSpec, ...]
+    fields: tuple[FieldSpec, ...]
 
     @cached_property
-    def layouts(self) -> Dict[str, Layout]:
+    def layouts(self) -> dict[str, Layout]:
         """Layout of each field."""
         return {spec.name: spec.layout for spec in self.fields}
 
     @cached_property
-    def parts(self) -> Dict[str, Tuple[slice, ...]]:
+    def parts(self) -> dict[str, tuple[slice, ...]]:
         """What is read of each field of which not all is read."""
         return {field.name: field.part for field in self.fields if field.part is not None}
 
@@ -88,15 +89,15 @@ class SampleSchema:
         return SampleSchema(tuple(_part_of(field, place, layouts.get(field.name, {})) for field in self.fields))
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Names of the fields."""
         return [spec.name for spec in self.fields]
 
     @cached_property
-    def _batches(self) -> Dict[int, Tuple[Tuple[ArraySpec, ...], int]]:
+    def _batches(self) -> dict[int, tuple[tuple[ArraySpec, ...], int]]:
         return {}
 
-    def batch_specs(self, rows: int) -> Tuple[ArraySpec, ...]:
+    def batch_specs(self, rows: int) -> tuple[ArraySpec, ...]:
         """Where the fields of a batch of `rows` samples lie within a slot."""
         return self._batch(rows)[0]
 
@@ -104,7 +105,7 @@ class SampleSchema:
         """Bytes that the fields of a batch of `rows` samples take."""
         return self._batch(rows)[1]
 
-    def _batch(self, rows: int) -> Tuple[Tuple[ArraySpec, ...], int]:
+    def _batch(self, rows: int) -> tuple[tuple[ArraySpec, ...], int]:
         if rows not in self._batches:
             specs = lay_out((spec.name, spec.dtype, (rows, *spec.shape)) for spec in self.fields)
             self._batches[rows] = specs, bytes_of(specs)
@@ -159,7 +160,7 @@ def layout_of(value: Any, name: str) -> Layout:
         raise SchemaError(f"field '{name}': {error}") from error
 
 
-def own_parts(schema: SampleSchema, fields: Mapping[str, Any]) -> Dict[str, Any]:
+def own_parts(schema: SampleSchema, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Cut out of a whole sample what the schema asks for."""
     parts = schema.parts
     return {name: array_of(value, name)[parts[name]] if name in parts else value for name, value in fields.items()}
@@ -168,7 +169,7 @@ def own_parts(schema: SampleSchema, fields: Mapping[str, Any]) -> Dict[str, Any]
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
-def parse_layouts(layouts: Optional[Overrides]) -> Dict[str, Dict[str, Any]]:
+def parse_layouts(layouts: Overrides | None) -> dict[str, dict[str, Any]]:
     """Check the layouts that a config sets by field name.
 
     Args:
@@ -177,7 +178,7 @@ def parse_layouts(layouts: Optional[Overrides]) -> Dict[str, Dict[str, Any]]:
     Raises:
         ConfigError: An unknown key or a malformed value, named with its field.
     """
-    parsed: Dict[str, Dict[str, Any]] = {}
+    parsed: dict[str, dict[str, Any]] = {}
     for name, layout in (layouts or {}).items():
         for key in layout:
             if key not in ("sbp_list", "placement_idx"):

@@ -7,7 +7,7 @@ import mmap
 import os
 import pickle
 import struct
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable
 
 import cloudpickle
 import numpy as np
@@ -28,7 +28,7 @@ class _Pickler(cloudpickle.CloudPickler):
         return super().reducer_override(obj)
 
 
-def _reduce_map(array: np.ndarray) -> Optional[Tuple[Callable[..., Any], Tuple[Any, ...]]]:
+def _reduce_map(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
     """How to reopen an array that is a read-only view of a memory map; None if it is not one."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base.base, mmap.mmap):
@@ -42,7 +42,7 @@ def _reduce_map(array: np.ndarray) -> Optional[Tuple[Callable[..., Any], Tuple[A
     return _open_map, (str(base.filename), base.offset + start, array.dtype.str, array.shape, bare)
 
 
-def _open_map(filename: str, offset: int, dtype: str, shape: Tuple[int, ...], bare: bool) -> np.ndarray:
+def _open_map(filename: str, offset: int, dtype: str, shape: tuple[int, ...], bare: bool) -> np.ndarray:
     mapped = np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=shape)
     # Who has made a plain array of a memory map did so because each view of a memmap costs ten times as much.
     return np.asarray(mapped) if bare else mapped
@@ -60,7 +60,7 @@ def ship(cargo: Any) -> int:
     Raises:
         Exception: It cannot be pickled; the type of the exception is up to what refuses.
     """
-    buffers: List[pickle.PickleBuffer] = []
+    buffers: list[pickle.PickleBuffer] = []
     packed = io.BytesIO()
     _Pickler(packed, protocol=5, buffer_callback=buffers.append).dump(cargo)
     views = [buffer.raw() for buffer in buffers]

@@ -6,9 +6,9 @@ import logging
 import math
 import weakref
 from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Deque, Dict, Iterable, List, Sequence, Tuple
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class ArraySpec:
 
     name: str
     dtype: str
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
     offset: int
 
     @property
@@ -34,13 +34,13 @@ class ArraySpec:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def lay_out(arrays: Iterable[Tuple[str, np.dtype, Sequence[int]]]) -> Tuple[ArraySpec, ...]:
+def lay_out(arrays: Iterable[tuple[str, np.dtype, Sequence[int]]]) -> tuple[ArraySpec, ...]:
     """Place arrays one behind the other, each on a cache line's border.
 
     Args:
         arrays: name, dtype and shape of each.
     """
-    specs: List[ArraySpec] = []
+    specs: list[ArraySpec] = []
     end = 0
     for name, dtype, shape in arrays:
         spec = ArraySpec(name, np.dtype(dtype).str, tuple(int(size) for size in shape), end)
@@ -54,7 +54,7 @@ def bytes_of(specs: Sequence[ArraySpec]) -> int:
     return max((spec.offset + spec.nbytes for spec in specs), default=0)
 
 
-def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
+def views(lease: np.ndarray, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
     """The arrays that lie in a slot's bytes."""
     return {spec.name: np.ndarray(spec.shape, _dtype(spec.dtype), lease, spec.offset) for spec in specs}
 
@@ -89,11 +89,11 @@ class SlotRing:
     def __init__(self, arena: Arena, planned: int = 0) -> None:
         self.arena = arena
         self.planned = planned
-        self.slots: List[Slot] = []
-        self._free: List[int] = []
+        self.slots: list[Slot] = []
+        self._free: list[int] = []
         # Appended to when views are gone, in whichever thread that happens: append and pop of a deque are atomic.
-        self._returned: Deque[weakref.ref[np.ndarray]] = deque()
-        self._handed_out: Dict[int, Tuple[weakref.ref[np.ndarray], int]] = {}
+        self._returned: deque[weakref.ref[np.ndarray]] = deque()
+        self._handed_out: dict[int, tuple[weakref.ref[np.ndarray], int]] = {}
         self._reported = False
 
     def acquire(self, size: int) -> Slot:
@@ -129,11 +129,11 @@ class SlotRing:
         self.slots.append(slot)
         return slot
 
-    def arrays(self, slot: Slot, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
+    def arrays(self, slot: Slot, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
         """Views of a slot for those who fill it."""
         return views(self.arena.lease(slot.offset, slot.size), specs)
 
-    def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> Dict[str, np.ndarray]:
+    def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
         """Views of a slot that comes back to the ring when the last of them is gone."""
         lease = self.arena.lease(slot.offset, slot.size)
         # A method of the deque alone keeps no loader alive; and as it is in C, no Ctrl-C that comes while it runs is

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from dataclasses import asdict
-from typing import NoReturn, Optional
+from typing import NoReturn
 
 from libai_data.errors import ConfigError
 from libai_data.loader.channel import Channel
@@ -133,10 +133,10 @@ class WorkerProcess:
         program: the running program, unless it is a fork.
     """
 
-    def __init__(self, pid: int, program: Optional[subprocess.Popen[bytes]] = None) -> None:
+    def __init__(self, pid: int, program: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self._program = program
-        self._code: Optional[int] = None
+        self._code: int | None = None
 
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
@@ -160,7 +160,7 @@ class WorkerProcess:
         """Whether the process runs no more."""
         return self._poll() is not None
 
-    def _poll(self) -> Optional[int]:
+    def _poll(self) -> int | None:
         if self._code is None:
             if self._program is not None:
                 self._code = self._program.poll()
@@ -169,7 +169,7 @@ class WorkerProcess:
         return self._code
 
 
-def _exit_code(pid: int) -> Optional[int]:
+def _exit_code(pid: int) -> int | None:
     """The exit code of a child, negative for a signal; None while it runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Callable, List, Optional, Tuple
+from typing import Callable
 
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_end
@@ -30,9 +30,9 @@ class ThreadExecutor:
         self._runners = [make_runner() for _ in range(workers)]
         self._timeout = timeout
         self._closed = False
-        self._tasks: queue.SimpleQueue[Optional[Task]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
-        self._working: List[Tuple[float, Optional[Task]]] = [(0.0, None)] * workers
+        self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"libai_data worker {number}", daemon=True)
             for number in range(workers)

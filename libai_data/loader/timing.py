@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict
+from typing import Any
 
 
 @dataclass
@@ -56,7 +56,7 @@ class LoaderTimes:
         return self.waiting / total if total else 0.0
 
 
-def summary(stages: StageTimes, loader: LoaderTimes) -> Dict[str, Any]:
+def summary(stages: StageTimes, loader: LoaderTimes) -> dict[str, Any]:
     """The figures of `loader.stats()`."""
     return {
         "batches": loader.batches,

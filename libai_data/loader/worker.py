@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -43,10 +43,10 @@ class Cargo:
     """What a worker needs of its loader."""
 
     dataset: Any
-    collator: Optional[Collator]
+    collator: Collator | None
     seed: int
     policy: ErrorPolicy
-    batch_transform: Optional[BatchTransform] = None
+    batch_transform: BatchTransform | None = None
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class SlotIndices:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._known: Dict[Tuple[int, int, int], Tuple[np.ndarray, np.ndarray]] = {}
+        self._known: dict[tuple[int, int, int], tuple[np.ndarray, np.ndarray]] = {}
 
-    def of(self, offset: int, size: int, batch_rows: int) -> Tuple[np.ndarray, np.ndarray]:
+    def of(self, offset: int, size: int, batch_rows: int) -> tuple[np.ndarray, np.ndarray]:
         """Epochs and indices, int64 [batch_rows] each, of the batch in the slot at `offset`; `size` in bytes."""
         place = offset, size, batch_rows
         if place not in self._known:
@@ -123,7 +123,7 @@ class _Worker:
         """Wait for messages and tasks until the channel closes."""
         self._tell(("ready", None))
         idle_since = time.perf_counter()
-        done: Optional[StageTimes] = None
+        done: StageTimes | None = None
         while True:
             taken = self._board.take(self._number, done)
             if taken is None:
@@ -170,7 +170,7 @@ class _Worker:
         except BaseException as error:
             return remote_failure(error)
 
-    def _do(self, place: int, entry: Entry) -> Optional[StageTimes]:
+    def _do(self, place: int, entry: Entry) -> StageTimes | None:
         """Do a task; returns what it took, or None if there was more to tell, which the trainer then knows."""
         rows = slice(entry.first_row, entry.first_row + entry.rows)
         epochs, indices = (words[rows] for words in self._indices.of(entry.offset, entry.size, entry.batch_rows))
@@ -185,7 +185,7 @@ class _Worker:
         if result.says_only_done:
             return result.times
         error: Any = None if result.error is None else remote_failure(result.error)
-        collated: Optional[Collated] = None
+        collated: Collated | None = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)
         self._tell(("done", TaskResult(place, error, collated, result.times, result.skipped)))

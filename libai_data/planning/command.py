@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence
 
 from libai_data.config import try_get_key
 from libai_data.console import print_lines
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
@@ -44,7 +44,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return print_lines("plan", lambda: _plan(asked))
 
 
-def _plan(asked: argparse.Namespace) -> List[str]:
+def _plan(asked: argparse.Namespace) -> list[str]:
     for name in ("nodes", "ranks_per_node"):
         if getattr(asked, name) < 1:
             raise ConfigError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least 1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence, Tuple
+from collections.abc import Sequence
 
 from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import NodeTraffic, node_traffic
@@ -100,7 +100,7 @@ class _Panel:
             drawing.text(middle, y + 20, bytes_in_words(cost.bytes_received), 11, _NETWORK, "middle")
         drawing.text(x + _GAP, self._top + _FOOT + 6, f"node {node}: {_in_words(cost)}", 12, FAINT, room=self._width)
 
-    def _column(self, x: int, place: int) -> Tuple[float, float]:
+    def _column(self, x: int, place: int) -> tuple[float, float]:
         return x + _GAP + place * (_RANK + _GAP), _RANK
 
     def _box(self, x: float, y: float, width: float, words: str, fill: str) -> None:
@@ -116,7 +116,7 @@ class _Panel:
 
 
 def _in_words(cost: NodeTraffic) -> str:
-    words: List[str] = []
+    words: list[str] = []
     if cost.samples_read:
         words.append(f"{cost.samples_read:,} samples read, {bytes_in_words(cost.bytes_read)} decoded a batch")
     if cost.bytes_sent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class PlannedField:
 
     name: str
     dtype: np.dtype
-    sample_shape: Tuple[int, ...]
+    sample_shape: tuple[int, ...]
     layout: Layout
 
     @property
@@ -54,11 +53,11 @@ class JobPlan:
 
     mesh: ParallelMesh
     micro_batch_size: int
-    fields: Tuple[PlannedField, ...]
+    fields: tuple[PlannedField, ...]
     reads_parts: bool = False
-    stored_sample_bytes: Optional[float] = None
+    stored_sample_bytes: float | None = None
 
-    def sizes(self) -> List[FieldSize]:
+    def sizes(self) -> list[FieldSize]:
         """The fields, as far as they cost something."""
         tensor = self.mesh.tensor_parallel_size
         return [
@@ -71,10 +70,10 @@ class JobPlan:
             for field in self.fields
         ]
 
-    def costs(self, readers: str) -> Dict[NodeTraffic, List[int]]:
+    def costs(self, readers: str) -> dict[NodeTraffic, list[int]]:
         """What a batch costs, in one read mode, with the nodes that it costs so much."""
         plan, sizes = ReadPlan(self.mesh, readers), self.sizes()
-        nodes: Dict[NodeTraffic, List[int]] = {}
+        nodes: dict[NodeTraffic, list[int]] = {}
         for node in range(self.mesh.num_nodes):
             nodes.setdefault(node_traffic(plan, node, sizes, self.micro_batch_size), []).append(node)
         return nodes
@@ -84,7 +83,7 @@ class JobPlan:
         decoded = sum(field.sample_bytes for field in self.fields)
         return (self.stored_sample_bytes or 0.0) * cost.bytes_read / decoded if decoded else 0.0
 
-    def part_held(self, field: PlannedField, rank: int) -> Optional[Part]:
+    def part_held(self, field: PlannedField, rank: int) -> Part | None:
         """What a rank holds of a field's global tensor; None where another stage holds it.
 
         Raises:
@@ -94,7 +93,7 @@ class JobPlan:
         shape = whole_shape(self.micro_batch_size, field.sample_shape, field.layout, self.mesh)
         return part_of(shape, field.layout, self.mesh, rank)
 
-    def recommended(self) -> Tuple[str, str]:
+    def recommended(self) -> tuple[str, str]:
         """A read mode for data that every node can reach, and why."""
         own = ReadPlan(self.mesh, "data_parallel")
         over = times_read(own) / times_read(ReadPlan(self.mesh, "node"))

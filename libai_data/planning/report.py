@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Sequence
+from collections.abc import Sequence
 
 from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import times_read
@@ -14,7 +14,7 @@ from libai_data.text_table import with_ruled_head
 _NODES_SHOWN = 4
 
 
-def report(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
+def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
     """The plan, line by line.
 
     Args:
@@ -37,7 +37,7 @@ def report(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
     ]
 
 
-def _job(job: JobPlan, batches_a_step: int) -> List[str]:
+def _job(job: JobPlan, batches_a_step: int) -> list[str]:
     mesh = job.mesh
     rows = job.micro_batch_size * mesh.data_parallel_size * batches_a_step
     accumulated = f" in {batches_a_step} batches" if batches_a_step > 1 else ""
@@ -48,8 +48,8 @@ def _job(job: JobPlan, batches_a_step: int) -> List[str]:
     ]
 
 
-def _fields(job: JobPlan) -> List[str]:
-    lines: List[Sequence[str]] = [
+def _fields(job: JobPlan) -> list[str]:
+    lines: list[Sequence[str]] = [
         ("field", "dtype", "a sample", "a batch, all ranks", "SBP", "rank 0 holds", "last rank", "in all")
     ]
     for field in job.fields:
@@ -64,8 +64,8 @@ def _fields(job: JobPlan) -> List[str]:
     return with_ruled_head(lines)
 
 
-def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
-    lines: List[Sequence[str]] = [
+def _costs(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
+    lines: list[Sequence[str]] = [
         (
             "readers",
             "nodes",
@@ -97,7 +97,7 @@ def _costs(job: JobPlan, batches_a_step: int, readers: str) -> List[str]:
     return ["What a step costs each of these nodes:", *with_ruled_head(lines)]
 
 
-def _who_reads(job: JobPlan, readers: str) -> List[str]:
+def _who_reads(job: JobPlan, readers: str) -> list[str]:
     plan = ReadPlan(job.mesh, readers)
     lines = [
         f"Who reads (readers={readers}). Part d is that of data-parallel rank d: {job.micro_batch_size} samples, from "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from libai_data.loader.reading import SampleReader
 _SAMPLES = 16
 
 
-def stored_sample_bytes(dataset: Any) -> Optional[float]:
+def stored_sample_bytes(dataset: Any) -> float | None:
     """Bytes that reading a sample takes from files, on the average of some; None where nothing can be counted.
 
     What is read through a memory map is not counted: the system reads pages of it, and keeps them.
@@ -37,7 +37,7 @@ def stored_sample_bytes(dataset: Any) -> Optional[float]:
     return taken / len(indices) if taken > 0 else None
 
 
-def _read_so_far() -> Optional[int]:
+def _read_so_far() -> int | None:
     """Bytes that this process has asked for by reading files; see proc(5) on /proc/pid/io."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()

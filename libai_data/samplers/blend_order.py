@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,18 +33,18 @@ class Turns(NamedTuple):
 
     datasets: np.ndarray
     ranks: np.ndarray
-    slots: Tuple[np.ndarray, ...]
+    slots: tuple[np.ndarray, ...]
 
 
 @lru_cache(maxsize=16)
-def turns_of(counts: Tuple[int, ...]) -> Turns:
+def turns_of(counts: tuple[int, ...]) -> Turns:
     """The turns of a period in which each dataset has so many."""
     period = sum(counts)
-    released: List[List[Tuple[int, int]]] = [[] for _ in range(period)]
+    released: list[list[tuple[int, int]]] = [[] for _ in range(period)]
     for number, count in enumerate(counts):
         for turn in range(count):
             released[turn * period // count].append((-(-(turn + 1) * period // count), number))
-    waiting: List[Tuple[int, int]] = []
+    waiting: list[tuple[int, int]] = []
     datasets = np.empty(period, dtype=np.int64)
     for place, windows in enumerate(released):
         for window in windows:
@@ -90,7 +90,7 @@ class BlendOrder(Order):
             )
 
     @cached_property
-    def _members(self) -> Tuple[Tuple[int, Order], ...]:
+    def _members(self) -> tuple[tuple[int, Order], ...]:
         """First index and order of each dataset that has samples; of another only its number counts."""
         first, members = 0, []
         for number, size in enumerate(self.blend.sizes):
@@ -99,18 +99,18 @@ class BlendOrder(Order):
         return tuple(members)
 
     @cached_property
-    def _starts(self) -> List[int]:
+    def _starts(self) -> list[int]:
         return [start for start, _ in self.blend.phases]
 
     @cached_property
-    def _taken(self) -> List[Tuple[int, ...]]:
+    def _taken(self) -> list[tuple[int, ...]]:
         """Samples of each dataset that were taken before each phase."""
         taken = [(0,) * len(self.blend.sizes)]
         for number, end in enumerate(self._starts[1:]):
             taken.append(self._taken_in_phase(number, taken[-1], end))
         return taken
 
-    def _taken_in_phase(self, phase: int, before: Tuple[int, ...], place: int) -> Tuple[int, ...]:
+    def _taken_in_phase(self, phase: int, before: tuple[int, ...], place: int) -> tuple[int, ...]:
         start, counts = self.blend.phases[phase]
         periods, rest = divmod(place - start, sum(counts))
         slots = turns_of(counts).slots
@@ -118,12 +118,12 @@ class BlendOrder(Order):
             base + periods * count + int(np.searchsorted(own, rest)) for base, count, own in zip(before, counts, slots)
         )
 
-    def taken_before(self, place: int) -> Tuple[int, ...]:
+    def taken_before(self, place: int) -> tuple[int, ...]:
         """How many samples of each dataset lie before a place."""
         phase = bisect_right(self._starts, place) - 1
         return self._taken_in_phase(phase, self._taken[phase], place)
 
-    def locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = np.asarray(positions, dtype=np.int64)
         datasets, own = np.empty_like(places), np.empty_like(places)
         phases = np.searchsorted(self._starts, places, side="right") - 1
@@ -144,13 +144,13 @@ class BlendOrder(Order):
             indices[rows] = first + own_indices
         return epochs, indices
 
-    def uses_of(self, index: int, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
+    def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         number, own_index = self._own(index)
         own_first, own_end = self.taken_before(first)[number], self.taken_before(end)[number]
         epochs, own = self._members[number][1].uses_of(own_index, own_first, own_end)
         return epochs, np.array([self._place_of(number, place) for place in own.tolist()], dtype=np.int64)
 
-    def _own(self, index: int) -> Tuple[int, int]:
+    def _own(self, index: int) -> tuple[int, int]:
         """The number of a sample's dataset, and its index there."""
         if not 0 <= index < self.size:
             raise IndexError(f"sample {index} lies outside a dataset of {self.size} samples")
@@ -174,7 +174,7 @@ class BlendOrder(Order):
             places.append(self._place_of(number, own))
         return np.array(places, dtype=np.int64)
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         phases = [[start, list(counts)] for start, counts in self.blend.phases]
         return {**super().to_json(), "blend": {"sizes": list(self.blend.sizes), "phases": phases}}
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import replace
 from math import ceil
-from typing import Any, Collection, List, Mapping, NamedTuple, Optional, Sized
+from typing import Any, NamedTuple
 
 from libai_data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.errors import ConfigError
@@ -73,7 +74,7 @@ class CyclicSampler(StreamSampler):
         self.drop_last = drop_last
         self._skip_steps: Ranges = ()
         self._micro_batches: Mapping[int, int] = {}
-        self._stretches: List[_Stretch] = [_Stretch(0, self.global_batch_size, 0)]
+        self._stretches: list[_Stretch] = [_Stretch(0, self.global_batch_size, 0)]
         self._starts = [0]
         self._set_weights_at_steps(StepSchedule(((0, self.global_batch_size),)), LeftOut())
         if drop_last:
@@ -83,7 +84,7 @@ class CyclicSampler(StreamSampler):
         self.order = replace(self.order, epoch_size=self.order.size // batch_size * batch_size)
 
     def follow(
-        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Optional[Mapping[int, int]] = None
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
     ) -> None:
         """Cut the stream into the steps of a schedule; to be called before a state is restored.
 
@@ -189,7 +190,7 @@ class CyclicSampler(StreamSampler):
             raise TypeError("how many batches an epoch makes of a stream transform is not known in advance")
         return ceil(self.order.epoch_size / self.global_batch_size)
 
-    def batch_at(self, position: int) -> Optional[IndexBatch]:
+    def batch_at(self, position: int) -> IndexBatch | None:
         start, rows, first = self._stretches[bisect_right(self._starts, position) - 1]
         number = first + (position - start) // rows
         if self._walk is not None:

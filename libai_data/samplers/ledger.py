@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import List, Tuple
 
 import numpy as np
 
@@ -45,7 +44,7 @@ class Ledger:
         self.state = state
         self.schedule: StepSchedule = state.schedule
 
-    def samples_of(self, step: int) -> Tuple[np.ndarray, np.ndarray]:
+    def samples_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples that make up a step.
 
         Args:
@@ -62,7 +61,7 @@ class Ledger:
         positions = start + np.arange(self.schedule.size_of(step))
         return self.state.order.locate(self.state.left_out.places_of(positions))
 
-    def uses_of(self, index: int, until_step: int) -> List[Use]:
+    def uses_of(self, index: int, until_step: int) -> list[Use]:
         """The steps before `until_step` that use a sample.
 
         Args:

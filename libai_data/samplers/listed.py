@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class ListedBatches:
                 yield IndexBatch(number, epoch, start, rows, rows, np.full_like(listed, epoch), listed)
             start += rows
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The round that was begun last (-1: none), and the number of samples that all ranks have taken in it."""
         return {"position": self.position, "epoch": self.epoch}
 

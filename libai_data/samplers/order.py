@@ -7,7 +7,7 @@ shared: any rank or worker computes any part of the order by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +51,7 @@ class Order:
                 f"epoch_size is {self.epoch_size}; a dataset of {self.size} samples allows 1 to {self.size}"
             )
 
-    def locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the samples at these positions.
 
         Args:
@@ -93,7 +93,7 @@ class Order:
             offsets = places_in_permutation(self.size, self.seed, epoch, indices)
         return np.where(offsets < self.epoch_size, epoch * self.epoch_size + offsets, -1)
 
-    def uses_of(self, index: int, first: int, end: int) -> Tuple[np.ndarray, np.ndarray]:
+    def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Find all places of a sample within a range of places.
 
         Args:
@@ -113,7 +113,7 @@ class Order:
         inside = (places >= first) & (places < end)
         return epochs[inside], places[inside]
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The order, as plain numbers."""
         return {
             "seed": self.seed,

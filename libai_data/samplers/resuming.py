@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Callable, Collection, Dict, List, Mapping, Sequence, Tuple
+from typing import Any, Callable
 
 import numpy as np
 
@@ -54,10 +55,10 @@ def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
         )
 
 
-def differences(saved: Mapping[str, Any], own: StreamState) -> Dict[str, str]:
+def differences(saved: Mapping[str, Any], own: StreamState) -> dict[str, str]:
     """How a saved state differs from a stream: name of the override that would allow it -> what, in words."""
     now = own.to_json()
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for key in ORDER_KEYS:
         if key not in saved or saved[key] == now[key]:
             continue
@@ -69,7 +70,7 @@ def differences(saved: Mapping[str, Any], own: StreamState) -> Dict[str, str]:
     return found
 
 
-def _blend_difference(saved: StreamState, own: StreamState) -> Dict[str, str]:
+def _blend_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
     """Whether datasets were blended otherwise than the config says.
 
     Weights may change from now on: then the config tells the truth of what is done. A config that names but the new
@@ -97,7 +98,7 @@ def _weights_in_words(blend: Blend) -> str:
     return ", ".join([str(list(first)), *(f"{list(counts)} from position {start} on" for start, counts in changes)])
 
 
-def _with_past_weights(saved: StreamState, own: StreamState) -> Tuple[StreamState, StreamState, List[str]]:
+def _with_past_weights(saved: StreamState, own: StreamState) -> tuple[StreamState, StreamState, list[str]]:
     """Both states with the weights that the past had and the future is to have, and what there is to note of it."""
     before, now, place = saved.order, own.order, saved.place
     if not isinstance(before, BlendOrder) or not isinstance(now, BlendOrder) or before.blend.sizes != now.blend.sizes:
@@ -112,7 +113,7 @@ def _with_past_weights(saved: StreamState, own: StreamState) -> Tuple[StreamStat
     return replace(saved, order=replace(before, blend=blend)), replace(own, order=replace(now, blend=blend)), notes
 
 
-def _size_difference(saved: StreamState, own: StreamState) -> Dict[str, str]:
+def _size_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
     """Whether the steps were of other sizes than the config says.
 
     They may change from now on: then the config tells the truth of the steps that are done. A config that names but the
@@ -134,7 +135,7 @@ def _in_words(schedule: StepSchedule) -> str:
 
 def reconcile(
     saved_json: Mapping[str, Any], own: StreamState, places_to_skip: PlacesToSkip, override: Collection[str]
-) -> Tuple[StreamState, List[str]]:
+) -> tuple[StreamState, list[str]]:
     """Find where a stream goes on from a saved state.
 
     Args:
@@ -177,7 +178,7 @@ def _check_transforms(saved: StreamState, own: StreamState, changes: Sequence[st
         )
 
 
-def _moved(saved: StreamState, own: StreamState, changed: Mapping[str, str]) -> Tuple[StreamState, List[str]]:
+def _moved(saved: StreamState, own: StreamState, changed: Mapping[str, str]) -> tuple[StreamState, list[str]]:
     """The saved place in a stream whose order has changed on purpose."""
     if (saved.order.size, saved.order.epoch_size) == (own.order.size, own.order.epoch_size):
         state = StreamState(saved.position, own.order, saved.left_out)
@@ -207,7 +208,7 @@ def _with_steps(
     schedule: StepSchedule,
     places_to_skip: PlacesToSkip,
     changed: Mapping[str, str],
-) -> Tuple[StreamState, List[str]]:
+) -> tuple[StreamState, list[str]]:
     history = saved.schedule if saved.schedule is not None else schedule
     state, notes = _moved(saved, own, changed)
     if saved.order == own.order:
@@ -260,7 +261,7 @@ def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, st
     )
 
 
-def _counts(before: Order, now: Order, epoch: int, taken: int, offset: int) -> Tuple[int, int, bool]:
+def _counts(before: Order, now: Order, epoch: int, taken: int, offset: int) -> tuple[int, int, bool]:
     """Samples that an epoch brings twice, and not at all, when its order changes in the middle; whether counted."""
     size = now.size
     if size > _COUNTED:

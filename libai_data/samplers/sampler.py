@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import replace
-from typing import Any, Collection, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sized, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class IndexBatch(NamedTuple):
     valid: int
     epochs: np.ndarray
     indices: np.ndarray
-    next_start: Optional[int] = None
+    next_start: int | None = None
 
 
 class StreamSampler:
@@ -55,7 +56,7 @@ class StreamSampler:
     """
 
     endless: bool
-    _walk: Optional[Walk] = None
+    _walk: Walk | None = None
 
     def __init__(
         self,
@@ -80,11 +81,11 @@ class StreamSampler:
         self.data_parallel_size = int(data_parallel_size)
         self.position = int(position)
         self.left_out = LeftOut()
-        self.schedule: Optional[StepSchedule] = None
-        self._followed: Optional[StepSchedule] = None
+        self.schedule: StepSchedule | None = None
+        self._followed: StepSchedule | None = None
         self._serve((self.data_parallel_rank,))
 
-    def _serve(self, shards: Tuple[int, ...]) -> None:
+    def _serve(self, shards: tuple[int, ...]) -> None:
         self._shards = shards
         self._forget_window()
 
@@ -98,7 +99,7 @@ class StreamSampler:
         shard = np.arange(size // self.data_parallel_size, dtype=np.int64)
         return np.concatenate([first * len(shard) + shard for first in self._shards])
 
-    def serving(self, shards: Tuple[int, ...]) -> StreamSampler:
+    def serving(self, shards: tuple[int, ...]) -> StreamSampler:
         """This sampler for a reader that serves several data-parallel ranks.
 
         Args:
@@ -117,7 +118,7 @@ class StreamSampler:
         """Samples of one batch over all data-parallel ranks."""
         return self.micro_batch_size * self.data_parallel_size
 
-    def batch_at(self, position: int) -> Optional[IndexBatch]:
+    def batch_at(self, position: int) -> IndexBatch | None:
         """This rank's part of the global batch that begins at `position`, or None past the end of the round."""
         raise NotImplementedError
 
@@ -144,10 +145,10 @@ class StreamSampler:
         epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
         return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
 
-    def _locate(self, positions: np.ndarray) -> Tuple[np.ndarray, np.ndarray]:
+    def _locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return self.order.locate(self.left_out.places_of(positions))
 
-    def _full_part(self, position: int, size: int) -> Tuple[np.ndarray, np.ndarray]:
+    def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
         number, misfit = divmod(position - self._window_start, size)
         if misfit or size != self._window_size or not 0 <= number < len(self._window[0]):
@@ -161,7 +162,7 @@ class StreamSampler:
         epochs, indices = self._window
         return epochs[number], indices[number]
 
-    def __iter__(self) -> Iterator[List[int]]:
+    def __iter__(self) -> Iterator[list[int]]:
         for batch in self.batches(self.position):
             self.position = batch.position + batch.size
             yield batch.indices.tolist()
@@ -172,12 +173,12 @@ class StreamSampler:
         start = None if self._walk is None else self._walk.known_start(self.position)
         return StreamState(int(self.position), self.order, self.left_out, self.schedule, start)
 
-    def note_start(self, position: int, start: Optional[int]) -> None:
+    def note_start(self, position: int, start: int | None) -> None:
         """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""
         if self._walk is not None and start is not None:
             self._walk.note(position, start)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """`state`, as JSON."""
         return self.state.to_json()
 

@@ -11,16 +11,17 @@ Two pure functions lead from a step to its samples, both of a few numbers that a
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Iterable, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
 from libai_data.errors import ConfigError
 
-Ranges = Tuple[Tuple[int, int], ...]
+Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class LeftOut:
     ranges: Ranges = ()
 
     def __post_init__(self) -> None:
-        joined: List[List[int]] = []
+        joined: list[list[int]] = []
         for first, end in sorted((int(first), int(end)) for first, end in self.ranges):
             if not 0 <= first <= end:
                 raise ConfigError(f"places {first} to {end} cannot be left out: a range begins at 0 or later, and ends")
@@ -48,7 +49,7 @@ class LeftOut:
         object.__setattr__(self, "ranges", tuple((first, end) for first, end in joined))
 
     @cached_property
-    def _table(self) -> Tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """First places, ends, the positions that follow each range, and the places left out before the n-th range."""
         bounds = np.array(self.ranges, dtype=np.int64).reshape(-1, 2)
         before = np.concatenate([[0], np.cumsum(bounds[:, 1] - bounds[:, 0])])
@@ -110,7 +111,7 @@ class StepSchedule:
     first_position: int = 0
 
     def __post_init__(self) -> None:
-        sizes: List[Tuple[int, int]] = []
+        sizes: list[tuple[int, int]] = []
         for step, size in self.sizes:
             if size < 1:
                 raise ConfigError(f"the global batch size from step {step} on is {size}; it must be at least 1")
@@ -123,11 +124,11 @@ class StepSchedule:
         object.__setattr__(self, "sizes", tuple(sizes))
 
     @cached_property
-    def _steps(self) -> List[int]:
+    def _steps(self) -> list[int]:
         return [step for step, _ in self.sizes]
 
     @cached_property
-    def positions(self) -> List[int]:
+    def positions(self) -> list[int]:
         """Where the first step of each size begins."""
         lengths = [(end - step) * size for (step, size), end in zip(self.sizes, self._steps[1:])]
         return list(accumulate(lengths, initial=self.first_position))
@@ -192,7 +193,7 @@ class StepSchedule:
         return max(0, bisect_right(self._steps, step) - 1)
 
 
-def left_out_by(skip_steps: Iterable[Tuple[int, int]], schedule: StepSchedule) -> LeftOut:
+def left_out_by(skip_steps: Iterable[tuple[int, int]], schedule: StepSchedule) -> LeftOut:
     """What `train.skip_steps` leaves out: the places that these steps would take in a run without any skip.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, List, Optional, Sized
+from collections.abc import Iterator, Sized
 
 from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
@@ -57,7 +57,7 @@ class SingleRoundSampler(StreamSampler):
         full, rest = divmod(self.order.size, self.global_batch_size)
         return full if self.drop_last or rest == 0 else full + 1
 
-    def __iter__(self) -> Iterator[List[int]]:
+    def __iter__(self) -> Iterator[list[int]]:
         """Begin a new round, unless a restored state stands in the middle of one."""
         if self.batch_at(self.position) is None:
             self.position = 0
@@ -66,7 +66,7 @@ class SingleRoundSampler(StreamSampler):
     def batches_per_round(self) -> int:
         return len(self)
 
-    def batch_at(self, position: int) -> Optional[IndexBatch]:
+    def batch_at(self, position: int) -> IndexBatch | None:
         valid = min(self.global_batch_size, self.order.size - position)
         if valid <= 0 or (self.drop_last and valid < self.global_batch_size):
             return None

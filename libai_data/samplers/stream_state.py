@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Dict, Mapping, Optional
+from typing import Any
 
 from libai_data.datasets.stream_transform import place_and_offset, start_of
 from libai_data.errors import CheckpointError, ConfigError
@@ -34,8 +35,8 @@ class StreamState:
     position: int
     order: Order
     left_out: LeftOut = NOTHING
-    schedule: Optional[StepSchedule] = None
-    start: Optional[int] = None
+    schedule: StepSchedule | None = None
+    start: int | None = None
 
     @property
     def place(self) -> int:
@@ -46,13 +47,13 @@ class StreamState:
         return self.left_out.end_of(self.position)
 
     @property
-    def step(self) -> Optional[int]:
+    def step(self) -> int | None:
         """The step that takes the next sample; None without a schedule."""
         return None if self.schedule is None else self.schedule.step_at(self.position)
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Plain numbers, and lists of them where something is left out or the steps have sizes."""
-        state: Dict[str, Any] = {
+        state: dict[str, Any] = {
             "position": self.position,
             **self.order.to_json(),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Walk:
         order: of the samples.
     """
 
-    def __init__(self, transform: Optional[Any], order: Order) -> None:
+    def __init__(self, transform: Any | None, order: Order) -> None:
         self._transform = transform
         self._order = order
         self._starts: OrderedDict[int, int] = OrderedDict()
@@ -52,7 +52,7 @@ class Walk:
         """Where the output at a position begins, or `UNKNOWN`."""
         return 0 if position == 0 else self._starts.get(position, UNKNOWN)
 
-    def outputs(self, position: int, count: int) -> Tuple[np.ndarray, int]:
+    def outputs(self, position: int, count: int) -> tuple[np.ndarray, int]:
         """Find some outputs.
 
         Args:
@@ -74,7 +74,7 @@ class Walk:
         self.note(position + count, end)
         return firsts, end
 
-    def _go(self, start: int, count: int) -> Tuple[np.ndarray, int]:
+    def _go(self, start: int, count: int) -> tuple[np.ndarray, int]:
         firsts = np.empty(count, dtype=np.int64)
         done, step = 0, 1 if not self._cuts else _KNOWN_AT_ONCE
         while done < count:
@@ -93,7 +93,7 @@ class Walk:
             raise ConfigError("this rank does not read, and so cannot know what the stream's samples yield")
         return self._transform
 
-    def _cut(self, start: int, count: int) -> Tuple[np.ndarray, int]:
+    def _cut(self, start: int, count: int) -> tuple[np.ndarray, int]:
         """Outputs that take all units as they come."""
         place, offset = place_and_offset(start)
         bounds = offset + self._reading.units * np.arange(count + 1)
@@ -105,7 +105,7 @@ class Walk:
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
         return start_of(place + firsts, bounds[:-1] - before[firsts]), start_of(place + end[0], end[1])
 
-    def _whole(self, start: int) -> Tuple[np.ndarray, int]:
+    def _whole(self, start: int) -> tuple[np.ndarray, int]:
         """One output of the samples that fit as a whole."""
         place, _ = place_and_offset(start)
         units = self._reading.units

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Callable, Deque, Dict, Generic, Iterable, Iterator, List, Optional, Tuple, Type, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 from libai_data.errors import DataPipelineError
 from libai_data.loader.lifeline import Lifeline, hold_on
@@ -39,10 +40,10 @@ class Work(Generic[Job, Report]):
 
     do: Callable[[Job], Report]
     name: Callable[[Job], str]
-    error: Type[WorkError] = WorkError
+    error: type[WorkError] = WorkError
 
 
-def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int) -> Iterator[Tuple[Job, Report]]:
+def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Report]]:
     """Have jobs done.
 
     Args:
@@ -57,7 +58,7 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
         WorkError: A process failed over a job, or died over it again and again.
     """
     crew = _Crew(work)
-    pending: Deque[Tuple[Job, Future[Report]]] = deque()
+    pending: deque[tuple[Job, Future[Report]]] = deque()
     # A thread waits for each process; the work itself is not done in this one.
     with ThreadPoolExecutor(workers, thread_name_prefix="shard-work") as threads:
         try:
@@ -73,7 +74,7 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
             crew.close()
 
 
-def _finished(pending: Deque[Tuple[Job, Future[Report]]]) -> Iterator[Tuple[Job, Report]]:
+def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job, Report]]:
     """The first pending job, once it is finished, and others that are finished by then."""
     job, future = pending.popleft()
     yield job, future.result()
@@ -91,7 +92,7 @@ class _Crew(Generic[Job, Report]):
         self._work = work
         self._lifeline = Lifeline()
         self._own = threading.local()
-        self._all: List[subprocess.Popen[bytes]] = []
+        self._all: list[subprocess.Popen[bytes]] = []
         self._closed = False
         self._guard = threading.Lock()
 
@@ -132,7 +133,7 @@ class _Crew(Generic[Job, Report]):
         self._lifeline.close()
 
     def _process(self) -> subprocess.Popen[bytes]:
-        found: Optional[subprocess.Popen[bytes]] = getattr(self._own, "process", None)
+        found: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
         if found is None:
             with self._guard:
                 if self._closed:
@@ -156,7 +157,7 @@ class _Crew(Generic[Job, Report]):
 
 def _start(lifeline: Lifeline) -> subprocess.Popen[bytes]:
     # The tokenizers' own threads would make each process take all cores.
-    environment: Dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    environment: dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     program = "import sys; sys.path[:] = {!r}; from libai_data.shard_work.crew import serve; serve({})"
     return subprocess.Popen(
         [sys.executable, "-c", program.format(sys.path, lifeline.descriptor)],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any
 
 from libai_data.errors import ConfigError
 
@@ -32,7 +33,7 @@ def own_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def keep_to_plan(folder: Path, plan: Dict[str, Any]) -> None:
+def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
     """Note the plan of the work in a folder, or see that it is that of the shards which lie there.
 
     Args:
@@ -49,7 +50,7 @@ def keep_to_plan(folder: Path, plan: Dict[str, Any]) -> None:
     check_same_plan(folder, json.loads(file.read_text(encoding="utf-8")), plan)
 
 
-def check_same_plan(folder: Path, before: Dict[str, Any], plan: Dict[str, Any]) -> None:
+def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) -> None:
     """Refuse to mix the shards of two plans.
 
     Raises:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Sequence, Set, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -48,13 +49,13 @@ class _Shard:
             self._index = read_index(file)
         except BrokenChunk as error:
             raise FormatError(f"{file.source}: {error}") from error
-        self._kept: LastUsed[List[bytes]] = LastUsed(_KEPT_BYTES)
-        self._package: Tuple[int, Any] = (0, None)
+        self._kept: LastUsed[list[bytes]] = LastUsed(_KEPT_BYTES)
+        self._package: tuple[int, Any] = (0, None)
 
     def __len__(self) -> int:
         return self._index.num_records
 
-    def read(self, rows: Sequence[int]) -> List[bytes]:
+    def read(self, rows: Sequence[int]) -> list[bytes]:
         """The records of these rows, in this order."""
         if self._index.ends is None:
             return [records[0] for records in self._chunks(rows)]
@@ -69,7 +70,7 @@ class _Shard:
             self._kept.put(number, records, int(self._index.decoded_sizes[number]))
         return [found[number][place] for number, place in zip(numbers.tolist(), (places - first).tolist())]
 
-    def _chunks(self, numbers: Sequence[int]) -> List[List[bytes]]:
+    def _chunks(self, numbers: Sequence[int]) -> list[list[bytes]]:
         """The records of chunks, verified."""
         asked = np.asarray(numbers, np.int64)
         try:
@@ -78,7 +79,7 @@ class _Shard:
             long = self._check_hashes(chunks)
         except BrokenChunk as error:
             raise self._broken(int(asked[error.place]), error) from error
-        found: List[List[bytes]] = []
+        found: list[list[bytes]] = []
         sizes = zip(chunks.data, chunks.num_records.tolist(), chunks.decoded_sizes.tolist())
         for place, (data, num_records, decoded_size) in enumerate(sizes):
             try:
@@ -102,7 +103,7 @@ class _Shard:
                 place,
             )
 
-    def _check_hashes(self, chunks: Chunks) -> Set[int]:
+    def _check_hashes(self, chunks: Chunks) -> set[int]:
         """Compare checksums; returns the places of chunks that are too long for it."""
         if not self._verify:
             return set()
@@ -112,7 +113,7 @@ class _Shard:
             raise BrokenChunk("its checksum does not fit its bytes", short[int(wrong[0])])
         return set() if len(short) == len(chunks.data) else set(range(len(chunks.data))) - set(short)
 
-    def _by_package(self, number: int) -> List[bytes]:
+    def _by_package(self, number: int) -> list[bytes]:
         first, count = (int(of(np.array(number))) for of in (self._index.rows_before, self._index.records_in))
         reader = self._reader()
         try:
@@ -138,5 +139,5 @@ class _Shard:
         offset, row = int(self._index.offsets[number]), int(self._index.rows_before(np.array(number)))
         return FormatError(f"{self._file.source}, record {row}, offset {offset}: the chunk there is broken: {error}")
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_package": (0, None)}

@@ -6,7 +6,7 @@ Source: github.com/google/array_record, `layout.proto` and `array_record_reader.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class ChunkIndex(NamedTuple):
 
     offsets: np.ndarray
     decoded_sizes: np.ndarray
-    ends: Optional[np.ndarray]
+    ends: np.ndarray | None
 
     @property
     def num_records(self) -> int:
@@ -95,15 +95,15 @@ def _footer_offset(file: MappedFile) -> int:
     return footer
 
 
-def _records_at(file: MappedFile, offset: int) -> List[bytes]:
+def _records_at(file: MappedFile, offset: int) -> list[bytes]:
     chunks = read_chunks(file, np.array([offset]))
     if len(chunks.data[0]) <= _HASHED_AT_MOST and hashes(chunks.data)[0] != chunks.data_hashes[0]:
         raise BrokenChunk("its checksum does not fit its bytes")
     return records_of(chunks.data[0], int(chunks.num_records[0]), int(chunks.decoded_sizes[0]))
 
 
-def _varint_fields(message: bytes) -> Dict[int, Any]:
-    fields: Dict[int, Any] = {}
+def _varint_fields(message: bytes) -> dict[int, Any]:
+    fields: dict[int, Any] = {}
     place = 0
     while place < len(message):
         tag, place = read_varint(message, place)
@@ -116,13 +116,13 @@ def _varint_fields(message: bytes) -> Dict[int, Any]:
     return fields
 
 
-def _metadata(message: bytes) -> Tuple[int, int]:
+def _metadata(message: bytes) -> tuple[int, int]:
     """How many chunks and records there are."""
     inner = _varint_fields(_varint_fields(message).get(_FOOTER_METADATA, b""))
     return inner.get(_DECODED_SIZE, 0), inner.get(_NUM_RECORDS, 0)
 
 
-def _parsed(entries: List[bytes], footer_offset: int) -> ChunkIndex:
+def _parsed(entries: list[bytes], footer_offset: int) -> ChunkIndex:
     """The entries of the footer, a few numbers each, all at once."""
     data = np.frombuffer(b"".join(entries), np.uint8)
     last = np.flatnonzero(data < 0x80)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -32,13 +33,13 @@ class ArrowSource(ShardedSource):
         FormatError: A file is cut short or damaged, or no Arrow file.
     """
 
-    def __init__(self, paths: Paths, columns: Optional[Sequence[str]] = None) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
         import_pyarrow("ArrowSource")
         files = opened(_files_of_dataset(paths) or paths)
         super().__init__(files, [_Shard(file, columns) for file in files], columns)
 
 
-def _files_of_dataset(paths: Paths) -> Optional[List[str]]:
+def _files_of_dataset(paths: Paths) -> list[str] | None:
     """The files of a folder that holds a dataset; None for other paths."""
     folder = Path(paths) if isinstance(paths, (str, Path)) else Path()
     if not isinstance(paths, (str, Path)) or not folder.is_dir():
@@ -59,22 +60,22 @@ def _files_of_dataset(paths: Paths) -> Optional[List[str]]:
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, columns: Optional[Sequence[str]]) -> None:
+    def __init__(self, file: MappedFile, columns: Sequence[str] | None) -> None:
         self._file, self._asked = file, columns
-        self._opened: Tuple[int, Any] = (0, None)
+        self._opened: tuple[int, Any] = (0, None)
         self._ends = np.cumsum([len(batch) for batch in self._batches()[0]], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def read(self, rows: Sequence[int]) -> List[Dict[str, Any]]:
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
         import pyarrow
 
         asked = np.asarray(rows, np.int64)
         numbers = np.searchsorted(self._ends, asked, side="right")
         batches, readers = self._batches()
-        found: List[Any] = [None] * len(asked)
+        found: list[Any] = [None] * len(asked)
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
             first = int(self._ends[number - 1]) if number else 0
@@ -91,7 +92,7 @@ class _Shard:
                 found[place] = record
         return found
 
-    def _batches(self) -> Tuple[List[Any], Dict[int, BatchRows]]:
+    def _batches(self) -> tuple[list[Any], dict[int, BatchRows]]:
         """The record batches, and what reads those that were read, in this process."""
         process, opened = self._opened
         if process != os.getpid():
@@ -99,17 +100,17 @@ class _Shard:
             self._columns = chosen_columns(table.names, self._asked, self._file.source)
             opened = batches, {}
             self._opened = os.getpid(), opened
-        found: Tuple[List[Any], Dict[int, BatchRows]] = opened
+        found: tuple[list[Any], dict[int, BatchRows]] = opened
         return found
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": (0, None)}
 
 
-def _open(file: MappedFile) -> Tuple[Any, List[Any]]:
+def _open(file: MappedFile) -> tuple[Any, list[Any]]:
     import pyarrow
 
-    batches: List[Any] = []
+    batches: list[Any] = []
     try:
         content = pyarrow.py_buffer(file.array)
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:

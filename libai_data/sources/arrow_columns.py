@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.errors import ConfigError, nearest
 
-Values = Callable[[np.ndarray], List[Any]]
+Values = Callable[[np.ndarray], list[Any]]
 
 
 def import_pyarrow(whom: str) -> Any:
@@ -36,9 +37,9 @@ class BatchRows:
     """
 
     def __init__(self, batch: Any, columns: Sequence[str]) -> None:
-        self._columns: Dict[str, Values] = {name: _values_of(batch.column(name)) for name in columns}
+        self._columns: dict[str, Values] = {name: _values_of(batch.column(name)) for name in columns}
 
-    def read(self, rows: np.ndarray) -> List[Dict[str, Any]]:
+    def read(self, rows: np.ndarray) -> list[dict[str, Any]]:
         """Rows as dicts of Python values, in this order.
 
         Args:
@@ -71,13 +72,13 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
     content = memoryview(data) if data is not None else memoryview(b"")
     make: Any = (lambda piece: str(piece, "utf-8")) if text else bytes
 
-    def values(rows: np.ndarray) -> List[Any]:
+    def values(rows: np.ndarray) -> list[Any]:
         return [make(content[start:stop]) for start, stop in zip(offsets[rows].tolist(), offsets[rows + 1].tolist())]
 
     return values
 
 
-def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> List[str]:
+def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:
     """The columns that are read: those that were asked for, or all.
 
     Raises:

@@ -11,7 +11,7 @@ import operator
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -42,8 +42,8 @@ class CIFARKind:
     classes: int
     labels: int
     folder: str
-    train: Tuple[str, ...]
-    test: Tuple[str, ...]
+    train: tuple[str, ...]
+    test: tuple[str, ...]
     names: str
     url: str
     md5: str
@@ -95,11 +95,11 @@ class CIFARSource:
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         kind: CIFARKind,
         train: bool = True,
         download: bool = False,
-        source_url: Optional[str] = None,
+        source_url: str | None = None,
     ) -> None:
         self.kind = kind
         self.folder = Path(root) / kind.folder
@@ -114,7 +114,7 @@ class CIFARSource:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def read(self, index: int) -> Tuple[np.ndarray, int]:
+    def read(self, index: int) -> tuple[np.ndarray, int]:
         """An image, uint8 [32, 32, 3], and its label.
 
         Raises:
@@ -136,11 +136,11 @@ class CIFARSource:
         file, row = self._place(index)
         return f"image {row} of {self._paths[file]}"
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps: the files' names and numbers of images."""
         return {path.name: len(file) for path, file in zip(self._paths, self._files)}
 
-    def _place(self, index: int) -> Tuple[int, int]:
+    def _place(self, index: int) -> tuple[int, int]:
         place = operator.index(index) + (len(self) if index < 0 else 0)
         if not 0 <= place < len(self):
             raise IndexError(f"{index} lies outside of {len(self)} images")
@@ -162,7 +162,7 @@ class CIFARSource:
             )
         return np.memmap(path, np.uint8, mode="r", shape=(size // record, record))
 
-    def _class_names(self) -> Tuple[str, ...]:
+    def _class_names(self) -> tuple[str, ...]:
         path = self.folder / self.kind.names
         names = tuple(path.read_text().split()) if path.is_file() else ()
         if len(names) != self.kind.classes:

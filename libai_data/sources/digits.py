@@ -6,8 +6,8 @@ Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 import numpy as np
 from PIL import Image
@@ -58,7 +58,7 @@ def _is_complete(root: Path) -> bool:
     return (root / "train").is_dir() and (root / "test").is_dir()
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Command line: write the digits into a folder."""
     parser = argparse.ArgumentParser(
         description="Write scikit-learn's handwritten digits as an image folder of PNG files."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Callable, Optional
+from functools import cache
+from typing import Any, Callable
 
 from libai_data.errors import ConfigError
 
@@ -25,7 +25,7 @@ class BrokenChunk(ValueError):
         self.place = place
 
 
-def expander(kind: int) -> Optional[Expand]:
+def expander(kind: int) -> Expand | None:
     """What decompresses, given the bytes and how many they become; None if they are not compressed.
 
     Args:
@@ -42,8 +42,8 @@ def expander(kind: int) -> Optional[Expand]:
     return (_zstandard() if kind == _ZSTD else None) or _pyarrow(_OTHERS[kind])
 
 
-@lru_cache(maxsize=None)
-def _zstandard() -> Optional[Expand]:
+@cache
+def _zstandard() -> Expand | None:
     """By the package zstandard: a microsecond a record, where pyarrow takes nine. None if it is not installed."""
     try:
         import zstandard
@@ -63,7 +63,7 @@ def _zstandard() -> Optional[Expand]:
     return expand
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pyarrow(name: str) -> Expand:
     try:
         import pyarrow

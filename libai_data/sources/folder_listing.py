@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class FolderListing:
     times: np.ndarray
     folders: PackedNames
 
-    def numbers(self) -> List[np.ndarray]:
+    def numbers(self) -> list[np.ndarray]:
         """Six vectors of int64, such as `cached_arrays` keeps."""
         return [self.ends, *self.names.numbers(), self.times, *self.folders.numbers()]
 
@@ -55,7 +55,7 @@ class FolderListing:
 
 
 def list_folder(
-    root: Path, classes: Sequence[str], suffixes: Tuple[str, ...], at_most: Optional[int] = None
+    root: Path, classes: Sequence[str], suffixes: tuple[str, ...], at_most: int | None = None
 ) -> FolderListing:
     """List the files of classes; shows a progress bar on a terminal, unless it is to be short.
 
@@ -85,7 +85,7 @@ def list_folder(
     return FolderListing(np.array(ends, np.int64), packed, np.array(walk.times, np.int64), PackedNames.of(walk.folders))
 
 
-def folders_in(root: Path) -> List[str]:
+def folders_in(root: Path) -> list[str]:
     """Names of the sub-folders and of links to such, in their order, hidden ones left out.
 
     Raises:
@@ -108,7 +108,7 @@ class _Walk:
         # Taken before the folder is listed, so that what changes meanwhile is seen later.
         self.times = [os.stat(root).st_mtime_ns]
 
-    def below(self, name: str, at_most: Optional[int]) -> Iterator[str]:
+    def below(self, name: str, at_most: int | None) -> Iterator[str]:
         """Paths of the files within a folder, links to folders left out."""
         waiting = [""]
         while waiting:

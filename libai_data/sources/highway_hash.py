@@ -6,7 +6,8 @@ Source: J. Alakuijala, B. Cox, J. Wassenberg, "Fast keyed hash/pseudo-random fun
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 

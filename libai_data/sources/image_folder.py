@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -46,9 +47,9 @@ class ImageFolderSource:
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         suffixes: Sequence[str] = IMAGE_SUFFIXES,
-        cache_dir: Union[str, Path, None] = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         if is_remote(str(root)):
             raise ConfigError(
@@ -57,7 +58,7 @@ class ImageFolderSource:
         self.root = Path(root)
         if not self.root.is_dir():
             raise ConfigError(f"there is no image folder {self.root}; expected {self.root}/<class>/<image>.png")
-        self.classes: List[str] = folders_in(self.root)
+        self.classes: list[str] = folders_in(self.root)
         try:
             listing = list_folder(self.root, self.classes, tuple(suffixes), _FEW_FILES)
         except TooManyEntries:
@@ -71,14 +72,14 @@ class ImageFolderSource:
     def __len__(self) -> int:
         return len(self._names)
 
-    def __getitem__(self, index: int) -> Tuple[Path, int]:
+    def __getitem__(self, index: int) -> tuple[Path, int]:
         """Path and label of an image."""
         name = self._names[index]
         place = operator.index(index) % len(self)
         label = int(np.searchsorted(self._ends, place, side="right"))
         return Path(self.root, self.classes[label], name), label
 
-    def read(self, index: int) -> Tuple[bytes, int]:
+    def read(self, index: int) -> tuple[bytes, int]:
         """An image as it lies in its file, and its label."""
         path, label = self[index]
         return path.read_bytes(), label
@@ -87,15 +88,15 @@ class ImageFolderSource:
         """Where an image lies: its path."""
         return str(self[index][0])
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps: how many images there are, and a hash of their classes and names."""
         digest = hashlib.blake2b(repr(self.classes).encode(errors="surrogateescape"), digest_size=12)
         for numbers in (self._ends, *self._names.numbers()):
             digest.update(numbers.tobytes())
         return {"images": len(self), "names": digest.hexdigest()}
 
-    def _kept_listing(self, suffixes: Tuple[str, ...], folder: Path) -> FolderListing:
-        def build() -> List[np.ndarray]:
+    def _kept_listing(self, suffixes: tuple[str, ...], folder: Path) -> FolderListing:
+        def build() -> list[np.ndarray]:
             return list_folder(self.root, self.classes, suffixes).numbers()
 
         known = repr((os.path.abspath(self.root), suffixes))

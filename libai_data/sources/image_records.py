@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import operator
-from typing import Any, Dict, Iterator, List
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -41,14 +42,14 @@ class ImageRecords:
     def __len__(self) -> int:
         return len(self._images)
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         image, label = self._images.read(operator.index(index))
         return {self._field: _encoded(image), LABEL: int(label)}
 
-    def __iter__(self) -> Iterator[Dict[str, Any]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))
 
-    def read_many(self, indices: Indices) -> List[Dict[str, Any]]:
+    def read_many(self, indices: Indices) -> list[dict[str, Any]]:
         """Records, in the order of their indices."""
         return [self[index] for index in indices]
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -47,10 +48,10 @@ class ImageNetTarSource:
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         train: bool = True,
-        val_labels: Union[str, Path, None] = None,
-        cache_dir: Union[str, Path, None] = None,
+        val_labels: str | Path | None = None,
+        cache_dir: str | Path | None = None,
     ) -> None:
         self.path = Path(root) / (TRAIN_TAR if train else VAL_TAR)
         kept_in = Path(cache_dir or cache_home() / "indices")
@@ -74,7 +75,7 @@ class ImageNetTarSource:
     def __len__(self) -> int:
         return len(self._index)
 
-    def read(self, index: int) -> Tuple[bytes, int]:
+    def read(self, index: int) -> tuple[bytes, int]:
         """An image as it lies in the archive, and its label."""
         place = operator.index(index)
         size = int(self._index.sizes[place])
@@ -88,7 +89,7 @@ class ImageNetTarSource:
         """Where an image lies: its name in the archive."""
         return f"{self._index.names[index]} in {self.path}"
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps: how many images there are, and a hash of their names and labels."""
         digest = hashlib.blake2b(digest_size=12)
         for numbers in (self._labels, *self._index.names.numbers()):
@@ -96,11 +97,11 @@ class ImageNetTarSource:
         return {"images": len(self), "names": digest.hexdigest()}
 
 
-def _classes_in(path: Path) -> Tuple[str, ...]:
+def _classes_in(path: Path) -> tuple[str, ...]:
     return tuple(sorted(name[: -len(".tar")] for name in index_tar(path).names if name.endswith(".tar")))
 
 
-def _index_of_classes(path: Path) -> List[np.ndarray]:
+def _index_of_classes(path: Path) -> list[np.ndarray]:
     """Vectors of the names of the classes (two), the label of each image, and the index of the images."""
     from tqdm import tqdm
 
@@ -122,7 +123,7 @@ def _index_of_classes(path: Path) -> List[np.ndarray]:
     return [*PackedNames.of(classes).numbers(), labels, *images.numbers()]
 
 
-def _classes_of(path: Path, images: Sequence[str]) -> List[str]:
+def _classes_of(path: Path, images: Sequence[str]) -> list[str]:
     """The class of each image, as a file of labels tells."""
     if not path.is_file():
         raise ConfigError(
@@ -138,7 +139,7 @@ def _classes_of(path: Path, images: Sequence[str]) -> List[str]:
         by_name = dict(zip(sorted(images), (line[0] for line in lines)))
     else:
         by_name = {line[0]: line[1] for line in lines}
-    missing: Optional[str] = next((image for image in images if image not in by_name), None)
+    missing: str | None = next((image for image in images if image not in by_name), None)
     if missing is not None:
         raise FormatError(f"{path} has no line for {missing}")
     return [by_name[image] for image in images]

@@ -6,7 +6,7 @@ import hashlib
 import operator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class IndexedSource:
         FormatError: A file is truncated, of another format, or does not fit the other; with offset and numbers.
     """
 
-    def __init__(self, prefix: Union[str, Path]) -> None:
+    def __init__(self, prefix: str | Path) -> None:
         self.prefix = str(prefix)
         content, data = (_map(self.prefix, ending) for ending in (".idx", ".bin"))
         self._index: SequenceIndex = parse_index(content, len(data), f"{self.prefix}.idx")
@@ -115,7 +115,7 @@ class IndexedSource:
                 found.update(np.ascontiguousarray(array[first : first + _HASHED_AT_ONCE]).data)
         return found.hexdigest()
 
-    def __reduce__(self) -> Tuple[Any, Tuple[str]]:
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
         return type(self), (self.prefix,)
 
 

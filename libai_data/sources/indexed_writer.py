@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Iterable, Optional, Sequence, Type, Union
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class IndexedWriter:
         ConfigError: The format has no such dtype.
     """
 
-    def __init__(self, prefix: Union[str, Path], dtype: Any = np.uint16) -> None:
+    def __init__(self, prefix: str | Path, dtype: Any = np.uint16) -> None:
         code_of(dtype)
         self.prefix = str(prefix)
         self.dtype = np.dtype(dtype)
@@ -47,9 +48,9 @@ class IndexedWriter:
         self._documents = array("q", [0])
         self._unfinished = [Path(f"{self.prefix}{ending}.{os.getpid()}.unfinished") for ending in (".bin", ".idx")]
         self._unfinished[0].parent.mkdir(parents=True, exist_ok=True)
-        self._file: Optional[BinaryIO] = self._unfinished[0].open("wb")
+        self._file: BinaryIO | None = self._unfinished[0].open("wb")
 
-    def add_sequence(self, tokens: Union[np.ndarray, Sequence[int]]) -> None:
+    def add_sequence(self, tokens: np.ndarray | Sequence[int]) -> None:
         """Write a sequence of the document that is being written.
 
         Args:
@@ -72,13 +73,13 @@ class IndexedWriter:
         """End the document: all sequences since the last end; there may be none."""
         self._documents.append(len(self._sizes))
 
-    def add_document(self, sequences: Iterable[Union[np.ndarray, Sequence[int]]]) -> None:
+    def add_document(self, sequences: Iterable[np.ndarray | Sequence[int]]) -> None:
         """Write a document of some sequences, such as its sentences; see `add_sequence`."""
         for sequence in sequences:
             self.add_sequence(sequence)
         self.end_document()
 
-    def add_source(self, source: Union[IndexedSource, str, Path]) -> None:
+    def add_source(self, source: IndexedSource | str | Path) -> None:
         """Write all documents of another pair of files behind what there is.
 
         Args:
@@ -137,7 +138,7 @@ class IndexedWriter:
         return self
 
     def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
             if kind is None:
@@ -173,7 +174,7 @@ class IndexedWriter:
             raise ValueError(f"the last {left} sequences of {self.prefix} belong to no document; call end_document()")
 
 
-def merge_indexed(prefixes: Sequence[Union[str, Path]], target: Union[str, Path]) -> None:
+def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
     """Put several pairs of files one behind the other.
 
     Args:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ class JsonLinesSource(ShardedSource):
         FormatError: On reading: a line is no JSON object; file, record, and offset are named.
     """
 
-    def __init__(self, paths: Paths, cache_dir: Optional[PathLike] = None) -> None:
+    def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
         files = opened(paths)
         for file in files:
             if file.source.endswith(_COMPRESSED):
@@ -44,14 +45,14 @@ class JsonLinesSource(ShardedSource):
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, cache_dir: Optional[PathLike]) -> None:
+    def __init__(self, file: MappedFile, cache_dir: PathLike | None) -> None:
         self._file = file
         self._starts, self._stops = record_index(file, _KIND, lambda: _lines(file), cache_dir)
 
     def __len__(self) -> int:
         return len(self._starts)
 
-    def read(self, rows: Sequence[int]) -> List[Dict[str, Any]]:
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The objects of these rows, in this order."""
         content = self._file.bytes
         return [
@@ -59,7 +60,7 @@ class _Shard:
             for row, start, stop in zip(rows, self._starts[rows].tolist(), self._stops[rows].tolist())
         ]
 
-    def _parsed(self, line: bytes, row: int, start: int) -> Dict[str, Any]:
+    def _parsed(self, line: bytes, row: int, start: int) -> dict[str, Any]:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -72,7 +73,7 @@ class _Shard:
         return found
 
 
-def _lines(file: MappedFile) -> List[np.ndarray]:
+def _lines(file: MappedFile) -> list[np.ndarray]:
     """Where the lines begin and end that are not blank."""
     newlines = [
         np.flatnonzero(file.array[first : first + _SCANNED_AT_ONCE] == ord("\n")) + first

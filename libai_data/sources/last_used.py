@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Dict, Generic, Tuple, TypeVar
+from typing import Any, Callable, Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -17,10 +17,10 @@ class LastUsed(Generic[Value]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._values: OrderedDict[int, Tuple[Value, int]] = OrderedDict()
+        self._values: OrderedDict[int, tuple[Value, int]] = OrderedDict()
         self._bytes = 0
 
-    def get(self, number: int, make: Callable[[int], Tuple[Value, int]]) -> Value:
+    def get(self, number: int, make: Callable[[int], tuple[Value, int]]) -> Value:
         """The value of a number, made if it is not kept.
 
         Args:
@@ -46,5 +46,5 @@ class LastUsed(Generic[Value]):
         self._values.move_to_end(number)
         return self._values[number][0]
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {"_limit": self._limit, "_values": OrderedDict(), "_bytes": 0}

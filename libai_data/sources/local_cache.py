@@ -9,9 +9,10 @@ import os
 import random
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Optional, Tuple
+from typing import Callable
 
 from libai_data.errors import ConfigError, StorageError
 from libai_data.failure_notes import Failures, failures_noted, note_failure
@@ -46,7 +47,7 @@ class LocalCache:
     directory: Path
     size: int
 
-    def hold(self, key: str, name: str, size: Optional[int], make: Callable[[Path], None]) -> Tuple[Path, int]:
+    def hold(self, key: str, name: str, size: int | None, make: Callable[[Path], None]) -> tuple[Path, int]:
         """The copy of a file, made if it is not there yet.
 
         Of all processes that ask at once one makes it, and the others wait. If it fails, so do they; if it dies, the
@@ -66,7 +67,7 @@ class LocalCache:
             StorageError: There is no room, or the process that was making the copy has failed.
         """
         copy = self.directory / f"{key}-{name}"
-        first: Optional[Failures] = None
+        first: Failures | None = None
         while True:
             lock = self._open_lock(f"{key}.lock")
             try:
@@ -88,7 +89,7 @@ class LocalCache:
             time.sleep(random.SystemRandom().uniform(0, _LONGEST_PAUSE))
 
     def _make(
-        self, key: str, copy: Path, size: Optional[int], make: Callable[[Path], None], lock: int, first: Failures
+        self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], lock: int, first: Failures
     ) -> None:
         noted = failures_noted(lock)
         if noted.times > first.times:
@@ -129,8 +130,8 @@ class LocalCache:
             with open(self.directory / f"{key}.room", "wb") as room:
                 room.truncate(size)  # takes no space on the disk
 
-    def _entries(self) -> Dict[str, _Entry]:
-        found: Dict[str, _Entry] = {}
+    def _entries(self) -> dict[str, _Entry]:
+        found: dict[str, _Entry] = {}
         with os.scandir(self.directory) as files:
             for file in files:
                 match = _NAME.fullmatch(file.name)
@@ -184,7 +185,7 @@ class LocalCache:
             return False
 
 
-def _is_whole(copy: Path, size: Optional[int]) -> bool:
+def _is_whole(copy: Path, size: int | None) -> bool:
     try:
         found = copy.stat().st_size
     except FileNotFoundError:

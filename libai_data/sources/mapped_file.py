@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 
@@ -30,8 +30,8 @@ class MappedFile:
         """Path or address."""
         status = os.stat(self.path)
         self._status = (status.st_size, status.st_mtime_ns)
-        self._bytes: Optional[Any] = None
-        self._array: Optional[np.ndarray] = None
+        self._bytes: Any | None = None
+        self._array: np.ndarray | None = None
 
     @property
     def path(self) -> Path:
@@ -79,5 +79,5 @@ class MappedFile:
             self._array = np.frombuffer(self.bytes, np.uint8)
         return self._array
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_bytes": None, "_array": None}

@@ -6,7 +6,8 @@ import hashlib
 import operator
 import pickle
 import struct
-from typing import Any, Dict, List, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class InMemorySource:
         """
         return self.read_many([operator.index(index)])[0]
 
-    def read_many(self, indices: Sequence[int]) -> List[Any]:
+    def read_many(self, indices: Sequence[int]) -> list[Any]:
         """Records, in the order of their indices.
 
         Raises:
@@ -109,16 +110,16 @@ class InMemorySource:
             )
         return record
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {"source": self._source, "name": self._name, "path": self._memory.path, "number": self._memory.number}
 
-    def __setstate__(self, state: Dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self._source, self._name = state["source"], state["name"]
         memory = opened_memory(state["path"], state["number"])
         # The process that pickled this may be gone, or one of another machine.
         self._attach(memory or shared_memory(self._name, self._fill))
 
 
-def _read(source: Any, indices: Sequence[int]) -> List[Any]:
+def _read(source: Any, indices: Sequence[int]) -> list[Any]:
     read_many = getattr(source, "read_many", None)
     return read_many(indices) if read_many is not None else [source[index] for index in indices]

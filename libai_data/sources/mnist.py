@@ -13,7 +13,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +38,9 @@ class MNISTKind:
     """
 
     folder: str
-    mirrors: Tuple[str, ...]
-    md5: Dict[str, str]
-    classes: Tuple[str, ...]
+    mirrors: tuple[str, ...]
+    md5: dict[str, str]
+    classes: tuple[str, ...]
 
 
 _NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -103,11 +103,11 @@ class MNISTSource:
 
     def __init__(
         self,
-        root: Union[str, Path],
+        root: str | Path,
         kind: MNISTKind,
         train: bool = True,
         download: bool = False,
-        source_url: Optional[str] = None,
+        source_url: str | None = None,
     ) -> None:
         self.classes = kind.classes
         folder = Path(root) / kind.folder
@@ -127,7 +127,7 @@ class MNISTSource:
     def __len__(self) -> int:
         return len(self._images)
 
-    def read(self, index: int) -> Tuple[np.ndarray, int]:
+    def read(self, index: int) -> tuple[np.ndarray, int]:
         """An image, uint8 [28, 28], and its label.
 
         Raises:
@@ -143,7 +143,7 @@ class MNISTSource:
         """Where an image lies: its file and its number there."""
         return f"image {index} of {self._paths[0]}"
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps: the file's name and its number of images."""
         return {self._paths[0].name.replace(".gz", ""): len(self)}
 
@@ -186,11 +186,11 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     return data[head:].reshape(shape)
 
 
-def _found(folder: Path, name: str) -> Optional[Path]:
+def _found(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def _download(kind: MNISTKind, folder: Path, mirrors: Tuple[str, ...]) -> None:
+def _download(kind: MNISTKind, folder: Path, mirrors: tuple[str, ...]) -> None:
     with written_together(folder) as unfinished:
         for name, md5 in kind.md5.items():
             with downloaded([f"{mirror}{name}.gz" for mirror in mirrors], md5) as path:

@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 import weakref
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class NodeMemory:
         listener: the socket that has the memory's name, if this process took it.
     """
 
-    def __init__(self, descriptor: int, listener: Optional[socket.socket] = None) -> None:
+    def __init__(self, descriptor: int, listener: socket.socket | None = None) -> None:
         self.descriptor = descriptor
         size = os.fstat(descriptor).st_size
         self.array: np.ndarray = np.frombuffer(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ), np.uint8)
@@ -104,7 +104,7 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
         return NodeMemory(descriptor, listener)
 
 
-def opened_memory(path: str, number: int) -> Optional[NodeMemory]:
+def opened_memory(path: str, number: int) -> NodeMemory | None:
     """The memory that another process has under a path, or None if it is not there any more."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

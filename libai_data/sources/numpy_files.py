@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Sequence, Union
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class NumpySource(ShardedSource):
         SchemaError: The arrays of a shard differ in length, or shards in their fields.
     """
 
-    def __init__(self, paths: Union[Paths, Mapping[str, Paths]]) -> None:
+    def __init__(self, paths: Paths | Mapping[str, Paths]) -> None:
         if isinstance(paths, Mapping):
             fields = {name: opened(each) for name, each in paths.items()}
             counts = {name: len(each) for name, each in fields.items()}
@@ -60,7 +61,7 @@ class NumpySource(ShardedSource):
 
 
 class _Shard:
-    def __init__(self, arrays: Dict[str, np.ndarray], name: str) -> None:
+    def __init__(self, arrays: dict[str, np.ndarray], name: str) -> None:
         self.arrays, self._name = arrays, name
         lengths = {field: len(array) if array.ndim else -1 for field, array in arrays.items()}
         if len(set(lengths.values())) != 1 or -1 in lengths.values():
@@ -69,7 +70,7 @@ class _Shard:
     def __len__(self) -> int:
         return len(next(iter(self.arrays.values())))
 
-    def read(self, rows: Sequence[int]) -> List[Dict[str, Any]]:
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The rows of all arrays, in this order."""
         return [{field: array[row] for field, array in self.arrays.items()} for row in rows]
 
@@ -83,7 +84,7 @@ class _Shard:
             raise SchemaError(f"the shards differ: {self._name} has {ours}, {other._name} {theirs}")
 
 
-def _open(file: MappedFile) -> Dict[str, np.ndarray]:
+def _open(file: MappedFile) -> dict[str, np.ndarray]:
     return _open_npz(file) if file.path.suffix == ".npz" else {FIELD: _open_npy(file)}
 
 
@@ -94,8 +95,8 @@ def _open_npy(file: MappedFile) -> np.ndarray:
         raise FormatError(f"{file.source}, offset 0: no .npy file of numbers, or it is cut short: {error}") from error
 
 
-def _open_npz(file: MappedFile) -> Dict[str, np.ndarray]:
-    arrays: Dict[str, np.ndarray] = {}
+def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
+    arrays: dict[str, np.ndarray] = {}
     member = ""
     try:
         with zipfile.ZipFile(file.path) as archive:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from libai_data.errors import ConfigError, nearest
 from libai_data.sources.array_record import ArrayRecordSource
@@ -32,14 +32,14 @@ def _images(source: Callable[..., Any], folders: Paths) -> ImageRecords:
     return ImageRecords(source(folders[0]))
 
 
-_OF_IMAGES: Dict[str, Callable[..., Any]] = {
+_OF_IMAGES: dict[str, Callable[..., Any]] = {
     "cifar10": partial(CIFARSource, kind=CIFAR10),
     "cifar100": partial(CIFARSource, kind=CIFAR100),
     "mnist": partial(MNISTSource, kind=MNIST),
     "fashion_mnist": partial(MNISTSource, kind=FASHION_MNIST),
     "imagenet_tar": ImageNetTarSource,
 }
-SOURCES: Dict[str, Callable[..., Any]] = {
+SOURCES: dict[str, Callable[..., Any]] = {
     "array_record": ArrayRecordSource,
     "webdataset": WebDatasetSource,
     "parquet": ParquetSource,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from array import array
-from typing import Iterable, List, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class PackedNames(Sequence[str]):
             ends.append(len(packed))
         return cls(np.array(ends, np.int64), np.frombuffer(packed, np.uint8))
 
-    def numbers(self) -> List[np.ndarray]:
+    def numbers(self) -> list[np.ndarray]:
         """The names as two vectors of int64, such as `cached_arrays` keeps."""
         padded = np.zeros(-(-len(self._data) // _NUMBER) * _NUMBER, np.uint8)
         padded[: len(self._data)] = self._data
@@ -56,7 +56,7 @@ class PackedNames(Sequence[str]):
         begin = self._ends[place - 1] if place else 0
         return os.fsdecode(self._data[begin : self._ends[place]].tobytes())
 
-    def many(self, indices: np.ndarray) -> List[str]:
+    def many(self, indices: np.ndarray) -> list[str]:
         """Names, a third of the time of one by one.
 
         Args:

@@ -7,7 +7,8 @@ stand under "bytes" in its metadata; all other values stand there under "values"
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -41,9 +42,9 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     Raises:
         SchemaError: A value is none of these; the field is named.
     """
-    header: Dict[str, Any] = {}
-    values: Dict[str, Any] = {}
-    of_bytes: List[str] = []
+    header: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    of_bytes: list[str] = []
     data = b""
     for name, value in record.items():
         if isinstance(value, bytes):
@@ -71,7 +72,7 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     return len(head).to_bytes(_LENGTH, "little") + head + data
 
 
-def unpack_record(packed: bytes) -> Dict[str, Any]:
+def unpack_record(packed: bytes) -> dict[str, Any]:
     """The record that `pack_record` packed; arrays are read-only views of the bytes.
 
     Raises:

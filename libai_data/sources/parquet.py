@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class ParquetSource(ShardedSource):
         FormatError: A file is cut short or damaged, or no Parquet file.
     """
 
-    def __init__(self, paths: Paths, columns: Optional[Sequence[str]] = None, cache_bytes: int = 256 << 20) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
         import_pyarrow("ParquetSource")
         files = opened(paths)
         each = cache_bytes // len(files)
@@ -39,9 +40,9 @@ class ParquetSource(ShardedSource):
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, columns: Optional[Sequence[str]], cache_bytes: int) -> None:
+    def __init__(self, file: MappedFile, columns: Sequence[str] | None, cache_bytes: int) -> None:
         self._file = file
-        self._opened: Tuple[int, Any] = (0, None)
+        self._opened: tuple[int, Any] = (0, None)
         metadata = self._parquet().metadata
         self._columns = chosen_columns(self._parquet().schema_arrow.names, columns, file.source)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
@@ -50,11 +51,11 @@ class _Shard:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def read(self, rows: Sequence[int]) -> List[Dict[str, Any]]:
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
         asked = np.asarray(rows, np.int64)
         numbers = np.searchsorted(self._ends, asked, side="right")
-        found: List[Any] = [None] * len(asked)
+        found: list[Any] = [None] * len(asked)
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
             first = int(self._ends[number - 1]) if number else 0
@@ -63,7 +64,7 @@ class _Shard:
                 found[place] = record
         return found
 
-    def _decoded(self, number: int) -> Tuple[BatchRows, int]:
+    def _decoded(self, number: int) -> tuple[BatchRows, int]:
         import pyarrow
 
         try:
@@ -96,7 +97,7 @@ class _Shard:
             self._opened = os.getpid(), opened
         return opened
 
-    def __getstate__(self) -> Dict[str, Any]:
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": (0, None)}
 
 

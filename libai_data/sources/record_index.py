@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Callable, List, Optional, Sequence
+from typing import Callable
 
 import numpy as np
 
@@ -17,8 +18,8 @@ FOLDER = ".libai_data_index"
 
 
 def record_index(
-    file: MappedFile, kind: str, build: Callable[[], Sequence[np.ndarray]], cache_dir: Optional[PathLike]
-) -> List[np.ndarray]:
+    file: MappedFile, kind: str, build: Callable[[], Sequence[np.ndarray]], cache_dir: PathLike | None
+) -> list[np.ndarray]:
     """The index of a file, as it is now: from an index file, else built and kept there.
 
     Args:
@@ -38,7 +39,7 @@ def record_index(
     return cached_arrays(_folder(file, cache_dir), f"{file.path.name}-{digest}", build)
 
 
-def _folder(file: MappedFile, cache_dir: Optional[PathLike]) -> Path:
+def _folder(file: MappedFile, cache_dir: PathLike | None) -> Path:
     if cache_dir is not None:
         return Path(cache_dir)
     beside = file.path.parent / FOLDER

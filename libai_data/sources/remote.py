@@ -13,7 +13,7 @@ import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, TypeVar
 
 from libai_data.errors import ConfigError, StorageError
 from libai_data.sources.checksum import md5_of
@@ -49,8 +49,8 @@ class RemoteFile:
     """
 
     url: str
-    size: Optional[int]
-    md5: Optional[str]
+    size: int | None
+    md5: str | None
     md5_is_sure: bool
     identity: str
 
@@ -86,7 +86,7 @@ def look_up(url: str, attempts: int) -> RemoteFile:
     return _patiently(url, "looked up", ask, attempts)
 
 
-def list_files(url: str, attempts: int) -> List[str]:
+def list_files(url: str, attempts: int) -> list[str]:
     """The files that a glob or a folder of a store names, sorted; none where there are none.
 
     Args:
@@ -98,7 +98,7 @@ def list_files(url: str, attempts: int) -> List[str]:
         StorageError: The store does not answer.
     """
 
-    def ask() -> List[str]:
+    def ask() -> list[str]:
         store, name = _store_of(url)
         store.invalidate_cache()
         if not url.endswith("/") and store.isfile(name):
@@ -130,7 +130,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
         ConfigError: It is not there any more.
         StorageError: It cannot be fetched whole, has changed, or there is no space on the disk.
     """
-    digests: List[str] = []
+    digests: list[str] = []
 
     def copy() -> None:
         store, name = _store_of(remote.url)
@@ -163,7 +163,7 @@ def _protocol_of(path: str) -> str:
     return path.split("://", 1)[0] if "://" in path else ""
 
 
-def _store_of(url: str) -> Tuple[Any, str]:
+def _store_of(url: str) -> tuple[Any, str]:
     """The file system of fsspec, and the path there."""
     if "::" in url:
         raise ConfigError(f"{url} is a chain of addresses; give the address of a file itself")
@@ -182,7 +182,7 @@ def _store_of(url: str) -> Tuple[Any, str]:
     return store, name
 
 
-def _http_options() -> Dict[str, Any]:
+def _http_options() -> dict[str, Any]:
     """fsspec would give up any file after five minutes; only a silent server is worth giving up."""
     try:
         import aiohttp
@@ -192,7 +192,7 @@ def _http_options() -> Dict[str, Any]:
     return {"client_kwargs": {"timeout": timeout}}
 
 
-def _described(url: str, info: Dict[str, Any]) -> RemoteFile:
+def _described(url: str, info: dict[str, Any]) -> RemoteFile:
     if info.get("type") == "directory":
         raise ConfigError(f"{url} is a folder, where a file is expected")
     md5, sure = _told_md5(_protocol_of(url), info)
@@ -202,7 +202,7 @@ def _described(url: str, info: Dict[str, Any]) -> RemoteFile:
     return RemoteFile(url, info.get("size"), md5, sure, identity)
 
 
-def _told_md5(protocol: str, info: Dict[str, Any]) -> Tuple[Optional[str], bool]:
+def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
     for key in ("md5Hash", "Content-MD5"):
         if info.get(key):
             try:

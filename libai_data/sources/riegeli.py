@@ -5,7 +5,7 @@ Sources: github.com/google/riegeli, `doc/riegeli_records_file_format.md`; github
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class Chunks(NamedTuple):
     data_hashes: np.ndarray
     num_records: np.ndarray
     decoded_sizes: np.ndarray
-    data: List[bytes]
+    data: list[bytes]
 
 
 def read_chunks(file: MappedFile, offsets: np.ndarray) -> Chunks:
@@ -68,11 +68,11 @@ def read_chunks(file: MappedFile, offsets: np.ndarray) -> Chunks:
     return Chunks(fields[:, 2], (fields[:, 3] >> np.uint64(8)).astype(np.int64), fields[:, 4].astype(np.int64), data)
 
 
-def _read_across(file: MappedFile, start: int, count: int, number: int) -> Tuple[bytes, int]:
+def _read_across(file: MappedFile, start: int, count: int, number: int) -> tuple[bytes, int]:
     """Bytes that go on behind the headers of blocks, and the place behind them."""
     if count > file.size:
         raise BrokenChunk(f"it says that it has {count} bytes, where the file has {file.size}", number)
-    found: List[bytes] = []
+    found: list[bytes] = []
     place = start
     while count:
         if place % BLOCK == 0:
@@ -86,7 +86,7 @@ def _read_across(file: MappedFile, start: int, count: int, number: int) -> Tuple
     return b"".join(found), place
 
 
-def records_of(data: bytes, num_records: int, decoded_size: int) -> List[bytes]:
+def records_of(data: bytes, num_records: int, decoded_size: int) -> list[bytes]:
     """The records of a chunk.
 
     Args:
@@ -118,7 +118,7 @@ def records_of(data: bytes, num_records: int, decoded_size: int) -> List[bytes]:
     return _cut(values, packed, num_records)
 
 
-def _cut(values: bytes, packed: bytes, count: int) -> List[bytes]:
+def _cut(values: bytes, packed: bytes, count: int) -> list[bytes]:
     if count > len(packed):
         raise BrokenChunk(f"it says that it has {count} records, and tells the sizes of {len(packed)} at most")
     records, start, place = [], 0, 0
@@ -131,12 +131,12 @@ def _cut(values: bytes, packed: bytes, count: int) -> List[bytes]:
     return records
 
 
-def _expanded_size(data: bytes, place: int, expand: Any) -> Tuple[int, int]:
+def _expanded_size(data: bytes, place: int, expand: Any) -> tuple[int, int]:
     """Bytes of a stretch when it is decompressed, and where it begins."""
     return (len(data) - place, place) if expand is None else read_varint(data, place)
 
 
-def read_varint(data: bytes, place: int) -> Tuple[int, int]:
+def read_varint(data: bytes, place: int) -> tuple[int, int]:
     """A number of seven bits a byte, and the place behind it.
 
     Raises:

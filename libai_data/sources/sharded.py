@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, Iterator, List, Protocol, Sequence, Tuple, Union
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, Union
 
 import numpy as np
 
@@ -16,7 +17,7 @@ Indices = Union[Sequence[int], np.ndarray]
 _READ_AT_ONCE = 256
 
 
-def opened(paths: Paths) -> List[MappedFile]:
+def opened(paths: Paths) -> list[MappedFile]:
     """The files that paths name; see `storage.listed`."""
     return [MappedFile(path) for path in listed(paths)]
 
@@ -26,7 +27,7 @@ class Shard(Protocol):
 
     def __len__(self) -> int: ...
 
-    def read(self, rows: Sequence[int]) -> List[Any]:
+    def read(self, rows: Sequence[int]) -> list[Any]:
         """The records at these places, in this order."""
         ...
 
@@ -43,7 +44,7 @@ class ShardedSource:
     def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
         self._shards = list(shards)
         self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
-        self.paths: List[str] = [file.source for file in files]
+        self.paths: list[str] = [file.source for file in files]
         """The files."""
         self.identity = f"{type(self).__name__} {options!r} {[file.identity for file in files]}"
         """Tells the records from those of any other source of files."""
@@ -65,7 +66,7 @@ class ShardedSource:
         for first in range(0, len(self), _READ_AT_ONCE):
             yield from self.read_many(range(first, min(first + _READ_AT_ONCE, len(self))))
 
-    def read_many(self, indices: Indices) -> List[Any]:
+    def read_many(self, indices: Indices) -> list[Any]:
         """Records, in the order of their indices; faster than one by one.
 
         Args:
@@ -77,7 +78,7 @@ class ShardedSource:
         """
         if len(self._shards) == 1:
             return self._shards[0].read(self._checked(indices).tolist())
-        found: List[Any] = [None] * len(indices)
+        found: list[Any] = [None] * len(indices)
         for number, places, rows in self.located(indices):
             for place, record in zip(places.tolist(), self._shards[number].read(rows.tolist())):
                 found[place] = record
@@ -86,7 +87,7 @@ class ShardedSource:
     # What loaders ask for samples by.
     __getitems__ = read_many
 
-    def located(self, indices: Indices) -> Iterator[Tuple[int, np.ndarray, np.ndarray]]:
+    def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Where records lie: shard by shard its number, which of the indices are its, and their rows there.
 
         Raises:

@@ -15,10 +15,11 @@ import hashlib
 import os
 import re
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Union
 
 from libai_data.errors import ConfigError, StorageError
 from libai_data.sources.local_cache import LocalCache
@@ -85,11 +86,11 @@ class LocalFile:
         StorageError: It cannot be fetched, has another identity, or finds no room in the cache.
     """
 
-    def __init__(self, source: PathLike, storage: Optional[Storage] = None, identity: str = "") -> None:
+    def __init__(self, source: PathLike, storage: Storage | None = None, identity: str = "") -> None:
         self.source = str(source)
         self.identity = ""
         self._storage = storage
-        self._release: Optional[weakref.finalize] = None
+        self._release: weakref.finalize | None = None
         if is_remote(self.source):
             self.path = self._copy(storage or Storage.from_environment(), identity)
         else:
@@ -108,7 +109,7 @@ class LocalFile:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._storage, self.identity)
 
     def _copy(self, storage: Storage, identity: str) -> Path:
@@ -148,7 +149,7 @@ def local_path(path: PathLike) -> Path:
     return _kept(str(path)).path if is_remote(str(path)) else LocalFile(path).path
 
 
-def listed(patterns: Union[PathLike, Sequence[PathLike]]) -> List[str]:
+def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     """The files that patterns name, each once, in the patterns' order and then sorted by path.
 
     Args:
@@ -159,7 +160,7 @@ def listed(patterns: Union[PathLike, Sequence[PathLike]]) -> List[str]:
         ConfigError: A pattern names no file, or what reads such a store is not installed.
         StorageError: A store does not answer.
     """
-    found: Dict[str, None] = {}
+    found: dict[str, None] = {}
     for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
         text = str(pattern)
         remote = is_remote(text)
@@ -172,7 +173,7 @@ def listed(patterns: Union[PathLike, Sequence[PathLike]]) -> List[str]:
     return list(found)
 
 
-def local_files(pattern: str) -> List[str]:
+def local_files(pattern: str) -> list[str]:
     """The files of this machine that a file, a glob or a folder names, in no order; of folders, all but hidden ones."""
     path = Path(without_protocol(pattern))
     if path.is_file():
@@ -191,6 +192,6 @@ def _bytes_of(name: str, text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kept(url: str) -> LocalFile:
     return LocalFile(url)

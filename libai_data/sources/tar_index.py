@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class TarIndex:
     def __len__(self) -> int:
         return len(self.offsets)
 
-    def numbers(self) -> List[np.ndarray]:
+    def numbers(self) -> list[np.ndarray]:
         """Four vectors of int64, such as `cached_arrays` keeps."""
         return [self.offsets, self.sizes, *self.names.numbers()]
 
@@ -53,7 +54,7 @@ class TarIndex:
         return cls(PackedNames.from_numbers(ends, data), offsets, sizes)
 
 
-def index_tar(path: Union[str, Path], start: int = 0, stop: Optional[int] = None) -> TarIndex:
+def index_tar(path: str | Path, start: int = 0, stop: int | None = None) -> TarIndex:
     """Find the files of an archive; reads its headers only.
 
     Args:
@@ -93,7 +94,7 @@ class _Members:
 
     def __iter__(self) -> Iterator[_Member]:
         place = self._start
-        name, attributes = "", {}  # type: str, Dict[str, str]
+        name, attributes = "", dict[str, str]()
         while True:
             header = self._header(place)
             if header is None:
@@ -123,7 +124,7 @@ class _Members:
                 name, attributes = "", {}
             place = after
 
-    def _header(self, place: int) -> Optional[bytes]:
+    def _header(self, place: int) -> bytes | None:
         """The next block; None at the end of the archive."""
         header = self._read(place, _BLOCK)
         kind = next((told for magic, told in _COMPRESSED.items() if header.startswith(magic)), None)
@@ -145,9 +146,9 @@ class _Members:
             raise self._broken(place, f"a name or attributes of {size} bytes; at most {_LARGEST_EXTRA} are read")
         return self._read(place + _BLOCK, size)
 
-    def _attributes(self, place: int, data: bytes) -> Dict[str, str]:
+    def _attributes(self, place: int, data: bytes) -> dict[str, str]:
         """Of records "<length> <key>=<value>\\n"."""
-        found: Dict[str, str] = {}
+        found: dict[str, str] = {}
         while data.strip(b"\0"):
             digits = data.partition(b" ")[0]
             length = int(digits) if digits.isdigit() else 0
@@ -158,7 +159,7 @@ class _Members:
             data = data[length:]
         return found
 
-    def _number(self, attribute: Optional[str], field: bytes, place: int) -> int:
+    def _number(self, attribute: str | None, field: bytes, place: int) -> int:
         if attribute is not None and attribute.isdigit():
             return int(attribute)
         if field[0] == 0x80:

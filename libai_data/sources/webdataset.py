@@ -7,7 +7,8 @@ are the fields of one sample, named by what follows the dot.
 from __future__ import annotations
 
 from array import array
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -40,13 +41,13 @@ class WebDatasetSource(ShardedSource):
         FormatError: A shard is cut short, damaged, or holds what is refused; the offset is named.
     """
 
-    def __init__(self, paths: Paths, cache_dir: Optional[PathLike] = None) -> None:
+    def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
         files = opened(paths)
         super().__init__(files, [_Shard(file, cache_dir) for file in files])
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, cache_dir: Optional[PathLike]) -> None:
+    def __init__(self, file: MappedFile, cache_dir: PathLike | None) -> None:
         self._file = file
         arrays = record_index(file, _KIND, lambda: _build(file), cache_dir)
         self._first, self._starts, self._stops, self._endings = arrays[:4]
@@ -56,7 +57,7 @@ class _Shard:
     def __len__(self) -> int:
         return len(self._first) - 1
 
-    def read(self, rows: Sequence[int]) -> List[Dict[str, Any]]:
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The samples of these rows, in this order."""
         asked = np.asarray(rows, np.int64)
         firsts, afters = self._first[asked], self._first[asked + 1]
@@ -70,17 +71,17 @@ class _Shard:
         )
         found = []
         for key, count in zip(self._keys.many(asked), counts.tolist()):
-            sample: Dict[str, Any] = {"__key__": key}
+            sample: dict[str, Any] = {"__key__": key}
             sample.update(next(fields) for _ in range(count))
             found.append(sample)
         return found
 
 
-def _build(file: MappedFile) -> List[np.ndarray]:
+def _build(file: MappedFile) -> list[np.ndarray]:
     """Of all samples the first member; of all members start, stop and ending; all keys; all endings."""
     index = index_tar(file.path)
     first, numbers, endings = [0], array("q"), array("q")
-    numbered: Dict[str, int] = {}
+    numbered: dict[str, int] = {}
 
     def keys() -> Iterator[str]:
         for key, sample in _samples(file, index):
@@ -95,11 +96,11 @@ def _build(file: MappedFile) -> List[np.ndarray]:
     return [*columns, *packed.numbers(), *PackedNames.of(numbered).numbers()]
 
 
-def _samples(file: MappedFile, index: TarIndex) -> Iterator[Tuple[str, Dict[str, int]]]:
+def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str, int]]]:
     """Keys of samples, and for each ending the number of the member."""
-    current: Optional[str] = None
-    sample: Dict[str, int] = {}
-    seen: Set[str] = set()
+    current: str | None = None
+    sample: dict[str, int] = {}
+    seen: set[str] = set()
     for number in range(len(index)):
         named = _key_and_ending(index.names[number])
         if named is None:
@@ -123,7 +124,7 @@ def _refused(file: MappedFile, index: TarIndex, number: int, why: str) -> Format
     return FormatError(f"{file.source} at offset {int(index.offsets[number])}, {index.names[number]!r}: {why}")
 
 
-def _key_and_ending(path: str) -> Optional[Tuple[str, str]]:
+def _key_and_ending(path: str) -> tuple[str, str] | None:
     """The key of a member's sample and its field's name, or None for a file that is no field."""
     folder, slash, name = path.rpartition("/")
     stem, dot, ending = name.partition(".")

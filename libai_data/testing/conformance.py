@@ -7,7 +7,8 @@ and goes on from the state there, on the same and on other numbers of ranks and 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable
 
 from libai_data.errors import ConfigError
 from libai_data.testing.recording import Factory, Pass, Step
@@ -23,7 +24,7 @@ def check_conformance(
     endless: bool = False,
     worlds: Sequence[int] = (1, 2, 4),
     workers: Sequence[int] = (0, 2),
-    indices_of: Optional[Callable[[Any], Sequence[int]]] = None,
+    indices_of: Callable[[Any], Sequence[int]] | None = None,
     title: str = "loader",
 ) -> Report:
     """Check a loader, of whatever library.
@@ -56,12 +57,12 @@ def check_conformance(
 class _Examination:
     """Collects the failures of each check."""
 
-    def __init__(self, factory: Factory, worlds: Tuple[int, ...], workers: Tuple[int, ...]) -> None:
+    def __init__(self, factory: Factory, worlds: tuple[int, ...], workers: tuple[int, ...]) -> None:
         self._factory = factory
         self._worlds = worlds
         self._workers = workers
         self._cases: Counter = Counter()
-        self._failures: Dict[str, List[str]] = {name: [] for name in CHECKS}
+        self._failures: dict[str, list[str]] = {name: [] for name in CHECKS}
         self._why_not = dict.fromkeys(CHECKS, "")
 
     def report(self, title: str) -> Report:
@@ -89,7 +90,7 @@ class _Examination:
         if problem:
             self._failures[check].append(f"{case}: {problem}")
 
-    def _play(self, world: int, states: Optional[List[Any]] = None, workers: Optional[int] = None) -> Iterator[Pass]:
+    def _play(self, world: int, states: list[Any] | None = None, workers: int | None = None) -> Iterator[Pass]:
         """Two epochs, one after the other; the first is what is left of it after `states`."""
         if workers is None and self._workers:
             workers = self._workers[0]
@@ -100,7 +101,7 @@ class _Examination:
         finally:
             job.close()
 
-    def _uninterrupted(self, world: int) -> List[Pass]:
+    def _uninterrupted(self, world: int) -> list[Pass]:
         epochs = list(self._play(world))
         for number, each in enumerate(epochs):
             case = f"world {world}, epoch {number}"
@@ -112,7 +113,7 @@ class _Examination:
             self._note("once", f"world {world}", self._not_once(steps))
         return epochs
 
-    def _same_on_all_worlds(self, whole: Dict[int, List[Pass]]) -> None:
+    def _same_on_all_worlds(self, whole: dict[int, list[Pass]]) -> None:
         first = self._worlds[0]
         for world in self._worlds[1:]:
             problem = _different(_steps(whole[first]), _steps(whole[world]))
@@ -120,7 +121,7 @@ class _Examination:
         if len(self._worlds) == 1:
             self._why_not["world"] = self._why_not["elastic"] = "only one world size was given"
 
-    def _resumes(self, world: int, epochs: List[Pass]) -> None:
+    def _resumes(self, world: int, epochs: list[Pass]) -> None:
         first = epochs[0]
         reference = _steps(epochs) if self._factory.endless else first.steps
         if any(state is None for state in first.states):
@@ -144,10 +145,10 @@ class _Examination:
                     self._note("elastic", case, problem)
                 self._note("epochs", case, self._not_whole(before, resumed))
 
-    def _not_once(self, steps: List[Step]) -> str:
+    def _not_once(self, steps: list[Step]) -> str:
         return _not_once(steps, self._factory.samples, self._factory.endless)
 
-    def _not_whole(self, before: List[Step], resumed: List[Pass]) -> str:
+    def _not_whole(self, before: list[Step], resumed: list[Pass]) -> str:
         if self._factory.endless:
             return _uneven(resumed[0]) or self._not_once(before + _steps(resumed))
         problem = _uneven(resumed[0]) or self._not_once(before + resumed[0].steps)
@@ -178,7 +179,7 @@ class _Examination:
                 self._note("workers", f"{case}, cut after step {cut - 1}", _not_equal(expected, rest, cut))
 
 
-def _steps(epochs: List[Pass]) -> List[Step]:
+def _steps(epochs: list[Pass]) -> list[Step]:
     return [step for each in epochs for step in each.steps]
 
 
@@ -188,7 +189,7 @@ def _uneven(each: Pass) -> str:
     return f"the ranks take {each.ended} steps"
 
 
-def _not_once(steps: List[Step], samples: int, endless: bool) -> str:
+def _not_once(steps: list[Step], samples: int, endless: bool) -> str:
     """Whether an index comes twice within an epoch, or not at all, or is none of the dataset.
 
     Where one epoch of an endless stream ends in the middle of a step, and the next begins, need not be known: at the
@@ -211,7 +212,7 @@ def _not_once(steps: List[Step], samples: int, endless: bool) -> str:
     return f"{len(missing)} of {samples} indices are missing: {_listed(missing)}" if missing else ""
 
 
-def _not_equal(expected: List[Step], found: List[Step], first: int) -> str:
+def _not_equal(expected: list[Step], found: list[Step], first: int) -> str:
     """Whether `found` begins otherwise than `expected`, as far as that goes, or ends before."""
     for number, (left, right) in enumerate(zip(expected, found)):
         for rank, (ours, theirs) in enumerate(zip(left, right)):
@@ -222,7 +223,7 @@ def _not_equal(expected: List[Step], found: List[Step], first: int) -> str:
     return ""
 
 
-def _different(expected: List[Step], found: List[Step]) -> str:
+def _different(expected: list[Step], found: list[Step]) -> str:
     """Whether, wherever both have taken equally many samples, these are others."""
     ours, theirs = _taken(expected), _taken(found)
     for total in sorted(set(ours) & set(theirs)):
@@ -233,8 +234,8 @@ def _different(expected: List[Step], found: List[Step]) -> str:
     return ""
 
 
-def _taken(steps: List[Step]) -> Dict[int, Counter]:
-    taken: Dict[int, Counter] = {}
+def _taken(steps: list[Step]) -> dict[int, Counter]:
+    taken: dict[int, Counter] = {}
     counts: Counter = Counter()
     for step in steps:
         for indices in step:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.errors import ConfigError
 from libai_data.structures import Instance
 
-Step = List[List[int]]
+Step = list[list[int]]
 """For each rank the indices that count in its batch."""
 
 _END = object()
@@ -29,9 +30,9 @@ class Pass:
         ended: for each rank the number of its steps, once it has ended.
     """
 
-    steps: List[Step] = field(default_factory=list)
-    states: List[Optional[List[Any]]] = field(default_factory=list)
-    ended: List[Optional[int]] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    states: list[list[Any] | None] = field(default_factory=list)
+    ended: list[int | None] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
@@ -53,14 +54,14 @@ class Factory:
     make_loader: Callable[..., Iterable[Any]]
     samples: int
     endless: bool
-    indices_of: Optional[Callable[[Any], Sequence[int]]]
+    indices_of: Callable[[Any], Sequence[int]] | None
 
     @property
     def takes_workers(self) -> bool:
         """Whether `make_loader` can be told a number of workers."""
         return "workers" in inspect.signature(self.make_loader).parameters
 
-    def start(self, world: int, states: Optional[List[Any]] = None, workers: Optional[int] = None) -> Job:
+    def start(self, world: int, states: list[Any] | None = None, workers: int | None = None) -> Job:
         """The loaders of all ranks, from the beginning or from each rank's state on."""
         more = {} if workers is None else {"workers": workers}
         given = [None] * world if states is None else [copy.deepcopy(state) for state in states]
@@ -75,17 +76,17 @@ class Job:
         loaders: in the order of ranks.
     """
 
-    def __init__(self, factory: Factory, loaders: List[Any]) -> None:
+    def __init__(self, factory: Factory, loaders: list[Any]) -> None:
         self._factory = factory
         self._loaders = loaders
-        self._running: Optional[List[Iterator[Any]]] = None
+        self._running: list[Iterator[Any]] | None = None
 
     @property
     def has_states(self) -> bool:
         """Whether all loaders can tell their state."""
         return all(callable(getattr(loader, "state_dict", None)) for loader in self._loaders)
 
-    def play(self, samples: Optional[int] = None) -> Pass:
+    def play(self, samples: int | None = None) -> Pass:
         """Take what is left of a pass, rank by rank within each step.
 
         Args:
@@ -124,10 +125,10 @@ class Job:
             if callable(getattr(loader, "close", None)):
                 loader.close()
 
-    def _states(self) -> List[Any]:
+    def _states(self) -> list[Any]:
         return [copy.deepcopy(loader.state_dict()) for loader in self._loaders]
 
-    def _read(self, batch: Any, rank: int) -> List[int]:
+    def _read(self, batch: Any, rank: int) -> list[int]:
         if self._factory.indices_of is not None:
             indices = np.asarray(self._factory.indices_of(batch))
         elif isinstance(batch, Instance):

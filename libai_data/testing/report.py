@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Dict, List, Tuple
 
 from libai_data.errors import ContractError
 from libai_data.text_table import aligned
 
-CHECKS: Dict[str, str] = {
+CHECKS: dict[str, str] = {
     "once": "every index once an epoch",
     "steps": "equal steps on all ranks",
     "world": "same stream on other world sizes",
@@ -54,7 +53,7 @@ class Report:
     """
 
     title: str
-    findings: Tuple[Finding, ...]
+    findings: tuple[Finding, ...]
 
     @property
     def passed(self) -> bool:
@@ -62,7 +61,7 @@ class Report:
         return not self.broken
 
     @property
-    def broken(self) -> List[str]:
+    def broken(self) -> list[str]:
         """Names of the checks that failed."""
         return [finding.check for finding in self.findings if finding.failed]
 
@@ -85,7 +84,7 @@ class Report:
         if not self.passed:
             raise ContractError(f"the loader breaks {len(self.broken)} promise(s):\n{self}")
 
-    def _rows(self) -> List[Tuple[str, str, str, str]]:
+    def _rows(self) -> list[tuple[str, str, str, str]]:
         return [
             (
                 CHECKS[finding.check],

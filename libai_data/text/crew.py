@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Iterable, Iterator, Optional, Tuple
 
 from libai_data.shard_work.crew import Work, WorkError, done_by_processes
 from libai_data.text.parts import Part
 from libai_data.text.shards import ShardReport, Task, write_shard
 from libai_data.text.tokenizer import TextTokenizer
 
-Shard = Tuple[Part, ShardReport]
+Shard = tuple[Part, ShardReport]
 
 
 class TokenizingError(WorkError):
@@ -49,7 +49,7 @@ class _Tokenize:
 
     def __init__(self, folder: Path, task: Task) -> None:
         self._folder, self._task = folder, task
-        self._tokenizer: Optional[TextTokenizer] = None
+        self._tokenizer: TextTokenizer | None = None
 
     def __call__(self, part: Part) -> ShardReport:
         if self._tokenizer is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Union
 
 from libai_data.text.files import JSON_LINES, PARQUET, Broken
 from libai_data.text.parquet import read_rows
@@ -22,7 +23,7 @@ class Document(NamedTuple):
     """
 
     line: int
-    texts: Tuple[str, ...]
+    texts: tuple[str, ...]
 
 
 class BadLine(NamedTuple):
@@ -72,13 +73,13 @@ def _content(piece: Piece) -> bytes:
     return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
 
 
-def _lines(data: bytes) -> Iterator[Tuple[int, bytes]]:
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
     for line, content in enumerate(data.split(b"\n"), 1):
         if content and not content.isspace():
             yield line, content
 
 
-def _text_units(data: bytes, documents: str) -> Iterator[Tuple[int, bytes]]:
+def _text_units(data: bytes, documents: str) -> Iterator[tuple[int, bytes]]:
     if documents == LINE:
         for line, content in _lines(data):
             yield line, content.rstrip(b"\r")
@@ -89,8 +90,8 @@ def _text_units(data: bytes, documents: str) -> Iterator[Tuple[int, bytes]]:
         yield 1, data
 
 
-def _paragraphs(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    lines: List[bytes] = []
+def _paragraphs(data: bytes) -> Iterator[tuple[int, bytes]]:
+    lines: list[bytes] = []
     first = 0
     for line, content in enumerate([*data.split(b"\n"), b""], 1):
         if content and not content.isspace():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.text.tokenizer import Encoder
@@ -87,11 +88,11 @@ class FastEncoder:
         # Without the places in the text, which nobody asks for; older versions always compute them.
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
 
-    def encode(self, texts: Sequence[str]) -> List[List[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""
         return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
-    def vocabulary(self) -> Dict[str, int]:
+    def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
 
@@ -108,12 +109,12 @@ class SentencePieceEncoder:
 
         self.model = SentencePieceProcessor(model_file=str(path))
 
-    def encode(self, texts: Sequence[str]) -> List[List[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""
         # One thread: there are as many processes as there are to be.
         return list(self.model.encode(list(texts), out_type=int, num_threads=1))
 
-    def vocabulary(self) -> Dict[str, int]:
+    def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         return {self.model.id_to_piece(ident): ident for ident in range(self.model.get_piece_size())}
 
@@ -140,18 +141,18 @@ class ChineseWordEncoder:
         }
         self._token = {ident: token for token, ident in vocabulary.items() if len(token) == 1 and is_chinese(token)}
 
-    def encode(self, texts: Sequence[str]) -> List[List[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""
         # Words of Latin letters are not jieba's business, and characters that stand alone have nothing to mark.
         encoded = self._encoder.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self._mark(text, encoding) for text, encoding in zip(texts, encoded)]
 
-    def vocabulary(self) -> Dict[str, int]:
+    def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         return self._encoder.vocabulary()
 
-    def _mark(self, text: str, encoding: Any) -> List[int]:
-        ids: List[int] = list(encoding.ids)
+    def _mark(self, text: str, encoding: Any) -> list[int]:
+        ids: list[int] = list(encoding.ids)
         if not any(ident in self._token for ident in ids):
             return ids
         inner = bytearray(len(text))

@@ -7,8 +7,9 @@ import gzip
 import lzma
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Any, Dict, List, Sequence, Tuple, Type, cast
+from typing import IO, Any, cast
 
 from libai_data.errors import ConfigError
 from libai_data.sources.storage import local_files
@@ -26,7 +27,7 @@ class Broken(Exception):
     """A file ends too early, or is not what its suffix says; the message tells which and how."""
 
 
-def find_inputs(patterns: Sequence[str]) -> List[Path]:
+def find_inputs(patterns: Sequence[str]) -> list[Path]:
     """The files that patterns name, each once, in the patterns' order and then sorted by path.
 
     Args:
@@ -35,7 +36,7 @@ def find_inputs(patterns: Sequence[str]) -> List[Path]:
     Raises:
         ConfigError: A pattern names no file.
     """
-    found: Dict[Path, None] = {}
+    found: dict[Path, None] = {}
     for pattern in patterns:
         paths = sorted(Path(name) for name in local_files(pattern))
         if not paths:
@@ -77,7 +78,7 @@ def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
     return raw
 
 
-def read_block(path: Path, stream: Any, count: int) -> Tuple[bytes, str]:
+def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
     """At least `count` bytes, or fewer at the end of the stream.
 
     Args:
@@ -88,7 +89,7 @@ def read_block(path: Path, stream: Any, count: int) -> Tuple[bytes, str]:
     Returns:
         The bytes, and why no more can be read, or "".
     """
-    chunks: List[bytes] = []
+    chunks: list[bytes] = []
     size = 0
     while size < count:
         try:
@@ -136,9 +137,9 @@ class _ZstandardFile:
         return b"".join(found)
 
 
-def _damages(path: Path) -> Tuple[Type[BaseException], ...]:
+def _damages(path: Path) -> tuple[type[BaseException], ...]:
     """What the decompressors raise for a damaged file; an error of the system, such as a disk's, is not among it."""
-    always: Tuple[Type[BaseException], ...] = (EOFError, zlib.error, lzma.LZMAError)
+    always: tuple[type[BaseException], ...] = (EOFError, zlib.error, lzma.LZMAError)
     if compression_of(path) == ".gz":
         return (*always, gzip.BadGzipFile)
     if compression_of(path) == ".bz2":
@@ -156,7 +157,7 @@ def _zstandard(path: Path) -> Any:
     return zstandard
 
 
-def identity_of(path: Path) -> List[Any]:
+def identity_of(path: Path) -> list[Any]:
     """What tells a file from a changed one: path, size in bytes, time of change in ns."""
     status = os.stat(path)
     return [str(path), status.st_size, status.st_mtime_ns]

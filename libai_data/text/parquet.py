@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, Sequence
+from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.text.files import Broken
@@ -32,7 +33,7 @@ def open_parquet(path: Path) -> Iterator[Any]:
         raise Broken(f"{path} cannot be read as Parquet: {error}") from error
 
 
-def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> Iterator[Dict[str, Any]]:
+def read_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rows of row groups `start` to `stop`, as dicts of those `columns` that the file has.
 
     Raises:

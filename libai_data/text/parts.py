@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any
 
 from libai_data.errors import ConfigError
 from libai_data.text.files import PARQUET, TEXT, Broken, compression_of, format_of, open_decompressed, read_block
@@ -37,7 +38,7 @@ class Piece:
     format: str
     start: int
     stop: int
-    data: Optional[bytes] = None
+    data: bytes | None = None
     cost: int = 0
     problem: str = ""
 
@@ -60,7 +61,7 @@ class Part:
     """
 
     number: int
-    pieces: Tuple[Piece, ...]
+    pieces: tuple[Piece, ...]
 
     @property
     def cost(self) -> int:
@@ -98,7 +99,7 @@ class Cutting:
         """What a file holds."""
         return self.format or format_of(path)
 
-    def boundary(self, form: str) -> Optional[Any]:
+    def boundary(self, form: str) -> Any | None:
         """The pattern behind which a file of a format may be cut, or None if it must not be."""
         if form != TEXT:
             return _END_OF_LINE
@@ -112,7 +113,7 @@ def cut_into_parts(paths: Sequence[Path], cutting: Cutting) -> Iterator[Part]:
         paths: in the corpus's order.
         cutting: how.
     """
-    pieces: List[Piece] = []
+    pieces: list[Piece] = []
     number, size = 0, 0
     cutting = cutting.for_files(paths)
     for path in paths:
@@ -198,7 +199,7 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
             rest = rest[end:]
 
 
-def _last_cut(data: bytes, boundary: Optional[Any]) -> int:
+def _last_cut(data: bytes, boundary: Any | None) -> int:
     """The place behind the last boundary in `data`, or 0."""
     if boundary is None:
         return 0

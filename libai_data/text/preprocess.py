@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable
 
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.shard_work.folder import keep_to_plan, own_folder
@@ -41,13 +42,13 @@ class Preprocessed:
         kept: shards that an earlier run had finished.
     """
 
-    prefixes: Dict[str, str]
+    prefixes: dict[str, str]
     documents: int = 0
     empty: int = 0
-    tokens: Dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
     characters: int = 0
     bad: int = 0
-    bad_file: Optional[str] = None
+    bad_file: str | None = None
     kept: int = 0
 
 
@@ -56,7 +57,7 @@ def preprocess(
     output_prefix: str,
     task: Task,
     *,
-    cutting: Optional[Cutting] = None,
+    cutting: Cutting | None = None,
     workers: int = 1,
     cluster: str = "",
     refuse_bad: bool = False,
@@ -108,8 +109,8 @@ def preprocess(
     return result
 
 
-def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> Dict[str, Any]:
-    plan: Dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
+def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> dict[str, Any]:
+    plan: dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
     plan.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[identity_of(path) for path in paths])
     return plan
 
@@ -130,7 +131,7 @@ class _Run:
         self._total = sum(os.path.getsize(path) for path in paths)
         self._done = 0
         self._kept = 0
-        self.reports: Dict[int, ShardReport] = {}
+        self.reports: dict[int, ShardReport] = {}
 
     def tokenize(self, workers: int, cluster: str) -> None:
         """Have the shard of each part written that has none yet, by so many processes."""
@@ -152,7 +153,7 @@ class _Run:
         self._done += part.cost
         self._progress(self._done, self._total, report)
 
-    def summary(self, prefixes: Dict[str, str]) -> Preprocessed:
+    def summary(self, prefixes: dict[str, str]) -> Preprocessed:
         """All parts' reports in one."""
         result = Preprocessed(prefixes, tokens=dict.fromkeys(self._task.keys, 0), kept=self._kept)
         for report in self.reports.values():
@@ -164,12 +165,12 @@ class _Run:
                 result.tokens[key] += count
         return result
 
-    def bad(self) -> Iterator[Dict[str, Any]]:
+    def bad(self) -> Iterator[dict[str, Any]]:
         """Bad lines in the corpus's order: file, line from 1 (0 for the file itself), reason."""
-        lines_before: Dict[str, int] = {}
+        lines_before: dict[str, int] = {}
         for number in sorted(self.reports):
             report = self.reports[number]
-            bad: Dict[int, List[Tuple[int, str]]] = {}
+            bad: dict[int, list[tuple[int, str]]] = {}
             for piece, line, reason in report.bad:
                 bad.setdefault(piece, []).append((line, reason))
             for piece, (path, lines) in enumerate(report.pieces):
@@ -179,11 +180,11 @@ class _Run:
                 lines_before[path] = before + lines
 
 
-def _write_bad(bad: Iterator[Dict[str, Any]], result: Preprocessed, path: Path, refuse: bool) -> None:
+def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path, refuse: bool) -> None:
     path.unlink(missing_ok=True)
     if not result.bad:
         return
-    first: List[str] = []
+    first: list[str] = []
     with open(path, "w", encoding="utf-8") as file:
         for entry in bad:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")

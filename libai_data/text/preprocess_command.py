@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import List, Optional, Sequence
 
 from tqdm import tqdm
 
@@ -104,7 +104,7 @@ class _Bar:
         self._bar.close()
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Preprocess a corpus; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
     bar = _Bar(asked.log_interval)
@@ -136,7 +136,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return 0
 
 
-def _summary(result: Preprocessed) -> List[str]:
+def _summary(result: Preprocessed) -> list[str]:
     lines = [f"{result.documents} documents of {result.characters} characters, {result.empty} empty ones left out"]
     lines += [f"{result.tokens[key]} tokens in {prefix}.bin and .idx" for key, prefix in result.prefixes.items()]
     if result.kept:

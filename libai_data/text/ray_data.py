@@ -6,10 +6,11 @@ import json
 import os
 import pickle
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Tuple
+from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.text.crew import Shard, TokenizingError, names_of_files
@@ -17,7 +18,7 @@ from libai_data.text.parts import Part
 from libai_data.text.shards import ShardReport, Task, finished_shard, write_shard
 
 # A process that dies is replaced, but not for ever.
-_REPLACED: Dict[str, Any] = {"max_restarts": 2, "max_task_retries": 2}
+_REPLACED: dict[str, Any] = {"max_restarts": 2, "max_task_retries": 2}
 # Parts of compressed files bring their text along, all of which Ray holds until it is tokenized.
 _TEXT_AT_ONCE = 256 << 20
 # A network file system may tell of a new file this late.
@@ -62,7 +63,7 @@ class _Tokenizing:
         self._folder, self._task = folder, task
         self._tokenizer: Any = None
 
-    def __call__(self, row: Dict[str, Any]) -> Dict[str, Any]:
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         import traceback
 
         part = pickle.loads(row["part"])
@@ -74,7 +75,7 @@ class _Tokenizing:
         return {"number": part.number, "report": json.dumps(asdict(report)), "failure": ""}
 
 
-def _on_cluster(ray: Any, folder: Path, parts: List[Part], task: Task, workers: int) -> Iterator[Shard]:
+def _on_cluster(ray: Any, folder: Path, parts: list[Part], task: Task, workers: int) -> Iterator[Shard]:
     by_number = {part.number: part for part in parts}
     rows = ray.data.from_items([{"part": pickle.dumps(part)} for part in parts], override_num_blocks=len(parts))
     shards = rows.map(
@@ -107,9 +108,9 @@ def _await_shard(folder: Path, part: Part) -> None:
         time.sleep(0.2)
 
 
-def _held_together(parts: Iterable[Part]) -> Iterator[List[Part]]:
+def _held_together(parts: Iterable[Part]) -> Iterator[list[Part]]:
     """The parts in runs that bring no more text along than Ray is to hold."""
-    some: List[Part] = []
+    some: list[Part] = []
     held = 0
     for part in parts:
         some.append(part)
@@ -128,7 +129,7 @@ def _running(ray: Any) -> Iterator[None]:
     if own:
         ray.init(log_to_driver=False)
     context = ray.data.DataContext.get_current()
-    shown: Tuple[bool, bool] = context.enable_progress_bars, context.print_on_execution_start
+    shown: tuple[bool, bool] = context.enable_progress_bars, context.print_on_execution_start
     context.enable_progress_bars = context.print_on_execution_start = False
     try:
         yield

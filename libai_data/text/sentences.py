@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import List
 
 # A full stop behind these ends no sentence. Initials and single letters are caught by the pattern below.
 _ABBREVIATIONS = frozenset(
@@ -25,7 +24,7 @@ _BOUNDARY = re.compile(
 _LAST_WORD = re.compile(r"(\S+)\Z")
 
 
-def split_sentences(text: str, keep_newlines: bool = False) -> List[str]:
+def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
     """Split a text into sentences.
 
     Args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Task:
     """
 
     tokenizer: TokenizerFiles
-    keys: Tuple[str, ...] = ("text",)
+    keys: tuple[str, ...] = ("text",)
     documents: str = LINE
     split_sentences: bool = False
     keep_newlines: bool = False
@@ -59,10 +59,10 @@ class ShardReport:
     documents: int = 0
     empty: int = 0
     characters: int = 0
-    tokens: Dict[str, int] = field(default_factory=dict)
-    pieces: List[Tuple[str, int]] = field(default_factory=list)
-    bad: List[Tuple[int, int, str]] = field(default_factory=list)
-    sizes: Dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    pieces: list[tuple[str, int]] = field(default_factory=list)
+    bad: list[tuple[int, int, str]] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
 
 
 def shard_prefix(folder: Path, number: int, key: int) -> Path:
@@ -76,7 +76,7 @@ def shard_prefix(folder: Path, number: int, key: int) -> Path:
     return folder / f"{number:08d}-{key}"
 
 
-def finished_shard(folder: Path, number: int) -> Optional[ShardReport]:
+def finished_shard(folder: Path, number: int) -> ShardReport | None:
     """The report of a part that has been tokenized completely, or None."""
     try:
         found = ShardReport(**json.loads((folder / f"{number:08d}.json").read_text(encoding="utf-8")))
@@ -117,9 +117,9 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
     return report
 
 
-def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[List[Document]]:
+def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Document]]:
     """Documents, as many as are tokenized at once; what else a part holds goes into the report."""
-    batch: List[Document] = []
+    batch: list[Document] = []
     characters = 0
     for number, piece in enumerate(part.pieces):
         rows = 0
@@ -140,7 +140,7 @@ def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[List[Docum
         report.characters += characters
 
 
-def _sequences(text: str, task: Task) -> List[str]:
+def _sequences(text: str, task: Task) -> list[str]:
     return split_sentences(text, task.keep_newlines) if task.split_sentences else [text]
 
 
@@ -148,7 +148,7 @@ def _write(
     writer: IndexedWriter,
     documents: Sequence[Sequence[str]],
     tokenizer: TextTokenizer,
-    end: Sequence[Optional[int]],
+    end: Sequence[int | None],
     report: ShardReport,
     counts: bool,
 ) -> int:

@@ -7,8 +7,8 @@ import json
 import os
 import sysconfig
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 from libai_data.errors import ConfigError
 
@@ -17,7 +17,7 @@ _TEST_EVERY = 32
 _LEFT_OUT = ("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test")
 
 
-def write_stdlib_corpus(folder: Path, stdlib: Optional[Path] = None) -> Dict[str, int]:
+def write_stdlib_corpus(folder: Path, stdlib: Path | None = None) -> dict[str, int]:
     """Write `<folder>/train.jsonl` and `<folder>/test.jsonl`, a line {"text", "path"} for each source file.
 
     The library's own tests are left out, and files that are not UTF-8. About one file in 32 is held out for testing,
@@ -34,7 +34,7 @@ def write_stdlib_corpus(folder: Path, stdlib: Optional[Path] = None) -> Dict[str
         ConfigError: A part would have no document.
     """
     root = stdlib or Path(sysconfig.get_paths()["stdlib"])
-    lines: Dict[str, List[str]] = {part: [] for part in PARTS}
+    lines: dict[str, list[str]] = {part: [] for part in PARTS}
     for path, text in _sources(root):
         part = "test" if zlib.crc32(path.encode()) % _TEST_EVERY == 0 else "train"
         lines[part].append(json.dumps({"text": text, "path": path}))
@@ -49,7 +49,7 @@ def write_stdlib_corpus(folder: Path, stdlib: Optional[Path] = None) -> Dict[str
     return counts
 
 
-def _sources(root: Path) -> Iterator[Tuple[str, str]]:
+def _sources(root: Path) -> Iterator[tuple[str, str]]:
     """Path below the root, and text, of each source file, in the order of the paths."""
     for path in sorted(root.rglob("*.py"), key=lambda path: path.relative_to(root).parts):
         below = path.relative_to(root)
@@ -63,7 +63,7 @@ def _sources(root: Path) -> Iterator[Tuple[str, str]]:
             yield below.as_posix(), text
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line: write the corpus into a folder."""
     arguments = argparse.ArgumentParser(prog="libai-data stdlib-corpus", description=__doc__)
     arguments.add_argument(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Protocol, Sequence, Tuple
+from typing import Any, Protocol
 
 from libai_data.errors import ConfigError
 
 # What the special tokens are called in BERT's, T5's and RoBERTa's, and GPT-2's vocabularies, the first found counts.
-_SPECIAL: Dict[str, Tuple[str, ...]] = {
+_SPECIAL: dict[str, tuple[str, ...]] = {
     "cls": ("[CLS]", "<s>"),
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
@@ -33,11 +34,11 @@ _IN_FOLDER = (
 class Encoder(Protocol):
     """Turns texts into tokens, without adding any at their ends."""
 
-    def encode(self, texts: Sequence[str]) -> List[List[int]]:
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text."""
         ...
 
-    def vocabulary(self) -> Dict[str, int]:
+    def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         ...
 
@@ -59,11 +60,11 @@ class TextTokenizer:
                 {f"<extra_id_{number}>": size + extra_ids - 1 - number for number in range(extra_ids)}
             )
 
-    def encode_batch(self, texts: Sequence[str]) -> List[List[int]]:
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text, none added at their ends."""
         return self._encoder.encode(texts)
 
-    def get_vocab(self) -> Dict[str, int]:
+    def get_vocab(self) -> dict[str, int]:
         """Token -> id."""
         return self._vocabulary
 
@@ -77,7 +78,7 @@ class TextTokenizer:
         return len(self)
 
     @property
-    def additional_special_tokens_ids(self) -> List[int]:
+    def additional_special_tokens_ids(self) -> list[int]:
         """The sentinels, `<extra_id_0>` first."""
         found = (
             (int(match.group(1)), ident)
@@ -94,7 +95,7 @@ class TextTokenizer:
     eos_token_id = property(lambda self: self._special("eos"), doc="Id of what ends a text, or None.")
     eod_token_id = property(lambda self: self._special("eod"), doc="Id of what ends a document, or None.")
 
-    def _special(self, role: str) -> Optional[int]:
+    def _special(self, role: str) -> int | None:
         return next((self._vocabulary[token] for token in _SPECIAL[role] if token in self._vocabulary), None)
 
 
@@ -129,7 +130,7 @@ class TokenizerFiles:
         if self.chinese_words and self.files()[0].suffix != ".txt":
             raise ConfigError(f"words of Chinese are marked in BERT's vocabularies (.txt) alone, not in {self.path}")
 
-    def files(self) -> Tuple[Path, ...]:
+    def files(self) -> tuple[Path, ...]:
         """The files themselves.
 
         Raises:
@@ -143,7 +144,7 @@ class TokenizerFiles:
                 return tuple(given / name for name in names)
         raise ConfigError(f"{given} holds no tokenizer: none of {[' and '.join(names) for names in _IN_FOLDER]}")
 
-    def fingerprint(self) -> List[Any]:
+    def fingerprint(self) -> list[Any]:
         """What decides the tokens: a hash of the files' content, and the options."""
         content = hashlib.blake2b(digest_size=16)
         for path in self.files():

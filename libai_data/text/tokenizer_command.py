@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 from libai_data.errors import DataPipelineError
 from libai_data.text.parts import Cutting
@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Train a tokenizer; returns the exit code: 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
     try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.text.documents import Document, read_piece
@@ -15,7 +16,7 @@ from libai_data.text.parts import Cutting, cut_into_parts
 
 BPE, WORDPIECE = "bpe", "wordpiece"
 MODELS = (BPE, WORDPIECE)
-_SPECIAL: Dict[str, Tuple[str, ...]] = {
+_SPECIAL: dict[str, tuple[str, ...]] = {
     BPE: ("<|endoftext|>",),
     WORDPIECE: ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"),
 }
@@ -52,7 +53,7 @@ class Training:
         if self.vocab_size < least:
             raise ConfigError(f"vocab_size is {self.vocab_size}; {self.model} needs at least {least}")
 
-    def special_tokens(self) -> List[str]:
+    def special_tokens(self) -> list[str]:
         """The special tokens, whose ids are the first ones, in this order."""
         return [*_SPECIAL[self.model], *(f"<extra_id_{number}>" for number in range(self.extra_ids))]
 
@@ -63,7 +64,7 @@ def train_tokenizer(
     training: Training,
     *,
     keys: Sequence[str] = ("text",),
-    cutting: Optional[Cutting] = None,
+    cutting: Cutting | None = None,
 ) -> int:
     """Train a tokenizer, and write it as a `tokenizer.json`; the same input gives the same file, byte for byte.
 
@@ -111,7 +112,7 @@ class _Texts:
                         yield from record.texts
 
 
-def _inner_characters(documents: _Texts, training: Training) -> List[str]:
+def _inner_characters(documents: _Texts, training: Training) -> list[str]:
     """The characters within words, as WordPiece has them: "##a", "##b", ..., sorted.
 
     The trainer numbers them as a hash table happens to hold them, and decides between equally frequent pairs by their
@@ -131,13 +132,13 @@ def _without_special(tokenizer: Any, tokens: Sequence[str]) -> Any:
     return type(tokenizer).from_str(json.dumps(content))
 
 
-def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> Tuple[Any, Any]:
+def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tuple[Any, Any]:
     """A tokenizer, and what trains it; `first` are the tokens behind the special ones."""
     try:
         from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     except ModuleNotFoundError as error:
         raise ConfigError("training needs the package tokenizers: pip install 'libai_data[text]'") from error
-    known: Dict[str, Any] = {
+    known: dict[str, Any] = {
         "vocab_size": vocab_size,
         "min_frequency": training.min_frequency,
         "special_tokens": [*training.special_tokens(), *first],

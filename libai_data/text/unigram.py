@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def _counts(source: IndexedSource, size: int) -> np.ndarray:
     return counts
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Command line: print the perplexity; returns the exit code, 2 if the files do not fit."""
     arguments = argparse.ArgumentParser(prog="libai-data unigram", description=__doc__)
     arguments.add_argument("train", help="prefix of the .bin and .idx file to count tokens in")

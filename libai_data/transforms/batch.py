@@ -6,7 +6,7 @@ as many as `rows_together` or a multiple, and what it makes of a row may depend 
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ class BatchTransform:
         """The dataset whose samples are put into batches; by default as it is. Fields may get another form here."""
         return dataset
 
-    def __call__(self, fields: Dict[str, np.ndarray], random: BatchRandom) -> None:
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         """Transform rows, in place.
 
         Args:
@@ -37,7 +37,7 @@ class BatchTransform:
         raise NotImplementedError
 
 
-def rows_together(transform: Optional[BatchTransform]) -> int:
+def rows_together(transform: BatchTransform | None) -> int:
     """Rows that a transform needs together; 1 where there is none."""
     return 1 if transform is None else transform.rows_together
 

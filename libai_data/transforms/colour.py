@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, List, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -34,7 +35,7 @@ class ColorJitter(RandomTransform):
                 raise ConfigError(f"{name} is {value}; it must be at least 0")
         if not 0 <= hue <= 0.5:
             raise ConfigError(f"hue is {hue}; it must be from 0 to 0.5")
-        self._changes: List[Tuple[Callable[[np.ndarray, float], np.ndarray], float, float]] = [
+        self._changes: list[tuple[Callable[[np.ndarray, float], np.ndarray], float, float]] = [
             (operation, max(0.0, 1 - value), 1 + value)
             for operation, value in (
                 (operations.brightness, brightness),
@@ -76,7 +77,7 @@ class RandomErasing(RandomTransform):
         p: float = 0.5,
         scale: Sequence[float] = (0.02, 0.33),
         ratio: Sequence[float] = (0.3, 3.3),
-        value: Union[float, Sequence[float], str] = 0.0,
+        value: float | Sequence[float] | str = 0.0,
     ) -> None:
         self.p = probability(p)
         for name, bounds in (("scale", scale), ("ratio", ratio)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from functools import cached_property
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -61,7 +61,7 @@ class EncodedImage:
         self.mode = mode
 
     @property
-    def size(self) -> Tuple[int, int]:
+    def size(self) -> tuple[int, int]:
         """Height and width in pixels, as the image is to be seen.
 
         Raises:
@@ -90,7 +90,7 @@ class EncodedImage:
         return pixels if self._orientation == 1 else np.ascontiguousarray(_turned(pixels, self._orientation))
 
     def region(
-        self, top: int, left: int, height: int, width: int, at_least: Tuple[int, int], rough: bool = False
+        self, top: int, left: int, height: int, width: int, at_least: tuple[int, int], rough: bool = False
     ) -> np.ndarray:
         """Decode a region, at the smallest scale at which it is not smaller than what it is to be resized to.
 
@@ -114,7 +114,7 @@ class EncodedImage:
         rows = _reduced(top, height, reduction, pixels.shape[0])
         return pixels[rows, _reduced(left, width, reduction, pixels.shape[1])]
 
-    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         pixels = self.decode()
         return pixels if dtype is None else pixels.astype(dtype)
 
@@ -123,11 +123,11 @@ class EncodedImage:
         return self.data[:3] == _JPEG
 
     @cached_property
-    def _stored_size(self) -> Tuple[int, int]:
+    def _stored_size(self) -> tuple[int, int]:
         return self._header[:2]
 
     @cached_property
-    def _header(self) -> Tuple[int, int, bool]:
+    def _header(self) -> tuple[int, int, bool]:
         """Height and width as they are stored, and whether libjpeg-turbo is to decode the image."""
         if self._is_jpeg:
             try:
@@ -171,7 +171,7 @@ class EncodedImage:
         if not by_turbo:
             return self._decode_by_pillow()
         form = "GRAY" if self.mode == "L" else "RGB"
-        options: Dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if reduction > 1:
             options.update(min_height=-(-height // reduction), min_width=-(-width // reduction))
         if rough:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 from PIL import Image
@@ -83,7 +84,7 @@ class Albumentations(RandomTransform):
             return self.transform(image=pixels)["image"]
 
 
-def _imported_frameworks() -> List[str]:
+def _imported_frameworks() -> list[str]:
     return [name for name in ("torch", "oneflow") if name in sys.modules]
 
 

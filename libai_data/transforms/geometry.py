@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, Union
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _FEW_PIXELS_BELOW = 2.0
 _SMOOTHING = 0.42
 
 
-def resized(pixels: np.ndarray, size: Tuple[int, int]) -> np.ndarray:
+def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """Resize an image by linear interpolation, over as many pixels as one of the result stands for.
 
     Args:
@@ -69,7 +70,7 @@ class Resize:
             return resized(image.region(0, 0, height, width, target), target)
         return resized(pixels_of(image), target)
 
-    def _target(self, height: int, width: int) -> Tuple[int, int]:
+    def _target(self, height: int, width: int) -> tuple[int, int]:
         if not isinstance(self.size, int):
             return self.size
         shorter = min(height, width)
@@ -137,7 +138,7 @@ class RandomResizedCrop(RandomTransform):
             return resized(image.region(top, left, height, width, self.size, rough=True), self.size)
         return resized(pixels_of(image)[top : top + height, left : left + width], self.size)
 
-    def region(self, height: int, width: int, generator: np.random.Generator) -> Tuple[int, int, int, int]:
+    def region(self, height: int, width: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw top, left, height and width of the region of an image."""
         least, largest = (math.log(bound) for bound in self.ratio)
         for _ in range(_ATTEMPTS):
@@ -184,7 +185,7 @@ def probability(p: float) -> float:
     return p
 
 
-def _pair(size: Size) -> Tuple[int, int]:
+def _pair(size: Size) -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
         raise ConfigError(f"size is {size!r}; it must be an int of at least 1, or (height, width)")

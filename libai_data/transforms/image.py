@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,7 @@ class ImageToFloat:
         return out
 
 
-def _channels_first(pixels: np.ndarray) -> Tuple[int, int, int]:
+def _channels_first(pixels: np.ndarray) -> tuple[int, int, int]:
     """Shape [C, H, W] of an image [H, W] or [H, W, C]."""
     height, width = pixels.shape[:2]
     return (1 if pixels.ndim == 2 else pixels.shape[2]), height, width

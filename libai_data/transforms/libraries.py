@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 _HINT = "pip install libai_data[images]"
 
 
-@lru_cache(maxsize=None)
+@cache
 def has_opencv() -> bool:
     """Whether OpenCV is installed."""
     return find_spec("cv2") is not None
 
 
-@lru_cache(maxsize=None)
+@cache
 def opencv() -> Any:
     """OpenCV, told to use no threads of its own: the loader's workers share the cores already.
 
@@ -30,7 +30,7 @@ def opencv() -> Any:
     return cv2
 
 
-@lru_cache(maxsize=None)
+@cache
 def libjpeg_turbo() -> Any:
     """The binding of libjpeg-turbo, simplejpeg.
 

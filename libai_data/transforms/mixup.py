@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class _Mix(NamedTuple):
     """
 
     own: float = 1.0
-    box: Optional[Tuple[int, int, int, int]] = None
+    box: tuple[int, int, int, int] | None = None
 
 
 class Mixup(BatchTransform):
@@ -59,7 +60,7 @@ class Mixup(BatchTransform):
         self,
         mixup_alpha: float = 1.0,
         cutmix_alpha: float = 0.0,
-        cutmix_minmax: Optional[Sequence[float]] = None,
+        cutmix_minmax: Sequence[float] | None = None,
         prob: float = 1.0,
         switch_prob: float = 0.5,
         mode: str = "batch",
@@ -94,7 +95,7 @@ class Mixup(BatchTransform):
         """The dataset with labels that can be mixed."""
         return SoftLabels(dataset, self.num_classes, self.label_smoothing)
 
-    def __call__(self, fields: Dict[str, np.ndarray], random: BatchRandom) -> None:
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         """Mix rows in pairs; see `BatchTransform`.
 
         Raises:
@@ -106,7 +107,7 @@ class Mixup(BatchTransform):
         for row in range(0, len(images), 2):
             _mix_pair(images[row : row + 2], labels[row : row + 2], mixes[row : row + 2])
 
-    def _mixes(self, random: BatchRandom, rows: int, plane: Tuple[int, int]) -> List[_Mix]:
+    def _mixes(self, random: BatchRandom, rows: int, plane: tuple[int, int]) -> list[_Mix]:
         if self.mode == "batch":
             return [self._draw(random.of_batch(), plane)] * rows
         if self.mode == "elem":
@@ -114,7 +115,7 @@ class Mixup(BatchTransform):
         drawn = [self._draw(random.of_row(row), plane) for row in range(0, rows, 2)]
         return [mix for mix in drawn for _ in range(2)]
 
-    def _draw(self, generator: np.random.Generator, plane: Tuple[int, int]) -> _Mix:
+    def _draw(self, generator: np.random.Generator, plane: tuple[int, int]) -> _Mix:
         if generator.random() >= self.prob:
             return _Mix()
         if not self.cutmix_alpha or (self.mixup_alpha and generator.random() >= self.switch_prob):
@@ -122,7 +123,7 @@ class Mixup(BatchTransform):
         top, bottom, left, right = self._box(generator, *plane)
         return _Mix(1 - (bottom - top) * (right - left) / (plane[0] * plane[1]), (top, bottom, left, right))
 
-    def _box(self, generator: np.random.Generator, height: int, width: int) -> Tuple[int, int, int, int]:
+    def _box(self, generator: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
         if self.cutmix_minmax is not None:
             least, largest = self.cutmix_minmax
             sizes = [int(generator.integers(int(size * least), int(size * largest) + 1)) for size in (height, width)]
@@ -133,13 +134,13 @@ class Mixup(BatchTransform):
         return (top, bottom, *_stretch(generator, width, side))
 
 
-def _stretch(generator: np.random.Generator, size: int, part: float) -> Tuple[int, int]:
+def _stretch(generator: np.random.Generator, size: int, part: float) -> tuple[int, int]:
     """A stretch of this part of `size` pixels, about a place anywhere, cut off at the borders."""
     half, centre = int(size * part) // 2, int(generator.integers(0, size))
     return max(centre - half, 0), min(centre + half, size)
 
 
-def _images_of(fields: Dict[str, np.ndarray]) -> np.ndarray:
+def _images_of(fields: dict[str, np.ndarray]) -> np.ndarray:
     if IMAGES not in fields:
         raise SchemaError(f"to mix images, samples need a field '{IMAGES}'; they have {list(fields)}")
     images = fields[IMAGES]

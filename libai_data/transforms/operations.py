@@ -7,7 +7,6 @@ Image.transform do; tests say how nearly.
 from __future__ import annotations
 
 import math
-from typing import List, Tuple
 
 import numpy as np
 
@@ -123,7 +122,7 @@ def translate_y(pixels: np.ndarray, part: float) -> np.ndarray:
     return _taken_from(pixels, (1.0, 0.0, 0.0), (0.0, 1.0, part * pixels.shape[0]))
 
 
-Row = Tuple[float, float, float]
+Row = tuple[float, float, float]
 
 
 def _taken_from(pixels: np.ndarray, x: Row, y: Row) -> np.ndarray:
@@ -136,7 +135,7 @@ def _taken_from(pixels: np.ndarray, x: Row, y: Row) -> np.ndarray:
     return cv2.warpAffine(pixels, matrix, (width, height), flags=flags, borderValue=FILL)
 
 
-def _middle(pixels: np.ndarray) -> Tuple[float, float]:
+def _middle(pixels: np.ndarray) -> tuple[float, float]:
     return pixels.shape[1] / 2, pixels.shape[0] / 2
 
 
@@ -155,7 +154,7 @@ def _table(levels: np.ndarray) -> np.ndarray:
     return np.clip(levels, 0, 255).astype(np.uint8)
 
 
-def _looked_up(pixels: np.ndarray, tables: List[np.ndarray]) -> np.ndarray:
+def _looked_up(pixels: np.ndarray, tables: list[np.ndarray]) -> np.ndarray:
     """The image with each level replaced, by one table for all channels or one for each."""
     table = tables[0] if len(tables) == 1 else np.stack(tables, axis=-1)[None]
     return opencv().LUT(pixels, table)

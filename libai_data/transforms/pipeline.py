@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ class Compose:
         """Whether all transforms draw from generators of their own, and none from those that all code shares."""
         return all(getattr(part, "seeds_itself", False) for part in self.transforms)
 
-    def __call__(self, image: Any, out: Optional[np.ndarray] = None) -> Any:
+    def __call__(self, image: Any, out: np.ndarray | None = None) -> Any:
         """Transform an image.
 
         Args:
@@ -74,25 +75,23 @@ class Compose:
         """
         return self.apply(image, self._generator(), out)
 
-    def apply(self, image: Any, generator: Optional[np.random.Generator], out: Optional[np.ndarray] = None) -> Any:
+    def apply(self, image: Any, generator: np.random.Generator | None, out: np.ndarray | None = None) -> Any:
         """Transform an image, with numbers drawn from a generator; see `__call__`."""
         for part in self.transforms:
             image = self._applied(part, image, generator, out)
         return image
 
-    def stages(self, image: Any) -> Iterator[Tuple[str, Any]]:
+    def stages(self, image: Any) -> Iterator[tuple[str, Any]]:
         """Name of each transform, and what it made."""
         generator = self._generator()
         for part in self.transforms:
             image = self._applied(part, image, generator, None)
             yield getattr(part, "__name__", type(part).__name__), image
 
-    def _generator(self) -> Optional[np.random.Generator]:
+    def _generator(self) -> np.random.Generator | None:
         return passing_generator() if self._draws else None
 
-    def _applied(
-        self, part: Any, image: Any, generator: Optional[np.random.Generator], out: Optional[np.ndarray]
-    ) -> Any:
+    def _applied(self, part: Any, image: Any, generator: np.random.Generator | None, out: np.ndarray | None) -> Any:
         if generator is not None and _draws(part):
             return part.apply(image, generator)
         if out is not None and part is self._writer:
@@ -122,7 +121,7 @@ def pixels_of(image: Any) -> np.ndarray:
     return pixels
 
 
-def size_of(image: Any) -> Tuple[int, int]:
+def size_of(image: Any) -> tuple[int, int]:
     """Height and width of an image in any form, which is not decoded for it."""
     if isinstance(image, EncodedImage):
         return image.size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 
@@ -14,7 +14,7 @@ LARGEST_MAGNITUDE = 10
 
 Operation = Callable[[np.ndarray, float, float], np.ndarray]
 
-OPERATIONS: Dict[str, Operation] = {
+OPERATIONS: dict[str, Operation] = {
     "Identity": lambda pixels, strength, sign: pixels,
     "AutoContrast": lambda pixels, strength, sign: operations.autocontrast(pixels),
     "Equalize": lambda pixels, strength, sign: operations.equalize(pixels),

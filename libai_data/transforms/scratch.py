@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Dict, Tuple
 
 import numpy as np
 
@@ -12,13 +11,13 @@ _MOST_BYTES = 1 << 25
 
 class _Kept(threading.local):
     def __init__(self) -> None:
-        self.memory: Dict[str, np.ndarray] = {}
+        self.memory: dict[str, np.ndarray] = {}
 
 
 _kept = _Kept()
 
 
-def scratch(purpose: str, shape: Tuple[int, ...]) -> np.ndarray:
+def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
     """A uint8 array, which holds its pixels until this thread asks for the same purpose again.
 
     Args:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class SoftLabels:
         return self._softened(self.dataset[index])
 
     @property
-    def __getitems__(self) -> Callable[[List[int]], List[Instance]]:
+    def __getitems__(self) -> Callable[[list[int]], list[Instance]]:
         """The dataset's, if it has one."""
         get_items = self.dataset.__getitems__
         return lambda indices: [self._softened(sample) for sample in get_items(indices)]

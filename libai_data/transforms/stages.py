@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 from libai_data.transforms.pipeline import Compose
 
 
-def transform_stages(transform: Any, value: Any) -> Iterator[Tuple[str, Any]]:
+def transform_stages(transform: Any, value: Any) -> Iterator[tuple[str, Any]]:
     """Apply a transform, and tell what it makes after each of its stages.
 
     A `Compose`, and what is called so and has a list `transforms`, as the transforms of flowvision and torchvision do,

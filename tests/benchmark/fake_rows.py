@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator, List
 
 from libai_data.benchmark.claims import AtLeast, AtMost
 from libai_data.benchmark.rounds import Contender, Measure, Row, Unavailable
 
 
-def contender(name: str, values: List[float], journal: List[str]) -> Contender:
+def contender(name: str, values: list[float], journal: list[str]) -> Contender:
     """A contender that gives these values in turn, and writes down what is done with it."""
 
     @contextmanager
@@ -41,7 +41,7 @@ def missing(name: str) -> Contender:
     return Contender(name, opened)
 
 
-def row(journal: List[str]) -> Row:
+def row(journal: list[str]) -> Row:
     """Ours takes 1 and 2 seconds, theirs 4."""
     contenders = (contender("ours", [1.0, 2.0], journal), contender("theirs", [4.0], journal), missing("absent"))
     claims = (AtLeast("ours", "theirs", 2.5), AtLeast("ours", "absent", 7), AtMost("ours", 1.0, "s"))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_an_unknown_row_is_refused_with_the_nearest_name() -> None:
         (["loader", "--quick", "--only", "token-0"], "Did you mean 'tokens-0'"),
     ],
 )
-def test_wrong_arguments_are_refused_with_a_reason(arguments: List[str], said: str, capsys: Any) -> None:
+def test_wrong_arguments_are_refused_with_a_reason(arguments: list[str], said: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
     assert said in capsys.readouterr().err

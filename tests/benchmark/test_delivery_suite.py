@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict
 
 import numpy as np
 import pytest
@@ -62,7 +61,7 @@ def test_a_step_is_timed_over_as_many_steps_as_fit() -> None:
 
 def test_ready_images_write_to_new_memory_only() -> None:
     dataset = ReadyImages()
-    out: Dict[str, np.ndarray] = {"images": np.zeros((2, *IMAGE_SHAPE), np.float32), "labels": np.zeros(2, np.int64)}
+    out: dict[str, np.ndarray] = {"images": np.zeros((2, *IMAGE_SHAPE), np.float32), "labels": np.zeros(2, np.int64)}
     dataset.read_batch(np.array([3, 4]), out)
     assert out["images"].min() == 1
     assert out["labels"].tolist() == [3, 4]

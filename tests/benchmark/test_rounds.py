@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator, List
 
 import pytest
 
@@ -12,7 +12,7 @@ from tests.benchmark.fake_rows import contender, row
 
 
 def test_contenders_are_measured_in_turn_between_opening_and_closing() -> None:
-    journal: List[str] = []
+    journal: list[str] = []
     measured = measure(row(journal), rounds=3, step=lambda name: None, settle=0)
     assert journal == ["open ours", "open theirs", *["ours", "theirs"] * 3, "close theirs", "close ours"]
     assert measured.values == {"ours": [1.0, 2.0, 1.0], "theirs": [4.0, 4.0, 4.0]}
@@ -25,7 +25,7 @@ def test_a_contender_that_is_not_installed_is_left_out_with_its_reason() -> None
 
 
 def test_each_measurement_is_reported_as_progress() -> None:
-    steps: List[str] = []
+    steps: list[str] = []
     measure(row([]), rounds=2, step=steps.append, settle=0)
     assert steps == ["ours", "theirs"] * 2
 
@@ -37,7 +37,7 @@ def test_each_measurement_says_how_much_of_the_cores_others_took() -> None:
 
 
 def test_contenders_are_closed_when_one_of_them_fails() -> None:
-    journal: List[str] = []
+    journal: list[str] = []
 
     @contextmanager
     def failing() -> Iterator[Measure]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 
 from libai_data.config import default_argument_parser
@@ -26,7 +24,7 @@ def test_every_argument_has_a_default() -> None:
         ["a=1", "~b", "--config-file", "c.py", "--resume"],
     ],
 )
-def test_options_stand_before_or_after_the_overrides(line: List[str]) -> None:
+def test_options_stand_before_or_after_the_overrides(line: list[str]) -> None:
     args = default_argument_parser().parse_args(line)
     assert (args.config_file, args.resume, args.opts) == ("c.py", True, ["a=1", "~b"])
 

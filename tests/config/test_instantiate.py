@@ -3,7 +3,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import OrderedDict
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +30,7 @@ class Size:
     width: int = 2
 
 
-def record(*args: Any, **kwargs: Any) -> Dict[str, Any]:
+def record(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return {"args": args, **kwargs}
 
 
@@ -144,7 +144,7 @@ def test_recursive_must_be_a_boolean() -> None:
 
 
 def test_arguments_given_now_win_and_mappings_merge() -> None:
-    big: List[int] = [1, 2]
+    big: list[int] = [1, 2]
     cfg = LazyCall(record)(a=1, options={"x": 1, "y": 2})
     built = instantiate(cfg, "first", a=big, options={"y": 3})
     assert built["args"] == ("first",) and built["a"] is big
@@ -258,5 +258,5 @@ _values = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda k: k != "args"), _values, max_size=4))
-def test_any_values_reach_the_target_equal(kwargs: Dict[str, Any]) -> None:
+def test_any_values_reach_the_target_equal(kwargs: dict[str, Any]) -> None:
     assert instantiate(LazyCall(record)(**kwargs)) == {"args": (), **kwargs}

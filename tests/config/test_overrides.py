@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,16 +17,16 @@ class AdamW:
 
 
 def build_loader(
-    dataset: Any = None, readers: str = "data_parallel", layouts: Optional[Dict[str, Any]] = None, num_workers: int = 4
+    dataset: Any = None, readers: str = "data_parallel", layouts: dict[str, Any] | None = None, num_workers: int = 4
 ) -> Any:
     return locals()
 
 
-def take_all(**kwargs: Any) -> Dict[str, Any]:
+def take_all(**kwargs: Any) -> dict[str, Any]:
     return kwargs
 
 
-def collate(batch: List[Any]) -> Any:
+def collate(batch: list[Any]) -> Any:
     return batch
 
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +27,12 @@ pytest.importorskip("array_record")
 pytest.importorskip("pyarrow")
 
 
-def contents(folder: Path) -> Dict[str, bytes]:
+def contents(folder: Path) -> dict[str, bytes]:
     """The shards in a folder."""
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
 
 
-def as_source_has_it(to: str, found: List[Any], expected: List[Any]) -> bool:
+def as_source_has_it(to: str, found: list[Any], expected: list[Any]) -> bool:
     """Whether records of shards are those of the source."""
     if to == "array_record":
         return same([record if type(expected[0]) is bytes else unpack_record(record) for record in found], expected)
@@ -45,9 +45,9 @@ def as_source_has_it(to: str, found: List[Any], expected: List[Any]) -> bool:
     return same([decoded(record, expected[0]) for record in found], expected)
 
 
-def decoded(sample: Dict[str, Any], like: Dict[str, Any]) -> Dict[str, Any]:
+def decoded(sample: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
     """A sample of files as the record that they were made of."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for ending, content in sample.items():
         name, _, kind = ending.rpartition(".")
         if ending == "__key__" and "__key__" not in like:
@@ -104,7 +104,7 @@ def test_the_formats_own_readers_read_the_shards(tmp_path: Path) -> None:
 
 def converted(tmp_path: Path, workers: int = 1, **changed: Any) -> Converted:
     """Convert `a.jsonl` into tar shards of 20."""
-    options: Dict[str, Any] = {"to": "webdataset", "output": tmp_path / "out", "records_per_shard": 20, **changed}
+    options: dict[str, Any] = {"to": "webdataset", "output": tmp_path / "out", "records_per_shard": 20, **changed}
     return convert(Conversion([str(tmp_path / "a.jsonl")], **options), workers)
 
 

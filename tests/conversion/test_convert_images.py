@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, Callable, List, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from tests.sources.published_files import cifar_image, write_cifar10, write_cifa
 
 pytest.importorskip("pyarrow")
 
-Images = List[Tuple[np.ndarray, int]]
+Images = list[tuple[np.ndarray, int]]
 
 
 def photographs(root: Path) -> Images:
@@ -52,7 +52,7 @@ def cifar100(root: Path) -> Images:
 WRITERS = {"image_folder": photographs, "cifar10": cifar10, "cifar10_test": cifar10_test, "cifar100": cifar100}
 
 
-def assert_same(found: List[Tuple[Any, int]], expected: Images) -> None:
+def assert_same(found: list[tuple[Any, int]], expected: Images) -> None:
     assert [label for _, label in found] == [label for _, label in expected]
     for (image, _), (pixels, _) in zip(found, expected):
         np.testing.assert_array_equal(np.asarray(image), pixels)
@@ -66,7 +66,7 @@ def test_images_become_shards_that_webdataset_and_pyarrow_decode(tmp_path: Path,
     write: Callable[[Path], Images] = WRITERS[kind]
     expected = write(tmp_path / "images")
 
-    def shards(to: str) -> List[str]:
+    def shards(to: str) -> list[str]:
         paths = [str(tmp_path / "images")]
         return convert(Conversion(paths, to, tmp_path / to, format=kind, records_per_shard=4), workers=2).paths
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from libai_data.datasets.gpt import GPTDataset
 from libai_data.sources import IndexedWriter
 
-Documents = List[List[int]]
+Documents = list[list[int]]
 
 
 def corpora(max_documents: int = 8, max_tokens: int = 12) -> st.SearchStrategy[Documents]:
@@ -32,7 +33,7 @@ def write(prefix: Path, documents: Documents, dtype: Any = np.uint16) -> Path:
     return prefix
 
 
-def samples(dataset: GPTDataset) -> List[Dict[str, np.ndarray]]:
+def samples(dataset: GPTDataset) -> list[dict[str, np.ndarray]]:
     """All samples, as bare arrays."""
     return [
         {name: field.tensor for name, field in dataset[index].get_fields().items()} for index in range(len(dataset))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -30,9 +31,9 @@ class Tokenizer:
         special += [f"<extra_id_{number}>" for number in range(100)]
         tokens = [*special, *(f"w{n}" for n in range(words)), *(f"##p{n}" for n in range(pieces)), *extra]
         self.vocabulary = {token: ident for ident, token in enumerate(tokens)}
-        self.additional_special_tokens_ids: Optional[List[int]] = list(range(7, FIRST))
+        self.additional_special_tokens_ids: list[int] | None = list(range(7, FIRST))
 
-    def get_vocab(self) -> Dict[str, int]:
+    def get_vocab(self) -> dict[str, int]:
         return self.vocabulary
 
 

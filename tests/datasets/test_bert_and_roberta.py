@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def original(sample: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(sample["loss_mask"], sample["lm_labels"], sample["input_ids"])[sample["attention_mask"]]
 
 
-def passages(sample: dict[str, np.ndarray]) -> Tuple[List[int], List[int]]:
+def passages(sample: dict[str, np.ndarray]) -> tuple[list[int], list[int]]:
     """A and B of a sample, checked for what must lie around them."""
     tokens, count = original(sample), int(sample["attention_mask"].sum())
     types = sample["tokentype_ids"]
@@ -74,7 +74,7 @@ def test_half_of_the_pairs_follow_each_other_and_the_label_says_which(corpus: An
     assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
 
 
-def truncated_by_loop(first: List[int], second: List[int], limit: int) -> Tuple[int, int]:
+def truncated_by_loop(first: list[int], second: list[int], limit: int) -> tuple[int, int]:
     """BERT's loop: one token of the longer passage at a time."""
     a, b = len(first), len(second)
     while a + b > limit:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,16 +25,16 @@ class Noisy:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {self.name: np.array([self.size, index, sample_generator().random()], dtype=self.dtype)}
 
 
 class NoisyTogether(Noisy):
     """Also reads together, and remembers that it did."""
 
-    calls: List[int]
+    calls: list[int]
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         self.calls.append(len(indices))
         for row, (index, generator) in enumerate(zip(indices, sample_generators())):
             out["x"][row] = self.size, index, generator.random()
@@ -47,7 +47,7 @@ class NoisyTogether(Noisy):
 class NoisyParts(NoisyTogether):
     """Is told the parts."""
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray], parts: Any) -> None:  # type: ignore[override]
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray], parts: Any) -> None:  # type: ignore[override]
         assert parts == {}
         super().read_batch(indices, out)
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,7 @@ sizes = st.lists(st.integers(0, 6), min_size=1, max_size=6)
 
 
 @given(sizes)
-def test_datasets_come_one_behind_the_other(sizes: List[int]) -> None:
+def test_datasets_come_one_behind_the_other(sizes: list[int]) -> None:
     parts = [[(number, index) for index in range(size)] for number, size in enumerate(sizes)]
     whole = ConcatDataset(parts)
     assert [whole[index] for index in range(len(whole))] == [sample for part in parts for sample in part]

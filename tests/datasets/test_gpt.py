@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +20,11 @@ from libai_data.samplers import CyclicSampler
 from libai_data.sources import IndexedSource
 from tests.datasets.gpt_corpora import Documents, corpora, runs_of_pairs, samples, write
 
-EVERYTHING: Dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
+EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def stream_of(found: List[Dict[str, np.ndarray]]) -> List[int]:
+def stream_of(found: list[dict[str, np.ndarray]]) -> list[int]:
     """The stream that padded samples are cut from."""
     first = found[0]["input_ids"][:1].tolist()
     return first + [token for sample in found for token, counts in zip(sample["labels"], sample["loss_mask"]) if counts]
@@ -37,7 +37,7 @@ def test_an_epochs_samples_hold_each_document_token_for_token(
 ) -> None:
     assume(epochs * sum(map(len, documents)) > 1)
     prefix = write(tmp_path / "a", documents)
-    options: Dict[str, Any] = {"num_epochs": epochs, "shuffle_documents": shuffled}
+    options: dict[str, Any] = {"num_epochs": epochs, "shuffle_documents": shuffled}
     found = samples(GPTDataset(prefix, length, pad_last=True, **options))
     stream = stream_of(found)
     kept = [document for document in documents if document]
@@ -69,7 +69,7 @@ def test_an_epochs_samples_hold_each_document_token_for_token(
 def test_each_epoch_has_an_order_of_its_own_and_the_seed_decides_it(tmp_path: Path) -> None:
     prefix = write(tmp_path / "a", [[number] for number in range(1, 101)])
 
-    def stream(**options: Any) -> List[int]:
+    def stream(**options: Any) -> list[int]:
         return stream_of(samples(GPTDataset(prefix, 9, pad_last=True, shuffle_documents=True, **options)))
 
     two = stream(num_epochs=2)
@@ -79,7 +79,7 @@ def test_each_epoch_has_an_order_of_its_own_and_the_seed_decides_it(tmp_path: Pa
     assert stream(seed=7) == stream(seed=7)
 
 
-def fields_by_definition(stream: List[int], ends: List[bool], begin: int, length: int) -> Dict[str, Any]:
+def fields_by_definition(stream: list[int], ends: list[bool], begin: int, length: int) -> dict[str, Any]:
     """Positions and masks of a sample, place by place, from where documents end."""
     positions, allowed, counts, since = [], np.zeros((length, length), bool), [], 0
     for place in range(length):
@@ -121,9 +121,9 @@ def test_packed_samples_hold_whole_documents_and_cu_seqlens_says_where(
     assume(any(len(document) > 1 for document in documents))
     prefix = write(tmp_path / "a", documents)
     dataset = GPTDataset(prefix, length, packing=True, num_epochs=epochs, shuffle_documents=shuffled, pad_id=9)
-    pieces: List[int] = []
-    inputs: List[int] = []
-    labels: List[int] = []
+    pieces: list[int] = []
+    inputs: list[int] = []
+    labels: list[int] = []
     fills = []
     for sample in samples(dataset):
         bounds = sample["cu_seqlens"].tolist()
@@ -173,7 +173,7 @@ def test_tensor_ranks_that_read_parts_read_what_a_whole_sample_has_there(
             np.testing.assert_array_equal(out[name], np.stack(values), err_msg=name)
 
 
-def samples_of(dataset: GPTDataset, index: int) -> Dict[str, np.ndarray]:
+def samples_of(dataset: GPTDataset, index: int) -> dict[str, np.ndarray]:
     return {name: field.tensor for name, field in dataset[index].get_fields().items()}
 
 
@@ -201,7 +201,7 @@ def test_a_corpus_smaller_than_a_sample_is_refused_padded_or_repeated(tmp_path: 
 @pytest.mark.parametrize("documents", [[], [[]], [[], [5], []]])
 @pytest.mark.parametrize("options", [{}, {"packing": True}, {"pad_last": True}, {"shuffle_documents": True}])
 def test_a_corpus_in_which_nothing_follows_anything_is_refused(
-    tmp_path: Path, documents: Documents, options: Dict[str, bool]
+    tmp_path: Path, documents: Documents, options: dict[str, bool]
 ) -> None:
     with pytest.raises(ConfigError, match="make no sample"):
         GPTDataset(write(tmp_path / "a", documents), 4, **options)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_a_corpus_in_which_nothing_follows_anything_is_refused(
         ({"pad_id": -1}, "pad_id is -1; the tokens of .* are uint16"),
     ],
 )
-def test_arguments_out_of_range_are_named(tmp_path: Path, options: Dict[str, Any], message: str) -> None:
+def test_arguments_out_of_range_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     prefix = write(tmp_path / "a", [[1, 2, 3]])
     with pytest.raises(ConfigError, match=message):
         GPTDataset(prefix, **{"max_seq_length": 2, **options})
@@ -230,14 +230,14 @@ def test_labels_are_for_the_last_stage_and_all_dtypes_become_int64(tmp_path: Pat
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle_documents": True}, {"packing": True}, EVERYTHING])
-def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: Dict[str, Any]) -> None:
+def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 90, 300)]
     dataset = GPTDataset(IndexedSource(write(tmp_path / "a", documents)), 32, num_epochs=2, **options)
     dataset.read_batch(np.arange(3), {"input_ids": np.empty((3, 32), np.int64)})
     assert len(pickle.dumps(GPTDataset(tmp_path / "a", 32))) < 3000
 
-    def batches(workers: int) -> List[Any]:
+    def batches(workers: int) -> list[Any]:
         loader = DataLoader(dataset, CyclicSampler(dataset, 16, shuffle=True), num_workers=workers)
         try:
             return [
@@ -253,7 +253,7 @@ def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: Dict[s
 
 @pytest.mark.parametrize("options", [{}, {"packing": True}, {"reset_position_ids": True, "pad_last": True}])
 def test_with_split_1_a_loader_gives_a_tensor_rank_its_tokens_and_cu_seqlens_stays_whole(
-    tmp_path: Path, options: Dict[str, Any]
+    tmp_path: Path, options: dict[str, Any]
 ) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 40, 100)]
@@ -277,7 +277,7 @@ def test_a_tensor_rank_takes_no_more_than_its_tokens_from_the_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset = GPTDataset(write(tmp_path / "a", [list(range(500))]), 64)
-    widths: List[int] = []
+    widths: list[int] = []
     take = BatchFiller._tokens_from
 
     def recorded(self: BatchFiller, offsets: np.ndarray, width: int) -> np.ndarray:

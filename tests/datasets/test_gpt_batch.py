@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,7 +14,7 @@ from libai_data.datasets import gpt_batch
 from libai_data.datasets.gpt import GPTDataset
 from tests.datasets.gpt_corpora import Documents, corpora, write
 
-KINDS: Dict[str, Dict[str, Any]] = {
+KINDS: dict[str, dict[str, Any]] = {
     "shuffled": {"shuffle_documents": True},
     "padded": {"shuffle_documents": True, "pad_last": True},
     "reset": {"reset_position_ids": True, "eod_mask_loss": True},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def png(pixels: np.ndarray) -> bytes:
 class Source:
     """The same picture encoded, in colour and in grey; and bytes that are none, and a file that has gone."""
 
-    images: Tuple[Union[bytes, np.ndarray, OSError], ...] = (
+    images: tuple[bytes | np.ndarray | OSError, ...] = (
         *(png(PIXELS), PIXELS, PIXELS[:, :, 0], b"no image"),
         OSError("gone"),
     )
@@ -33,7 +33,7 @@ class Source:
     def __len__(self) -> int:
         return len(self.images)
 
-    def read(self, index: int) -> Tuple[Union[bytes, np.ndarray], int]:
+    def read(self, index: int) -> tuple[bytes | np.ndarray, int]:
         image = self.images[index]
         if isinstance(image, OSError):
             raise image
@@ -42,7 +42,7 @@ class Source:
     def name(self, index: int) -> str:
         return f"number {index}"
 
-    def fingerprint(self) -> Dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         return {"images": len(self)}
 
 
@@ -51,7 +51,7 @@ class Recorder:
 
     def __init__(self, takes_encoded: bool) -> None:
         self.takes_encoded = takes_encoded
-        self.given: List[Any] = []
+        self.given: list[Any] = []
 
     def __call__(self, image: Any) -> np.ndarray:
         self.given.append(image)

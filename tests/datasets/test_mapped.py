@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from tests.loader.sample_datasets import Numbers
 from tests.loader.streams import WORKER_NAMES, WORKERS, stream
 
 
-def negative(sample: Any) -> Dict[str, Any]:
+def negative(sample: Any) -> dict[str, Any]:
     return {"index": -sample.index.tensor}
 
 
-def noisy(sample: Any, generator: np.random.Generator) -> Dict[str, Any]:
+def noisy(sample: Any, generator: np.random.Generator) -> dict[str, Any]:
     return {"index": sample["index"], "noise": [*sample.get("noise", np.zeros(0)), generator.random()]}
 
 
@@ -30,7 +30,7 @@ def test_each_sample_is_what_the_function_makes_of_it() -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:], ids=WORKER_NAMES[1:])
-def test_what_is_drawn_is_the_same_whoever_reads(workers: Dict[str, Any]) -> None:
+def test_what_is_drawn_is_the_same_whoever_reads(workers: dict[str, Any]) -> None:
     dataset = RandomMap(RandomMap(Map(Numbers(8), negative), noisy), noisy)
     expected = stream(dataset, batches=4)
     assert stream(dataset, batches=4, **workers) == expected

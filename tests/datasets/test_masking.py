@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Set
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,10 +18,10 @@ TOKENS = st.lists(
 )
 
 
-def chosen_by_loops(tokens: List[int], special: List[bool], masking: Masking, seed: int) -> Set[int]:
+def chosen_by_loops(tokens: list[int], special: list[bool], masking: Masking, seed: int) -> set[int]:
     """Whole words and n-grams, one at a time, in lists; from the same draws."""
-    words: List[List[int]] = []
-    segment_of: List[int] = []
+    words: list[list[int]] = []
+    segment_of: list[int] = []
     segment = 0
     for place, token in enumerate(tokens):
         if special[place]:
@@ -39,7 +37,7 @@ def chosen_by_loops(tokens: List[int], special: List[bool], masking: Masking, se
         return set()
     order = random.permutation(len(words))
     numbers = random.random(len(words))
-    chosen: Set[int] = set()
+    chosen: set[int] = set()
     weights = [1 / n for n in range(1, masking.max_ngrams + 1)]
     for word, number in zip(order, numbers):
         n, total = 1, weights[0] / sum(weights)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -20,7 +20,7 @@ LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
 @given(lengths=LENGTHS, units=st.integers(9, 12), cut=st.booleans(), known=st.booleans())
 def test_one_round_of_packs_holds_every_token_once_in_order(
-    lengths: List[int], units: int, cut: bool, known: bool
+    lengths: list[int], units: int, cut: bool, known: bool
 ) -> None:
     packs = OneRound(PackedDataset(Documents(lengths), units, cut=cut, lengths=lengths if known else None))
     found = [as_tokens(packs[index]) for index in range(len(packs))]
@@ -48,12 +48,12 @@ def list_lengths(samples: Any) -> Any:
 
 
 @given(lengths=LENGTHS, bools=st.lists(st.booleans(), min_size=12, max_size=12))
-def test_filters_may_lie_under_filters_and_packers(lengths: List[int], bools: List[bool]) -> None:
+def test_filters_may_lie_under_filters_and_packers(lengths: list[int], bools: list[bool]) -> None:
     lengths = [*lengths, 4]
     bools = [*bools[: len(lengths) - 1], True]
     documents = Documents(lengths)
     both = [keep and length % 2 == 0 for keep, length in zip(bools, lengths)]
-    filters: List[Any] = [
+    filters: list[Any] = [
         FilteredDataset(documents, both),
         FilteredDataset(FilteredDataset(documents, is_even), bools),
         FilteredDataset(FilteredDataset(documents, bools), is_even),

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, List
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ fractions = st.lists(st.sampled_from([0, 0.1, 0.25, 0.3, 1, 2, 17]), min_size=1,
 
 
 @given(st.integers(0, 3000), fractions, st.integers(-5, 2**64))
-def test_parts_cover_the_dataset_once_and_have_their_fractions(size: int, fractions: List[float], seed: int) -> None:
+def test_parts_cover_the_dataset_once_and_have_their_fractions(size: int, fractions: list[float], seed: int) -> None:
     parts = random_split(range(size), fractions, seed)
     assert sorted(sample for part in parts for sample in map(part.__getitem__, range(len(part)))) == list(range(size))
     exact = [Fraction(repr(fraction)) for fraction in fractions]
@@ -35,7 +35,7 @@ def test_the_seed_alone_decides() -> None:
 
 
 @pytest.mark.parametrize("wrong", [[], [0], [1, -1], [1, float("nan")], ["half"], [True]])
-def test_fractions_that_mean_nothing_are_refused(wrong: List[Any]) -> None:
+def test_fractions_that_mean_nothing_are_refused(wrong: list[Any]) -> None:
     with pytest.raises(ConfigError, match="fractions are"):
         random_split(range(9), wrong)
 

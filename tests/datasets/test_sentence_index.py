@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import List, Tuple
 
 import numpy as np
 import pytest
@@ -18,12 +17,12 @@ from tests.datasets.sentence_corpora import random_corpus
 DOCUMENTS = st.lists(st.lists(st.integers(0, 12), max_size=9), min_size=1, max_size=12)
 
 
-def corpus(documents: List[List[int]]) -> SimpleNamespace:
+def corpus(documents: list[list[int]]) -> SimpleNamespace:
     sizes = np.array([size for document in documents for size in document], np.int32)
     return SimpleNamespace(sizes=sizes, doc_idx=np.cumsum([0, *map(len, documents)]))
 
 
-def by_loops(documents: List[List[int]], targets: dict[int, int], least: int, epochs: int) -> List[Tuple[int, int]]:
+def by_loops(documents: list[list[int]], targets: dict[int, int], least: int, epochs: int) -> list[tuple[int, int]]:
     """Megatron-LM's `build_mapping`, written from its description: a sample ends where it is long enough, has enough
     sentences, and leaves more than one behind; or with its document."""
     found = []
@@ -45,7 +44,7 @@ def by_loops(documents: List[List[int]], targets: dict[int, int], least: int, ep
 
 
 @given(DOCUMENTS, st.sampled_from([1, 2]), st.sampled_from([None, 7, 40]))
-def test_samples_are_those_of_the_loops(documents: List[List[int]], least: int, wanted: int | None) -> None:
+def test_samples_are_those_of_the_loops(documents: list[list[int]], least: int, wanted: int | None) -> None:
     one = by_loops(documents, {}, least, 1)
     if not one:
         with pytest.raises(ConfigError, match="none of the"):
@@ -60,7 +59,7 @@ def test_samples_are_those_of_the_loops(documents: List[List[int]], least: int, 
 
 
 @given(DOCUMENTS, st.integers(0, 100))
-def test_short_samples_are_those_of_the_loops_too(documents: List[List[int]], seed: int) -> None:
+def test_short_samples_are_those_of_the_loops_too(documents: list[list[int]], seed: int) -> None:
     if not by_loops(documents, {}, 1, 1):
         return
     found = find_samples(corpus(documents), SentenceRule(10, 1, short_seq_prob=0.5, seed=seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def read(dataset: Any, index: int) -> dict[str, np.ndarray]:
         return {name: value.tensor for name, value in dataset[index].get_fields().items()}
 
 
-def corrupted_by_loops(tokens: List[int], starts: List[int], lengths: List[int]) -> tuple[list[int], list[int]]:
+def corrupted_by_loops(tokens: list[int], starts: list[int], lengths: list[int]) -> tuple[list[int], list[int]]:
     encoder, decoder, number, place = [], [], 0, 0
     while place < len(tokens):
         if place in starts:
@@ -95,7 +95,7 @@ def test_15_percent_are_taken_out_in_spans_of_3_on_average(corpus: Any) -> None:
 
 def test_encoder_and_decoder_together_hold_the_corpus_token_for_token(corpus: Any) -> None:
     dataset = T5Dataset("t5", Tokenizer(), corpus, max_seq_length=1500, max_seq_length_dec=400)
-    found: List[int] = []
+    found: list[int] = []
     for index in range(len(dataset)):
         sample = read(dataset, index)
         labels = sample["lm_labels"][sample["loss_mask"]].tolist()

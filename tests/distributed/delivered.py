@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.global_batch.traffic import FieldSize, NodeTraffic, node_traffic
@@ -19,7 +19,7 @@ MODES = ("data_parallel", "node", "rank0")
 COUNTED_BATCHES, COUNTED_ROWS = 3, 8
 COUNTED_FIELDS = (FieldSize("image", 64 * 320 * 4), FieldSize("label", 8, placement_idx=-1))
 
-Found = List[Dict[str, Any]]
+Found = list[dict[str, Any]]
 """Of each rank: mesh -> scenario -> read mode -> what it saw."""
 
 
@@ -38,7 +38,7 @@ def whole(found: Found, mesh: str, scenario: str, mode: str) -> Any:
         return None
     batches = []
     for parts in zip(*saw):
-        shards: Dict[int, Any] = {}
+        shards: dict[int, Any] = {}
         for part in parts:
             assert part["place"] == parts[0]["place"]
             assert part.get("state") == parts[0].get("state")
@@ -53,14 +53,14 @@ def whole(found: Found, mesh: str, scenario: str, mode: str) -> Any:
     return batches
 
 
-def planned(readers: str, mesh: str, num_nodes: int) -> List[NodeTraffic]:
+def planned(readers: str, mesh: str, num_nodes: int) -> list[NodeTraffic]:
     """What each node reads and receives for a batch of the scenario "counted", by the plan."""
     data, tensor, pipeline = map(int, mesh.split("x"))
     plan = ReadPlan(ParallelMesh(data, tensor, pipeline, num_nodes=num_nodes), readers)
     return [node_traffic(plan, node, COUNTED_FIELDS, COUNTED_ROWS // data) for node in range(num_nodes)]
 
 
-def scenarios(found: Found, mesh: str) -> List[str]:
+def scenarios(found: Found, mesh: str) -> list[str]:
     """Names of the scenarios that were lived through on a mesh."""
     return list(found[0][mesh])
 

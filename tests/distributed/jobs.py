@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Dict, List, Mapping, Optional, Sequence
+from typing import IO
 
 from libai_data.launch import free_port
 from tests.distributed.launcher import BOOTSTRAP, _environment, _session_members
@@ -33,10 +34,10 @@ class Ended:
         left: processes that were still there when all that were started had ended.
     """
 
-    codes: List[int]
-    outputs: List[str]
+    codes: list[int]
+    outputs: list[str]
     at: float
-    left: List[int]
+    left: list[int]
 
     @property
     def output(self) -> str:
@@ -48,8 +49,8 @@ class Ended:
 class Job:
     """Processes that were started together; kills what is left of them at the end."""
 
-    processes: List[subprocess.Popen[bytes]] = field(default_factory=list)
-    files: List[IO[bytes]] = field(default_factory=list)
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    files: list[IO[bytes]] = field(default_factory=list)
 
     def start(self, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start a process in a session of its own."""
@@ -93,10 +94,10 @@ class Job:
         return Ended([process.poll() or 0 for process in awaited], self._outputs(), time.time(), self._members(awaited))
 
     @staticmethod
-    def _members(processes: Sequence[subprocess.Popen[bytes]]) -> List[int]:
+    def _members(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
         return [pid for process in processes for pid in _session_members(process.pid)]
 
-    def _outputs(self) -> List[str]:
+    def _outputs(self) -> list[str]:
         return [
             os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace") for file in self.files
         ]
@@ -117,26 +118,26 @@ class Job:
             file.close()
 
 
-def launch_command(nproc: int, *flags: str) -> List[str]:
+def launch_command(nproc: int, *flags: str) -> list[str]:
     """The launcher's command line, up to the script."""
     return [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), *flags]
 
 
-def ranks_environment(extra: Optional[Mapping[str, str]] = None) -> Dict[str, str]:
+def ranks_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment in which ranks run here; what they raise is theirs to end by."""
     return _environment(extra or {}, end_on_error=False)
 
 
-def start_by_launcher(job: Job, script: Path, nproc: int, *args: str, env: Optional[Mapping[str, str]] = None) -> None:
+def start_by_launcher(job: Job, script: Path, nproc: int, *args: str, env: Mapping[str, str] | None = None) -> None:
     """Start ranks through `libai_data.launch`: one process of the job."""
     job.start([*launch_command(nproc), str(BOOTSTRAP), str(script), *args], ranks_environment(env))
 
 
-def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Optional[Mapping[str, str]] = None) -> None:
+def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Mapping[str, str] | None = None) -> None:
     """Start each rank as a user would who has no launcher: one process of the job each."""
     port = free_port()
     for rank in range(nproc):
-        variables: Dict[str, str] = {
+        variables: dict[str, str] = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
             "WORLD_SIZE": str(nproc),

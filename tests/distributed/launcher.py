@@ -9,9 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOTSTRAP = Path(__file__).resolve().with_name("bootstrap.py")
@@ -43,9 +43,9 @@ def launch_ranks(
     nproc: int,
     *args: str,
     timeout: float = 60,
-    env: Optional[Mapping[str, str]] = None,
+    env: Mapping[str, str] | None = None,
     end_on_error: bool = True,
-    cwd: Optional[Path] = None,
+    cwd: Path | None = None,
 ) -> LaunchResult:
     """Run ``script`` on ``nproc`` ranks of this machine through ``libai_data.launch``.
 
@@ -96,7 +96,7 @@ def launch_ranks(
         return LaunchResult(process.returncode, _read(output.fileno()))
 
 
-def _environment(extra: Mapping[str, str], end_on_error: bool) -> Dict[str, str]:
+def _environment(extra: Mapping[str, str], end_on_error: bool) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     path = [str(REPOSITORY), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
@@ -126,7 +126,7 @@ def _kill_session(process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.02)
 
 
-def _session_members(session: int) -> List[int]:
+def _session_members(session: int) -> list[int]:
     """Processes of a session that still run (zombies left out)."""
     members = []
     for entry in os.listdir("/proc"):
@@ -137,12 +137,12 @@ def _session_members(session: int) -> List[int]:
     return members
 
 
-def _parent(pid: int) -> Optional[int]:
+def _parent(pid: int) -> int | None:
     fields = _stat(pid)
     return int(fields[1]) if fields else None
 
 
-def _stat(pid: int) -> List[str]:
+def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat behind the command's name: state, parent, group, session, ..."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional
 
 from tests.distributed.slow_link import CARDS
 
@@ -37,7 +37,7 @@ class Node:
     address: str
     holder: int
 
-    def command(self, *words: str) -> List[str]:
+    def command(self, *words: str) -> list[str]:
         """A command line that runs in this namespace."""
         return ["nsenter", "--target", str(self.holder), "--net", "--", *words]
 
@@ -46,7 +46,7 @@ class Node:
         subprocess.run(self.command(*words), check=True, capture_output=True)
 
 
-def why_not() -> Optional[str]:
+def why_not() -> str | None:
     """Why this machine cannot be two nodes; None if it can."""
     if os.geteuid() != 0:
         return "two nodes on one machine need root, to make network namespaces"
@@ -60,7 +60,7 @@ def why_not() -> Optional[str]:
 
 
 @contextmanager
-def two_nodes(delay_file: Optional[Path] = None) -> Iterator[List[Node]]:
+def two_nodes(delay_file: Path | None = None) -> Iterator[list[Node]]:
     """Make two nodes that reach each other, and nothing else.
 
     Args:
@@ -89,7 +89,7 @@ def two_nodes(delay_file: Optional[Path] = None) -> Iterator[List[Node]]:
             holder.wait()
 
 
-def _join_by_relay(nodes: List[Node], delay_file: Path) -> subprocess.Popen[bytes]:
+def _join_by_relay(nodes: list[Node], delay_file: Path) -> subprocess.Popen[bytes]:
     """Put a relay between the nodes' cards, in a namespace of its own, which ends with the relay."""
     script = Path(__file__).with_name("slow_link.py")
     # It begins when it reads a line: the cards come first.

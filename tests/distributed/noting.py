@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.mesh import get_rank
 
-taken: List[str] = []
+taken: list[str] = []
 
 
 class NotingTrainer(DefaultTrainer):
@@ -19,13 +19,13 @@ class NotingTrainer(DefaultTrainer):
     train.
     """
 
-    def build_hooks(self) -> List[Optional[HookBase]]:
+    def build_hooks(self) -> list[HookBase | None]:
         # First, so that every rank has noted a step before it takes part in saving it: a resume begins after it.
         notes = Notes(Path(self.cfg.train.output_dir) / f"taken-{get_rank()}")
         return [notes, *super().build_hooks()]
 
     @classmethod
-    def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> Dict[str, Any]:
+    def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
         rows = data._rows
         taken.extend(f"{epoch}:{index}" for epoch, index in zip(rows.epochs.tolist(), rows.indices.tolist()))
         return super().get_batch(data, input_placement_device, mixup_func)

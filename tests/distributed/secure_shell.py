@@ -10,9 +10,9 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence
 
 from tests.distributed.namespaces import Node, _end_with_parent
 
@@ -42,7 +42,7 @@ Host *
 """
 
 
-def why_no_sshd() -> Optional[str]:
+def why_no_sshd() -> str | None:
     """Why this machine cannot run an sshd for a test; None if it can. For root alone."""
     if SSHD is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         return "launching over ssh needs sshd, ssh and ssh-keygen (Debian: openssh-server, openssh-client)"
@@ -68,7 +68,7 @@ def reachable_by_ssh(nodes: Sequence[Node], folder: Path) -> Iterator[str]:
     (folder / "ssh_config").write_text(CLIENT.format(folder=folder))
     made = not PRIVILEGE_SEPARATION.exists()
     PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
-    servers: List[subprocess.Popen[bytes]] = []
+    servers: list[subprocess.Popen[bytes]] = []
     try:
         for number, node in enumerate(nodes):
             config = folder / f"sshd_config_{number}"
@@ -90,7 +90,7 @@ def reachable_by_ssh(nodes: Sequence[Node], folder: Path) -> Iterator[str]:
             PRIVILEGE_SEPARATION.rmdir()
 
 
-def processes_on(node: Node) -> List[int]:
+def processes_on(node: Node) -> list[int]:
     """What runs on a node, but for the process that holds it."""
     there = os.readlink(f"/proc/{node.holder}/ns/net")
     found = []
@@ -101,7 +101,7 @@ def processes_on(node: Node) -> List[int]:
     return found
 
 
-def of_the_job(node: Node) -> List[str]:
+def of_the_job(node: Node) -> list[str]:
     """Command lines of what runs on a node, but for sshd."""
     commands = []
     for pid in processes_on(node):
@@ -112,7 +112,7 @@ def of_the_job(node: Node) -> List[str]:
     return commands
 
 
-def wait_until_nothing_runs(nodes: Sequence[Node], seconds: float) -> List[str]:
+def wait_until_nothing_runs(nodes: Sequence[Node], seconds: float) -> list[str]:
     """Wait until nothing but sshd runs on the nodes; returns what still does after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := [each for node in nodes for each in of_the_job(node)]) and time.monotonic() < deadline:

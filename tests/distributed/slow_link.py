@@ -15,7 +15,6 @@ import socket
 import sys
 import time
 from pathlib import Path
-from typing import List, Tuple
 
 CARDS = ("side0", "side1")
 SECONDS_TO_READ_THE_DELAY = 0.05
@@ -28,7 +27,7 @@ _FRAME_BYTES = 1 << 17
 def relay(delay_file: Path) -> None:
     """Hand frames on between the two cards, for ever."""
     sides = [_open(card) for card in CARDS]
-    waiting: List[Tuple[float, int, socket.socket, bytes]] = []
+    waiting: list[tuple[float, int, socket.socket, bytes]] = []
     numbers = itertools.count()
     delay, look_at = 0.0, 0.0
     while True:

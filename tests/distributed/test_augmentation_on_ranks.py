@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "augmentation_on_ranks.py"
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, List[Dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("augmentation")
     for number in range(20):
         path = folder / "images" / f"class{number % 3}" / f"{number}.jpg"
@@ -31,7 +31,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Tuple[Path, List[Dict[str
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_all_meshes_read_modes_and_workers_make_the_images_of_one(
-    ranks: Tuple[Path, List[Dict[str, Any]]], name: str
+    ranks: tuple[Path, list[dict[str, Any]]], name: str
 ) -> None:
     folder, found = ranks
     alone = iter(loader_of(folder / "images", name, 1, "data_parallel", 0))

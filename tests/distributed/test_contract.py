@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -40,7 +40,7 @@ EXPECTED = {
     "another global batch size": (0, r"SchemaError.*field 'tokens' is int64 \[4, 6\].*int64 \[3, 6\].*rank 2, 3"),
 }
 
-Results = List[Dict[str, Any]]
+Results = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")

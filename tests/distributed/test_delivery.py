@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import pytest
 
@@ -43,7 +43,7 @@ FoundOn = Callable[[int], Found]
 @pytest.fixture(scope="module")
 def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
     """What the ranks of a world saw; each world is launched once, when it is first asked for."""
-    worlds: Dict[int, Found] = {}
+    worlds: dict[int, Found] = {}
 
     def found(world_size: int) -> Found:
         if world_size not in worlds:
@@ -96,7 +96,7 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
     for scenario in scenarios(found, mesh):
         if scenario.partition(",")[0] != "counted":
             continue
-        saw: Dict[str, List[Any]] = {mode: [each[mesh][scenario][mode]["saw"] for each in found] for mode in MODES}
+        saw: dict[str, list[Any]] = {mode: [each[mesh][scenario][mode]["saw"] for each in found] for mode in MODES}
         for mode in ("node", "rank0"):
             reader, *others = saw[mode]
             assert reader["read"] == list(range(24)), (scenario, mode)

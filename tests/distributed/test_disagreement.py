@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 
@@ -33,7 +32,7 @@ TOLD = {
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, str]]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """Case -> what each of two ranks was told; one launch for all cases."""
     folder = tmp_path_factory.mktemp("told")
     launch = launch_ranks(SCRIPT, 2, str(folder), timeout=100)
@@ -42,10 +41,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, str]]:
 
 
 @pytest.mark.parametrize("case", list(TOLD))
-def test_every_rank_is_told_the_same_of_field_and_ranks(case: str, told: List[Dict[str, str]]) -> None:
+def test_every_rank_is_told_the_same_of_field_and_ranks(case: str, told: list[dict[str, str]]) -> None:
     assert told[0][case] == told[1][case]
     assert re.search(TOLD[case], told[0][case])
 
 
-def test_all_cases_ran(told: List[Dict[str, str]]) -> None:
+def test_all_cases_ran(told: list[dict[str, str]]) -> None:
     assert list(told[0]) == list(TOLD)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -23,9 +23,9 @@ class Runs(NamedTuple):
     """A training on seven meshes one after the other, and one on one rank."""
 
     folder: Path
-    taken: List[Dict[str, List[List[int]]]]
+    taken: list[dict[str, list[list[int]]]]
     one_rank: Path
-    one_rank_steps: Dict[int, List[int]]
+    one_rank_steps: dict[int, list[int]]
 
 
 @pytest.fixture(scope="module")

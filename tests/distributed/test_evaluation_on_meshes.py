@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ Launch = Callable[[int], Launched]
 @pytest.fixture(scope="module")
 def launched(tmp_path_factory: pytest.TempPathFactory) -> Launch:
     """Each world is launched once, when it is first asked for."""
-    worlds: Dict[int, Launched] = {}
+    worlds: dict[int, Launched] = {}
 
     def launch(world_size: int) -> Launched:
         if world_size not in worlds:

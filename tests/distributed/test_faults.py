@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import List, Tuple
 
 import pytest
 
@@ -41,7 +40,7 @@ def tracebacks(output: str, of: str) -> int:
     return len(re.findall(rf"^(?:[\w.]+\.)?{of}", output, re.MULTILINE))
 
 
-RAISING: List[Tuple[str, int, str, str, int, str, int]] = [
+RAISING: list[tuple[str, int, str, str, int, str, int]] = [
     # start, ranks, case, readers, workers, the error, the rank that it comes from
     ("launcher", 2, "dataset", "data_parallel", 0, "OSError: sample 45 cannot be read", 1),
     ("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
@@ -66,7 +65,7 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once(
                 assert says_who_is_gone(output), ended.output
 
 
-DYING: List[Tuple[str, int, str, str, int]] = [
+DYING: list[tuple[str, int, str, str, int]] = [
     ("launcher", 2, "kill:1", "data_parallel", 0),
     ("launcher", 3, "kill:0", "rank0", 2),
     # Forked workers hold what was open when they were made.

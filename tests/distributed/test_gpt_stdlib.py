@@ -9,7 +9,6 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import List
 
 import numpy as np
 import pytest
@@ -35,7 +34,7 @@ def train(folder: Path, output: str, ranks: int, *overrides: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def metric(folder: Path, name: str = "total_loss") -> List[float]:
+def metric(folder: Path, name: str = "total_loss") -> list[float]:
     lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     found = {line["iteration"]: line[name] for line in lines if name in line}
     return [found[step] for step in sorted(found)]

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Callable, Dict, List
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -28,16 +28,16 @@ SECONDS_TO_START = 5.0
 DROPOUT = "0.5"
 
 
-def noted(folder: Path, rank: int) -> List[str]:
+def noted(folder: Path, rank: int) -> list[str]:
     path = folder / f"taken-{rank}"
     return path.read_text().splitlines() if path.exists() else []
 
 
-def steps_taken(folder: Path) -> Dict[int, List[str]]:
+def steps_taken(folder: Path) -> dict[int, list[str]]:
     """Step -> the samples of its global batch; each run that came to a step must have taken the same."""
     per_rank = []
     for rank in range(RANKS):
-        taken: Dict[int, List[str]] = {}
+        taken: dict[int, list[str]] = {}
         for line in noted(folder, rank):
             if line != "run":
                 step, _, *samples = line.split()
@@ -49,16 +49,16 @@ def steps_taken(folder: Path) -> Dict[int, List[str]]:
     return {step: per_rank[0][step] + per_rank[2][step] for step in per_rank[0]}
 
 
-def uninterrupted() -> Dict[int, List[str]]:
+def uninterrupted() -> dict[int, list[str]]:
     """What each step is to take, from the order alone."""
     epochs, indices = Order(SAMPLES, SEED).locate(np.arange(STEPS * BATCH))
     samples = [f"{epoch}:{index}" for epoch, index in zip(epochs.tolist(), indices.tolist())]
     return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(STEPS)}
 
 
-def losses(folder: Path) -> Dict[int, str]:
+def losses(folder: Path) -> dict[int, str]:
     """Step -> its loss, to the last digit; each run that came to a step must have had the same."""
-    found: Dict[int, str] = {}
+    found: dict[int, str] = {}
     for line in noted(folder, 0):
         if line != "run":
             step, loss = line.split()[:2]
@@ -122,7 +122,7 @@ def kill_at_a_random_moment(folder: Path, chance: random.Random) -> str:
         return "training" if len(noted(folder, 0)) > before else "starting"
 
 
-def kill_again_and_again(folder: Path, seed: int) -> List[str]:
+def kill_again_and_again(folder: Path, seed: int) -> list[str]:
     chance = random.Random(seed)
     doing = [kill_at_a_random_moment(folder, chance) for _ in range(KILLS)]
     print(f"killed while: {doing}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,7 @@ from tests.distributed.test_two_nodes import run_on
 
 SCRIPT = Path(__file__).parent / "scripts" / "iterables_on_ranks.py"
 MODES = ("data_parallel", "node", "rank0")
-Found = List[Dict[str, Any]]
+Found = list[dict[str, Any]]
 
 
 def launched(folder: Path, ranks: int) -> Found:
@@ -36,9 +36,9 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return launched(tmp_path_factory.mktemp("four"), 4)
 
 
-def whole(found: Found, mesh: str, scenario: str, readers: str) -> List[Any]:
+def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
     """The global batches, after checking that ranks of one shard saw the same, and all equally many."""
-    shards: Dict[int, List[Any]] = {}
+    shards: dict[int, list[Any]] = {}
     for each in found:
         shard, batches = each["meshes"][mesh][scenario][readers]
         assert shards.setdefault(shard, batches) == batches

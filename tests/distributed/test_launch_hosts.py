@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Callable, NamedTuple
 
 import numpy as np
 import pytest
@@ -104,16 +105,16 @@ def await_path(job: Job, path: Path) -> None:
         time.sleep(0.005)
 
 
-def expected(steps: int) -> Dict[int, List[str]]:
+def expected(steps: int) -> dict[int, list[str]]:
     """What each step is to take, from the order alone."""
     _, indices = Order(SAMPLES, SEED).locate(np.arange(steps * BATCH))
     samples = [str(index) for index in indices.tolist()]
     return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(steps)}
 
 
-def runs_of(folder: Path, rank: int) -> List[Dict[int, List[str]]]:
+def runs_of(folder: Path, rank: int) -> list[dict[int, list[str]]]:
     """What a rank took: for each run of the training, step -> samples."""
-    runs: List[Dict[int, List[str]]] = []
+    runs: list[dict[int, list[str]]] = []
     for line in (folder / f"taken-{rank}").read_text().splitlines():
         if line == "run":
             runs.append({})
@@ -230,7 +231,7 @@ def save_and_stop(job: Job) -> None:
     job.processes[0].send_signal(signal.SIGUSR1)
 
 
-def ssh_processes(job: Job) -> List[int]:
+def ssh_processes(job: Job) -> list[int]:
     launcher = job.processes[0].pid
     return [
         int(name)

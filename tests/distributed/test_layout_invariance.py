@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, MESHES, SAMPL
 
 SCRIPT = Path(__file__).parent / "scripts" / "deliver_batches.py"
 
-Delivered = Dict[str, Dict[str, List[Dict[str, Any]]]]
+Delivered = dict[str, dict[str, list[dict[str, Any]]]]
 """Case -> mesh -> batches; see the script."""
 
 everywhere = pytest.mark.parametrize(
@@ -31,11 +31,11 @@ each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @pytest.fixture(scope="module")
-def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], List[Delivered]]:
+def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Delivered]]:
     """What each rank of a world got; each world is launched once, when it is first asked for."""
-    worlds: Dict[int, List[Delivered]] = {}
+    worlds: dict[int, list[Delivered]] = {}
 
-    def deliver(world_size: int) -> List[Delivered]:
+    def deliver(world_size: int) -> list[Delivered]:
         if world_size not in worlds:
             folder = tmp_path_factory.mktemp("delivered")
             launch = launch_ranks(SCRIPT, world_size, str(folder), timeout=150)
@@ -47,7 +47,7 @@ def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Li
     return deliver
 
 
-def true_batch(case: Case, step: int) -> Dict[str, np.ndarray]:
+def true_batch(case: Case, step: int) -> dict[str, np.ndarray]:
     """A global batch, read sample by sample with nothing but the dataset and the order."""
     positions = case.position + step * case.global_batch_size + np.arange(case.global_batch_size)
     samples = []
@@ -82,7 +82,7 @@ def digest(array: np.ndarray) -> str:
 @everywhere
 @each_case
 def test_each_global_batch_is_bit_for_bit_that_of_a_single_rank(
-    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], List[Delivered]]
+    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], list[Delivered]]
 ) -> None:
     batches = delivered_to(world_size)[0][case.name]["x".join(map(str, mesh))]
     single = delivered_to(1)[0][case.name]["1x1x1"]
@@ -96,7 +96,7 @@ def test_each_global_batch_is_bit_for_bit_that_of_a_single_rank(
 @everywhere
 @each_case
 def test_each_rank_holds_just_the_part_that_its_layout_asks_for(
-    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], List[Delivered]]
+    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], list[Delivered]]
 ) -> None:
     for step in range(case.steps):
         truth = true_batch(case, step)
@@ -112,7 +112,7 @@ def test_each_rank_holds_just_the_part_that_its_layout_asks_for(
 @everywhere
 @each_case
 def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
-    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], List[Delivered]]
+    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], list[Delivered]]
 ) -> None:
     for step in range(case.steps):
         position = case.position + step * case.global_batch_size
@@ -127,7 +127,7 @@ def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
 # The loader takes the epoch of a rank's own first row for that of the global batch; IndexBatch.epoch is the right one.
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_all_ranks_name_the_epoch_of_the_global_batchs_first_sample(
-    world_size: int, delivered_to: Callable[[int], List[Delivered]]
+    world_size: int, delivered_to: Callable[[int], list[Delivered]]
 ) -> None:
     for delivered in delivered_to(world_size):
         for case in CASES:

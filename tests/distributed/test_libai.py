@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -17,13 +17,13 @@ NEEDED = ("libai", "flowvision", "boto3", "portalocker", "regex", "requests", "s
 MISSING = [name for name in (*NEEDED, "termcolor", "wget") if find_spec(name) is None]
 STEPS, STEPS_BEFORE, SAVED_AFTER = 9, 7, 6
 WAYS = ("data_parallel", "node", "rank0", "no line", "own loader", "graph", "evaluating")
-Found = Dict[str, Any]
+Found = dict[str, Any]
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Dict[int, Found]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
     """What rank 0 saw, by the number of ranks; four go on where one stopped."""
     folder = tmp_path_factory.mktemp("libai")
     seen = {}
@@ -35,9 +35,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Dict[int, Found]:
 
 
 @pytest.fixture(scope="module")
-def expected(found: Dict[int, Found]) -> List[Any]:
+def expected(found: dict[int, Found]) -> list[Any]:
     """The batches of our own trainer on one rank."""
-    batches: List[Any] = found[1]["our trainer"]["seen"]
+    batches: list[Any] = found[1]["our trainer"]["seen"]
     assert len(batches) == STEPS
     assert len({number for batch in batches[:5] for number in batch}) == 40
     return batches
@@ -46,7 +46,7 @@ def expected(found: Dict[int, Found]) -> List[Any]:
 @pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("way", WAYS)
 def test_libais_trainer_takes_the_batches_of_ours_and_resumes_exactly(
-    way: str, ranks: int, found: Dict[int, Found], expected: List[Any]
+    way: str, ranks: int, found: dict[int, Found], expected: list[Any]
 ) -> None:
     parts = found[ranks][way]
     assert parts["first"] == {"start": 0, "seen": expected[:STEPS_BEFORE]}
@@ -55,46 +55,46 @@ def test_libais_trainer_takes_the_batches_of_ours_and_resumes_exactly(
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_our_trainer_takes_the_same_batches_on_every_mesh(
-    ranks: int, found: Dict[int, Found], expected: List[Any]
+    ranks: int, found: dict[int, Found], expected: list[Any]
 ) -> None:
     assert found[ranks]["our trainer"]["seen"] == expected
 
 
-def test_four_ranks_resume_from_libais_checkpoint_of_one(found: Dict[int, Found], expected: List[Any]) -> None:
+def test_four_ranks_resume_from_libais_checkpoint_of_one(found: dict[int, Found], expected: list[Any]) -> None:
     assert found[4]["elastic"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_checkpoint_of_libai_alone_goes_on_at_the_step_it_tells(
-    ranks: int, found: Dict[int, Found], expected: List[Any]
+    ranks: int, found: dict[int, Found], expected: list[Any]
 ) -> None:
     case = found[ranks]["checkpoint without data"]
     assert case["moved"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_loaders_of_libai_do_what_they_did(ranks: int, found: Dict[int, Found]) -> None:
+def test_loaders_of_libai_do_what_they_did(ranks: int, found: dict[int, Found]) -> None:
     parts = found[ranks]["checkpoint without data"]["libai"]
     assert parts["resumed"]["start"] == SAVED_AFTER
     assert parts["resumed"]["seen"] == parts["first"]["seen"][: STEPS - SAVED_AFTER]
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_libais_evaluation_gets_each_sample_once_with_its_own_output(ranks: int, found: Dict[int, Found]) -> None:
+def test_libais_evaluation_gets_each_sample_once_with_its_own_output(ranks: int, found: dict[int, Found]) -> None:
     assert found[ranks]["evaluated"] == {"each once": True, "paired": True}
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_the_dataset_is_made_by_the_ranks_that_read(ranks: int, found: Dict[int, Found]) -> None:
+def test_the_dataset_is_made_by_the_ranks_that_read(ranks: int, found: dict[int, Found]) -> None:
     made = {"data_parallel": ranks, "node": 1, "rank0": 1}
     assert found[ranks]["datasets made"] == made
 
 
-def test_the_mesh_is_libais_and_inputs_and_labels_stay_paired_on_a_pipeline(found: Dict[int, Found]) -> None:
+def test_the_mesh_is_libais_and_inputs_and_labels_stay_paired_on_a_pipeline(found: dict[int, Found]) -> None:
     assert found[4]["pipeline"] == {"paired": [True] * 3, "sizes": [2, 1, 2], "same stages": True}
 
 
-def test_a_field_made_global_by_itself_knows_of_parts_and_of_shared_memory(found: Dict[int, Found]) -> None:
+def test_a_field_made_global_by_itself_knows_of_parts_and_of_shared_memory(found: dict[int, Found]) -> None:
     assert found[4]["field by field"] == {"parts": True, "own copy": True}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -37,8 +37,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def losses(folder: Path) -> Dict[int, str]:
-    found: Dict[int, str] = {}
+def losses(folder: Path) -> dict[int, str]:
+    found: dict[int, str] = {}
     for line in noted(folder, 0):
         if line != "run":
             step, loss = line.split()[:2]
@@ -52,7 +52,7 @@ def test_a_killed_training_takes_what_one_sampler_takes_and_has_the_same_losses(
 ) -> None:
     sampler = CyclicSampler(dataset(), BATCH_SIZES[0][1], shuffle=True, seed=SEED)
     sampler.follow(StepSchedule(BATCH_SIZES))
-    expected: List[List[str]] = [
+    expected: list[list[str]] = [
         [f"{epoch}:{index}" for epoch, index in step] for step in islice(steps_from([sampler], 0), STEPS)
     ]
     for kind in ("killed", "whole"):

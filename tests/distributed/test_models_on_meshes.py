@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -34,13 +34,13 @@ CASES = [
     for mode in (["eager", "graph", "checkpointing"] if mesh == "1x1x1" else ["eager", "graph"])
 ]
 
-Results = Dict[str, Any]
+Results = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
 def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
     """Results of all cases of a mesh's world: each world is launched once, when it is first asked for."""
-    launched: Dict[int, Results] = {}
+    launched: dict[int, Results] = {}
 
     def results(mesh: str) -> Results:
         world_size = WORLDS[mesh]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, List
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from tests.distributed.launcher import launch_ranks
 SCRIPT = Path(__file__).parent / "scripts" / "train_in_read_modes.py"
 WAYS = ["eager", "eager, accumulated", "eager, writing into its inputs", "graph", "graph, accumulated"]
 
-Losses = Dict[str, Dict[str, List[float]]]
+Losses = dict[str, dict[str, list[float]]]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import oneflow as flow
@@ -49,7 +49,7 @@ def train_on_one_rank(folder: Path, stop: bool = False, resume: bool = False) ->
     set_mesh(None)
 
 
-def metric(folder: Path, name: str = "total_loss") -> List[float]:
+def metric(folder: Path, name: str = "total_loss") -> list[float]:
     lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     found = {line["iteration"]: line[name] for line in lines if name in line}
     return [found[step] for step in sorted(found)]
@@ -118,7 +118,7 @@ def test_a_checkpoint_holds_whole_tensors_whatever_the_mesh(launched: Launched) 
         assert_weights(ours, theirs, rtol=1e-3)
 
 
-def assert_weights(left: Dict[str, np.ndarray], right: Dict[str, np.ndarray], rtol: float) -> None:
+def assert_weights(left: dict[str, np.ndarray], right: dict[str, np.ndarray], rtol: float) -> None:
     assert left.keys() == right.keys()
     for name in left:
         np.testing.assert_allclose(left[name], right[name], rtol=rtol, atol=rtol * 1e-2, err_msg=name)

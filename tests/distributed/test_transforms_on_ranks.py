@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "transforms_on_ranks.py"
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("transforms")
     result = launch_ranks(SCRIPT, 4, str(folder), timeout=150)
     assert result.returncode == 0, result.output
@@ -24,7 +24,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
-def test_six_meshes_one_after_the_other_take_the_stream_of_one_rank(ranks: List[Dict[str, Any]], name: str) -> None:
+def test_six_meshes_one_after_the_other_take_the_stream_of_one_rank(ranks: list[dict[str, Any]], name: str) -> None:
     alone = loader_of(SCENARIOS[name], 1, "data_parallel", 0)
     batches = iter(alone)
     for number, leg in enumerate(LEGS):

@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, List, Sequence
+from typing import Any
 
 import pytest
 
@@ -106,7 +107,7 @@ def test_each_sample_is_read_once_on_each_node_that_needs_it(mesh: str, found: F
     for scenario in scenarios(found, mesh):
         if scenario.partition(",")[0] != "counted":
             continue
-        saw: List[Any] = [without_bytes(each[mesh][scenario]["rank0"]["saw"]) for each in found]
+        saw: list[Any] = [without_bytes(each[mesh][scenario]["rank0"]["saw"]) for each in found]
         assert saw == [{"opened": 1, "read": list(range(24))}, nothing, nothing, nothing]
         saw = [without_bytes(each[mesh][scenario]["node"]["saw"]) for each in found]
         assert saw[1] == saw[3] == nothing
@@ -124,7 +125,7 @@ def test_the_plan_is_what_the_nodes_read_and_receive(mode: str, mesh: str, found
     counted = [name for name in scenarios(found, mesh) if name.partition(",")[0] == "counted"]
     assert counted
     for scenario in counted:
-        saw: List[Any] = [each[mesh][scenario][mode]["saw"] for each in found]
+        saw: list[Any] = [each[mesh][scenario][mode]["saw"] for each in found]
         for node, traffic in enumerate(planned(mode, mesh, 2)):
             own = saw[2 * node : 2 * node + 2]
             assert sum(len(each["read"]) for each in own) == COUNTED_BATCHES * traffic.samples_read

@@ -21,7 +21,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Optional, Set, Tuple
 
 import pytest
 
@@ -56,7 +55,7 @@ class Block:
     line: int
     language: str
     code: str
-    directive: Optional[Tuple[str, str]]
+    directive: tuple[str, str] | None
 
     @property
     def name(self) -> str:
@@ -64,7 +63,7 @@ class Block:
         return f"{page}:{self.line}"
 
 
-def blocks_of(page: Path) -> List[Block]:
+def blocks_of(page: Path) -> list[Block]:
     """Return the fenced blocks of a Markdown file."""
     text = page.read_text(encoding="utf-8")
     blocks = []
@@ -83,21 +82,21 @@ def blocks_of(page: Path) -> List[Block]:
     return blocks
 
 
-def environment() -> Dict[str, str]:
+def environment() -> dict[str, str]:
     path = [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
     return {**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": os.pathsep.join(path)}
 
 
-def run(command: List[str], folder: Path) -> None:
+def run(command: list[str], folder: Path) -> None:
     result = subprocess.run(
         command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def run_python(blocks: List[Block], folder: Path) -> None:
+def run_python(blocks: list[Block], folder: Path) -> None:
     """Run the Python blocks of one page as one program, whose line numbers are those of the page."""
-    lines: List[str] = []
+    lines: list[str] = []
     for block in blocks:
         lines += [""] * (block.line - 1 - len(lines)) + block.code.splitlines()
     program = folder / f"{blocks[0].page.stem}.py"
@@ -105,7 +104,7 @@ def run_python(blocks: List[Block], folder: Path) -> None:
     run([sys.executable, str(program)], folder)
 
 
-def left_out(folder: str, names: List[str]) -> Set[str]:
+def left_out(folder: str, names: list[str]) -> set[str]:
     """What a copy of the repository needs not: what setup, training and tools have made."""
     made = {".git", ".venv", "data", "output", "build", "dist", "site"} if Path(folder) == REPOSITORY else set()
     return {name for name in names if name in made or name.endswith(("cache__", "_cache"))}
@@ -159,7 +158,7 @@ def test_a_block_names_its_language_and_gives_a_reason_when_it_is_not_run(block:
 
 
 @pytest.mark.parametrize("blocks", PYTHON_PAGES, ids=lambda blocks: blocks[0].name)
-def test_the_python_of_a_page_runs(blocks: List[Block], tmp_path: Path) -> None:
+def test_the_python_of_a_page_runs(blocks: list[Block], tmp_path: Path) -> None:
     run_python(blocks, tmp_path)
 
 
@@ -176,7 +175,7 @@ def test_a_block_that_is_tested_elsewhere_names_the_test(block: Block) -> None:
 class TestTheseTests:
     """What the tests above rely on: blocks are found, and a wrong one fails."""
 
-    def page(self, tmp_path: Path, text: str) -> List[Block]:
+    def page(self, tmp_path: Path, text: str) -> list[Block]:
         (tmp_path / "page.md").write_text(text)
         return blocks_of(tmp_path / "page.md")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class Numbers:
     def fingerprint(self) -> str:
         return "another" if self.sick == "another" else "the one"
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         if self.sick == "stuck":
             time.sleep(600)
         if self.sick == "slow":

@@ -7,8 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Dict, Mapping, Optional, Sequence
 
 import pytest
 
@@ -22,7 +22,7 @@ CONFIG = str(Path(__file__).with_name("doctor_config.py"))
 DOCTOR = [sys.executable, "-m", "libai_data", "doctor", CONFIG]
 
 
-def rank_of(rank: int, world_size: int, port: int, host: str = "127.0.0.1", local_rank: int = -1) -> Dict[str, str]:
+def rank_of(rank: int, world_size: int, port: int, host: str = "127.0.0.1", local_rank: int = -1) -> dict[str, str]:
     place = rank if local_rank < 0 else local_rank
     return {
         **ranks_environment(),
@@ -35,7 +35,7 @@ def rank_of(rank: int, world_size: int, port: int, host: str = "127.0.0.1", loca
 
 
 def look_at(
-    ranks: Sequence[Optional[Mapping[str, str]]], arguments: Sequence[Sequence[str]] = (), seconds: float = 20
+    ranks: Sequence[Mapping[str, str] | None], arguments: Sequence[Sequence[str]] = (), seconds: float = 20
 ) -> Ended:
     """Start ranks by hand, each with more environment; None is never started."""
     port = free_port()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,13 +21,13 @@ from libai_data.global_batch.network_link import send_head
 from libai_data.launch import free_port
 
 
-def reports(facts: Dict[str, List[Any]]) -> Reports:
+def reports(facts: dict[str, list[Any]]) -> Reports:
     """Reports of as many ranks as each check has facts."""
     ranks = len(next(iter(facts.values())))
     return Reports(ranks, {rank: {check: each[rank] for check, each in facts.items()} for rank in range(ranks)})
 
 
-def places(*local_ranks: int) -> List[Any]:
+def places(*local_ranks: int) -> list[Any]:
     return [{"local_rank": local_rank, "host": f"host{number}"} for number, local_rank in enumerate(local_ranks)]
 
 
@@ -67,7 +67,7 @@ def test_what_two_nodes_need_is_not_added_up() -> None:
     assert found.state == OK
 
 
-def limits_of(descriptors: Optional[int], threads: Optional[int] = None, workers: int = 0) -> Any:
+def limits_of(descriptors: int | None, threads: int | None = None, workers: int = 0) -> Any:
     return {"descriptors": descriptors, "threads": threads, "workers": workers}
 
 
@@ -94,7 +94,7 @@ def test_limits_are_judged_by_ranks_and_workers() -> None:
     ],
 )
 def test_a_mesh_is_judged_by_the_nodes_that_its_ranks_are_on(
-    sizes: List[int], local_ranks: Any, state: str, words: str
+    sizes: list[int], local_ranks: Any, state: str, words: str
 ) -> None:
     facts = {mesh_fit.PLACE: places(*local_ranks), mesh_fit.NAME: [{"sizes": sizes}] * len(local_ranks)}
     (found,) = mesh_fit.judge(reports(facts))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, Optional, Type
+from typing import Any, ClassVar
 
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.mesh import set_mesh
 from tests.engine.tiny import TinyDataset, tiny_config
 
-INDEX_OF: Dict[bytes, int] = {row.tobytes(): index for index, row in enumerate(TinyDataset(200).points)}
+INDEX_OF: dict[bytes, int] = {row.tobytes(): index for index, row in enumerate(TinyDataset(200).points)}
 
 
 class Stopped(Exception):
@@ -21,7 +21,7 @@ class Stopped(Exception):
 class Stop(HookBase):
     """Ends a training after a step."""
 
-    def __init__(self, after: Optional[int]) -> None:
+    def __init__(self, after: int | None) -> None:
         self._after = after
 
     def after_step(self) -> None:
@@ -32,11 +32,11 @@ class Stop(HookBase):
 class RecordingTrainer(DefaultTrainer):
     """Keeps the indices of each step's samples."""
 
-    batches: ClassVar[List[List[int]]] = []
-    steps: Dict[int, List[int]]
+    batches: ClassVar[list[list[int]]] = []
+    steps: dict[int, list[int]]
 
     @classmethod
-    def get_batch(cls, data: Any, input_placement_device: str = "cuda", mixup_func: Any = None) -> Dict[str, Any]:
+    def get_batch(cls, data: Any, input_placement_device: str = "cuda", mixup_func: Any = None) -> dict[str, Any]:
         if len(data.points.tensor):
             cls.batches.append([INDEX_OF[row.tobytes()] for row in data.points.tensor.numpy()])
         return super().get_batch(data, input_placement_device, mixup_func)
@@ -59,7 +59,7 @@ def config_of(folder: Path, length: int = 40, **train: Any) -> Any:
 
 
 def train(
-    cfg: Any, resume: bool = False, stop_after: Optional[int] = None, kind: Type[RecordingTrainer] = RecordingTrainer
+    cfg: Any, resume: bool = False, stop_after: int | None = None, kind: type[RecordingTrainer] = RecordingTrainer
 ) -> RecordingTrainer:
     """Run a training; the trainer's `steps` holds what each step took."""
     set_mesh(None)
@@ -73,7 +73,7 @@ def train(
     return trainer
 
 
-def metric(folder: Path, name: str) -> Dict[int, float]:
+def metric(folder: Path, name: str) -> dict[int, float]:
     """Iteration -> value, of metrics.json."""
     lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     return {line["iteration"]: line[name] for line in lines if name in line}

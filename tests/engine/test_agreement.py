@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -34,7 +34,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "start_differently.py"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Case -> what each of two ranks was told; one launch for all cases."""
     folder = tmp_path_factory.mktemp("told")
     launch = launch_ranks(SCRIPT, 2, str(folder), timeout=60)
@@ -54,11 +54,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Any]:
         ("same again", r"agreed$"),
     ],
 )
-def test_a_rank_that_starts_differently_is_named_on_all(case: str, pattern: str, told: Dict[str, Any]) -> None:
+def test_a_rank_that_starts_differently_is_named_on_all(case: str, pattern: str, told: dict[str, Any]) -> None:
     assert re.match(pattern, told[case][0]), told[case]
 
 
-def test_comparing_takes_a_fraction_of_a_second(told: Dict[str, Any]) -> None:
+def test_comparing_takes_a_fraction_of_a_second(told: dict[str, Any]) -> None:
     # Some 30 ms on an idle machine.
     assert told["same again"][1] < 1
 
@@ -76,7 +76,7 @@ def test_what_is_compared_is_the_same_in_another_process(repository: Path) -> No
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2) | st.lists(st.text(max_size=3), max_size=2)))
-def test_configs_have_equal_values_where_they_are_equal(values: Dict[str, Any]) -> None:
+def test_configs_have_equal_values_where_they_are_equal(values: dict[str, Any]) -> None:
     first, second = OmegaConf.create(values), OmegaConf.create(dict(reversed(list(values.items()))))
     assert hash_of_values(config_values(first)) == hash_of_values(config_values(second))
     second["a"] = {"changed": 1}
@@ -84,7 +84,7 @@ def test_configs_have_equal_values_where_they_are_equal(values: Dict[str, Any]) 
 
 
 def test_what_may_differ_is_not_compared() -> None:
-    def values(**changed: Any) -> Dict[str, str]:
+    def values(**changed: Any) -> dict[str, str]:
         train = {"may_differ": ["data.root", "seed"], "output": "a"}
         return config_values(OmegaConf.create({"train": train, "data": {"root": {"path": 1}, "rooted": 2, **changed}}))
 
@@ -110,7 +110,7 @@ def test_versions_are_those_that_are_installed() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 9), st.dictionaries(st.sampled_from("ab"), st.sampled_from("xyz")), min_size=1))
-def test_nothing_differs_exactly_where_all_are_equal(values: Dict[int, Dict[str, str]]) -> None:
+def test_nothing_differs_exactly_where_all_are_equal(values: dict[int, dict[str, str]]) -> None:
     first = next(iter(values.values()))
     assert (differences(values) == []) == all(each == first for each in values.values())
 

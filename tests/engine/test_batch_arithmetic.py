@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Optional
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +49,7 @@ def test_what_is_completed_always_multiplies(whole: int, micro: int, steps: int,
     ],
 )
 def test_sizes_that_contradict_are_refused_with_the_numbers(
-    micro: Optional[int], whole: Optional[int], steps: Optional[int], named: str
+    micro: int | None, whole: int | None, steps: int | None, named: str
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         complete_batch_sizes(micro, whole, steps, 2)

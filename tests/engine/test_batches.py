@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -16,8 +17,8 @@ class LibaisSignature:
 
     @classmethod
     def get_batch(
-        cls, data: Any, input_placement_device: str = "cuda", mixup_func: Optional[Callable] = None
-    ) -> Dict[str, Any]:
+        cls, data: Any, input_placement_device: str = "cuda", mixup_func: Callable | None = None
+    ) -> dict[str, Any]:
         return {"got": (data, input_placement_device, mixup_func)}
 
 
@@ -25,7 +26,7 @@ class DocumentedSignature:
     """The one that LiBai's guide shows."""
 
     @classmethod
-    def get_batch(cls, data: Any, mixup_func: Optional[Callable] = None) -> Dict[str, Any]:
+    def get_batch(cls, data: Any, mixup_func: Callable | None = None) -> dict[str, Any]:
         return {"got": (data, mixup_func)}
 
 
@@ -33,7 +34,7 @@ class DataAlone:
     """As short as possible."""
 
     @staticmethod
-    def get_batch(batch: Any) -> Dict[str, Any]:
+    def get_batch(batch: Any) -> dict[str, Any]:
         return {"got": (batch,)}
 
 
@@ -41,7 +42,7 @@ class OtherNames:
     """LiBai's by place, under other names."""
 
     @classmethod
-    def get_batch(cls, batch: Any, where: str, mix: Any) -> Dict[str, Any]:
+    def get_batch(cls, batch: Any, where: str, mix: Any) -> dict[str, Any]:
         return {"got": (batch, where, mix)}
 
 
@@ -49,7 +50,7 @@ class Anything:
     """Takes what comes."""
 
     @classmethod
-    def get_batch(cls, data: Any, **options: Any) -> Dict[str, Any]:
+    def get_batch(cls, data: Any, **options: Any) -> dict[str, Any]:
         return {"got": (data, options["input_placement_device"], options["mixup_func"])}
 
 

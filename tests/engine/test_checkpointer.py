@@ -5,7 +5,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -37,11 +37,11 @@ def train(model: Any, optimizer: Any, steps: int = 2) -> None:
         optimizer.zero_grad()
 
 
-def weights(model: Any) -> Dict[str, np.ndarray]:
+def weights(model: Any) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in model.state_dict().items()}
 
 
-def assert_equal_weights(left: Any, right: Dict[str, np.ndarray]) -> None:
+def assert_equal_weights(left: Any, right: dict[str, np.ndarray]) -> None:
     found = weights(left)
     assert found.keys() == right.keys()
     for name in right:
@@ -54,10 +54,10 @@ class Counter:
     def __init__(self) -> None:
         self.value = 0
 
-    def state_dict(self) -> Dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         return {"value": self.value}
 
-    def load_state_dict(self, state: Dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, int]) -> None:
         self.value = state["value"]
 
 
@@ -91,7 +91,7 @@ def test_random_generators_go_on_wherever_they_stand(tmp_path: Path) -> None:
     model = TinyModel(dropout=0.5)
     checkpointer = Checkpointer(model, str(tmp_path))
 
-    def draw() -> List[Any]:
+    def draw() -> list[Any]:
         ones = flow.ones(20)
         masks = [model.dropout(ones).numpy().tolist(), flow._C.dropout(ones, 0.5, True).numpy().tolist()]
         return [random.random(), np.random.rand(), np.random.randn(), flow.rand(1).numpy().item(), *masks]
@@ -144,7 +144,7 @@ def test_nothing_in_a_checkpoint_is_pickled(tmp_path: Path) -> None:
 
 def test_a_state_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
     class Odd(Counter):
-        def state_dict(self) -> Dict[str, Any]:
+        def state_dict(self) -> dict[str, Any]:
             return {"value": object()}
 
     with pytest.raises(CheckpointError, match=r"state.json.*object is not JSON"):
@@ -289,7 +289,7 @@ class Trainer(TrainerBase):
         pass
 
 
-def saved_by(tmp_path: Path, start: int, end: int, **options: Any) -> List[str]:
+def saved_by(tmp_path: Path, start: int, end: int, **options: Any) -> list[str]:
     trainer = Trainer()
     trainer.register_hooks([PeriodicCheckpointer(Checkpointer(new_model(), str(tmp_path)), **options)])
     trainer.train(start, end)
@@ -310,7 +310,7 @@ def test_only_the_newest_are_kept_across_a_resume(tmp_path: Path) -> None:
 def test_a_periodic_checkpoint_that_fails_does_not_end_the_training_but_the_last_one_must_succeed(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    attempts: List[str] = []
+    attempts: list[str] = []
 
     def failing(self: Checkpointer, name: str, **options: Any) -> None:
         attempts.append(name)
@@ -323,6 +323,6 @@ def test_a_periodic_checkpoint_that_fails_does_not_end_the_training_but_the_last
 
 
 @pytest.mark.parametrize("options", [{"period": 0}, {"period": 1, "max_to_keep": 0}])
-def test_impossible_periods_are_refused(tmp_path: Path, options: Dict[str, int]) -> None:
+def test_impossible_periods_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         saved_by(tmp_path, 0, 1, **options)

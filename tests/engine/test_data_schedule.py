@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +16,12 @@ from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset
 
 
-def samples(steps: Dict[int, List[int]]) -> List[int]:
+def samples(steps: dict[int, list[int]]) -> list[int]:
     return [index for step in sorted(steps) for index in steps[step]]
 
 
-def stream(count: int, length: int = 40) -> List[int]:
-    found: List[int] = Order(length, seed=1234).locate(np.arange(count))[1].tolist()
+def stream(count: int, length: int = 40) -> list[int]:
+    found: list[int] = Order(length, seed=1234).locate(np.arange(count))[1].tolist()
     return found
 
 
@@ -36,7 +36,7 @@ def test_two_halves_are_the_whole_bit_for_bit(graph: bool, tmp_path: Path) -> No
     assert metric(tmp_path / "cut", "total_loss") == metric(tmp_path / "whole", "total_loss")
 
 
-SIZES: Dict[str, Dict[str, Any]] = {
+SIZES: dict[str, dict[str, Any]] = {
     "micro batches grow": {"train_micro_batch_size": None},
     "as many accumulation steps, larger micro batches": {"train_micro_batch_size": None, "num_accumulation_steps": 2},
     "more accumulation steps": {"train_micro_batch_size": 2},
@@ -109,7 +109,7 @@ def test_a_skip_named_in_its_middle_leaves_out_the_rest_of_it(skips: Any, tmp_pa
     ],
 )
 def test_a_checkpoint_of_another_stream_is_refused_before_a_model_is_built(
-    change: Dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any
+    change: dict[str, Any], message: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     train(config_of(tmp_path), stop_after=5)
     monkeypatch.setattr("libai_data.engine.default_trainer.build_configured_model", None)
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_another_stream_is_refused_before_a_model_is_built(
 
 def test_another_batch_size_on_purpose_loses_nothing_and_is_remembered(tmp_path: Path) -> None:
     first = train(config_of(tmp_path), stop_after=5)
-    larger: Dict[str, Any] = {"global_batch_size": 16, "resume_override": ["global_batch_size"]}
+    larger: dict[str, Any] = {"global_batch_size": 16, "resume_override": ["global_batch_size"]}
     second = train(config_of(tmp_path, **larger), resume=True, stop_after=7)
     third = train(config_of(tmp_path, global_batch_size=16), resume=True)
     assert samples({**first.steps, **second.steps, **third.steps}) == stream(48 + 6 * 16)
@@ -144,7 +144,7 @@ def test_another_seed_on_purpose_says_what_is_repeated_and_then_goes_on(tmp_path
         ({"global_batch_size": 16, "skip_steps": [[5, 2]]}, r"train\.skip_steps has \[5, 2\]"),
     ],
 )
-def test_impossible_schedules_are_refused_by_key(train_keys: Dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_impossible_schedules_are_refused_by_key(train_keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         train(config_of(tmp_path, batch_size_schedule=[[0, 8], [3, 16]], **train_keys))
 
@@ -157,7 +157,7 @@ def test_a_loader_of_another_make_cannot_follow_a_schedule(tmp_path: Path, monke
 
 @pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
 def test_tokens_are_counted_where_each_sample_has_as_many(
-    sizes: Dict[str, Any], tmp_path: Path, monkeypatch: Any
+    sizes: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(TinyDataset, "tokens_per_sample", 6, raising=False)
     train(config_of(tmp_path, **sizes), stop_after=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ class TinyModule(DataModule):
 
     def __init__(self, length: int = 40) -> None:
         self.save_hyperparameters()
-        self.calls: List[Any] = []
+        self.calls: list[Any] = []
         self.batches = 0
 
     def setup(self, stage: str) -> None:
@@ -49,10 +49,10 @@ class TinyModule(DataModule):
         self.batches += 1
         return batch
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"batches": self.batches}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.batches = state["batches"]
 
 

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -38,7 +39,7 @@ class Stopped(Exception):
     """What ends a training in the middle."""
 
 
-def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: Optional[int] = None) -> Any:
+def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: int | None = None) -> Any:
     """Set up and train; `stop_after` ends it rudely after that step."""
 
     class Stop(HookBase):
@@ -59,12 +60,12 @@ def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_aft
     return trainer
 
 
-def metrics(folder: Path, name: str = "total_loss") -> Dict[int, float]:
+def metrics(folder: Path, name: str = "total_loss") -> dict[int, float]:
     lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     return {line["iteration"]: line[name] for line in lines if name in line}
 
 
-def weights(trainer: Any) -> Dict[str, np.ndarray]:
+def weights(trainer: Any) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
 
 
@@ -147,7 +148,7 @@ def test_a_signal_ends_the_training_with_a_checkpoint_of_the_last_step_and_its_l
 
 
 def test_a_signal_where_a_checkpoint_was_just_written_writes_no_second_one(tmp_path: Path, monkeypatch: Any) -> None:
-    saved: List[str] = []
+    saved: list[str] = []
     save = Checkpointer.save
 
     def noting(self: Checkpointer, name: str, **options: Any) -> None:
@@ -173,7 +174,7 @@ def test_the_signals_that_stop_a_training_are_those_of_the_config(tmp_path: Path
         def after_step(self) -> None:
             found.append([callable(signal.getsignal(signum)) for signum in (signal.SIGTERM, signal.SIGUSR2)])
 
-    found: List[List[bool]] = []
+    found: list[list[bool]] = []
     cfg = tiny_config(str(tmp_path), train_iter=1)
     cfg.train.checkpointer.stop_signals = ["SIGUSR2"]
     default_setup(cfg)
@@ -219,7 +220,7 @@ def test_the_best_checkpoint_survives_a_resume_with_worse_results(tmp_path: Path
     class Scripted(DefaultTrainer):
         scores = iter([50.0, 70.0])
 
-        def _evaluate(self) -> Dict[str, Any]:
+        def _evaluate(self) -> dict[str, Any]:
             return {"Acc@1": next(self.scores)}
 
     class Worse(Scripted):
@@ -269,7 +270,7 @@ class GuidesTrainer(DefaultTrainer):
         )
 
     @classmethod
-    def get_batch(cls, data: Any, mixup_func: Optional[Callable] = None) -> Dict[str, Any]:  # type: ignore[override]
+    def get_batch(cls, data: Any, mixup_func: Callable | None = None) -> dict[str, Any]:  # type: ignore[override]
         if isinstance(data, Instance):
             return to_global(data)
         return to_global({"points": data[0], "labels": DistTensorData(data[1], placement_idx=-1)})
@@ -287,7 +288,7 @@ class LoaderAlone(GuidesTrainer):
         return Loader()
 
     @classmethod
-    def get_batch(cls, batch: Any) -> Dict[str, Any]:  # type: ignore[override]
+    def get_batch(cls, batch: Any) -> dict[str, Any]:  # type: ignore[override]
         return GuidesTrainer.get_batch(batch)
 
 
@@ -390,7 +391,7 @@ def test_the_engine_is_imported_without_oneflow() -> None:
 
 
 def test_a_trainer_class_of_ones_own_can_be_run(tmp_path: Path) -> None:
-    built: List[str] = []
+    built: list[str] = []
 
     class Own(DefaultTrainer):
         @classmethod

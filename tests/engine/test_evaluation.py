@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -43,14 +43,14 @@ class Collecting(DatasetEvaluator):
     """Keeps everything it sees."""
 
     def __init__(self) -> None:
-        self.inputs: List[Dict[str, np.ndarray]] = []
-        self.outputs: List[Dict[str, np.ndarray]] = []
+        self.inputs: list[dict[str, np.ndarray]] = []
+        self.outputs: list[dict[str, np.ndarray]] = []
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         self.inputs.append({name: value.numpy().copy() for name, value in inputs.items()})
         self.outputs.append({name: value.numpy().copy() for name, value in outputs.items()})
 
-    def evaluate(self) -> Dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         return {"batches": float(len(self.inputs))}
 
 
@@ -93,7 +93,7 @@ def test_batches_of_any_origin_count_whole(model: TinyModel) -> None:
     dataset = TinyDataset(6)
     batches = [(dataset.points[:4], dataset.labels[:4]), (dataset.points[4:], dataset.labels[4:])]
 
-    def get_batch(data: Any) -> Dict[str, Any]:
+    def get_batch(data: Any) -> dict[str, Any]:
         return to_global({"points": data[0], "labels": data[1]})
 
     seen = Collecting()
@@ -143,7 +143,7 @@ class WithLosses(nn.Module):
         self.model = model
         self.whole = whole
 
-    def forward(self, points: Any, labels: Any) -> Dict[str, Any]:
+    def forward(self, points: Any, labels: Any) -> dict[str, Any]:
         scores = self.model(points)["prediction_scores"]
         losses = flow._C.sparse_softmax_cross_entropy(scores, labels)
         return {"prediction_scores": scores, "each_loss": losses.mean() if self.whole else losses}
@@ -209,7 +209,7 @@ def test_a_perplexity_beyond_all_numbers_is_infinite(model: TinyModel) -> None:
 
 def test_what_an_evaluator_makes_of_the_outputs_travels_instead_of_them(model: TinyModel) -> None:
     class Sums(Collecting):
-        def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+        def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
             return {"sums": outputs["prediction_scores"].sum(dim=1)}
 
     sums, everything = Sums(), Collecting()

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import List
 
 import pytest
 
@@ -33,7 +32,7 @@ def run(body: str, rank: int = 0) -> subprocess.CompletedProcess[str]:
         ("raise ConfigError('unknown key')", 1, ["ConfigError: unknown key"]),
     ],
 )
-def test_a_rank_that_fails_ends_at_once_and_says_why_once(body: str, code: int, said: List[str]) -> None:
+def test_a_rank_that_fails_ends_at_once_and_says_why_once(body: str, code: int, said: list[str]) -> None:
     result = run(body)
     assert result.returncode == code
     assert "atexit ran" not in result.stdout

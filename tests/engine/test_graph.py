@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import Any, Dict, Set
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -28,7 +28,7 @@ def micro_batches() -> Any:
         yield Instance(images=DistTensorData(images), labels=DistTensorData(draw.integers(0, 10, 8)))
 
 
-def parameters_after_two_steps(graph_mode: bool) -> Dict[str, np.ndarray]:
+def parameters_after_two_steps(graph_mode: bool) -> dict[str, np.ndarray]:
     model = VisionTransformer(image_size=8, patch_size=2, in_channels=1, num_classes=10, dim=16, depth=2, num_heads=2)
     optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
     trainer: Any
@@ -55,7 +55,7 @@ def test_inputs_of_many_micro_batches_are_found_again() -> None:
     assert part_inputs(name_inputs(batches), 12) == batches
 
 
-def threads() -> Set[int]:
+def threads() -> set[int]:
     return {int(thread) for thread in os.listdir("/proc/self/task")}
 
 

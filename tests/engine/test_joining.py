@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Dict
 
 import pytest
 
@@ -16,7 +15,7 @@ from libai_data.errors import ConfigError
 from libai_data.launch import free_port
 
 
-def alone_of_two(rank: int, seconds: str) -> Dict[str, str]:
+def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": str(rank)}
     return {**os.environ, **job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from tests.engine.test_default_trainer import Stopped, metrics
 from tests.engine.tiny import TinyDataset, TinyModel
 
 
-def lightning(form: str, calls: List[Any]) -> Any:
+def lightning(form: str, calls: list[Any]) -> Any:
     """A LightningDataModule of dicts, tuples or single tensors, with all the hooks."""
     pl = pytest.importorskip("pytorch_lightning")
     import torch
@@ -67,7 +67,7 @@ def lightning(form: str, calls: List[Any]) -> Any:
 
 @pytest.mark.parametrize("form", ["dict", "tuple", "tensor"])
 def test_lightnings_hooks_get_what_its_loader_yields_in_lightnings_order(form: str) -> None:
-    calls: List[Any] = []
+    calls: list[Any] = []
     module = lightning(form, calls)
     import torch
 
@@ -117,7 +117,7 @@ def test_hooks_can_ask_the_trainer_what_runs(tmp_path: Path) -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
-    asked: List[str] = []
+    asked: list[str] = []
 
     class Asking(pl.LightningDataModule):  # type: ignore[name-defined]
         def train_dataloader(self) -> Any:
@@ -147,7 +147,7 @@ def test_hooks_can_ask_the_trainer_what_runs(tmp_path: Path) -> None:
 class TwoTasks(TinyModel):
     """Learns from two loaders at once. In a graph, `self` is no TwoTasks."""
 
-    def forward(self, first: Any, second: Any = None) -> Dict[str, Any]:
+    def forward(self, first: Any, second: Any = None) -> dict[str, Any]:
         if second is None:
             return TinyModel.forward(self, **first)
         losses = [TinyModel.forward(self, **each)["loss"] for each in (first, second)]

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Optional, Tuple
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +25,7 @@ def test_parts_follow_each_other_and_differ_by_one_at_most(length: int, parts: i
     st.tuples(dims, dims),
 )
 def test_parts_of_all_ranks_cover_the_tensor_as_often_as_it_is_broadcast(
-    shape: Tuple[int, int], mesh: Tuple[int, int], splits: Tuple[Optional[int], Optional[int]]
+    shape: tuple[int, int], mesh: tuple[int, int], splits: tuple[int | None, int | None]
 ) -> None:
     ranks = np.arange(mesh[0] * mesh[1]).reshape(mesh) + 5
     covered = np.zeros(shape, int)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, List
+from typing import Any
 
 import oneflow as flow
 import pytest
@@ -18,7 +18,7 @@ def optimizer() -> Any:
     return flow.optim.SGD([nn.Parameter(flow.zeros(1))], lr=BASE)
 
 
-def rates(schedule: Any, steps: int) -> List[float]:
+def rates(schedule: Any, steps: int) -> list[float]:
     found = []
     for _ in range(steps):
         found.append(schedule.get_last_lr()[0])

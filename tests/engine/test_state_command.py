@@ -7,7 +7,7 @@ import re
 import shutil
 import zlib
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,8 +49,8 @@ def said(capsys: Any, *arguments: object, code: int = 0) -> str:
     return str(shown.out if code == 0 else shown.err)
 
 
-def indices_of_step(step: int, skipped: int = 0, seed: int = 1234) -> List[int]:
-    found: List[int] = Order(160, seed).locate(8 * (step + skipped) + np.arange(8))[1].tolist()
+def indices_of_step(step: int, skipped: int = 0, seed: int = 1234) -> list[int]:
+    found: list[int] = Order(160, seed).locate(8 * (step + skipped) + np.arange(8))[1].tolist()
     return found
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from functools import partial
-from typing import Deque, List, Tuple
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,7 @@ class Ranks:
 
     def __init__(self, nodes: int, per_node: int) -> None:
         self.world = nodes * per_node
-        self.connections: List[Tuple[int, Deque[str]]] = []
+        self.connections: list[tuple[int, deque[str]]] = []
         leaders = [node * per_node for node in range(nodes)]
         self.above = [None if r == 0 else 0 if r in leaders else r - r % per_node for r in range(self.world)]
         self.ranks = [
@@ -28,7 +27,7 @@ class Ranks:
         ]
 
     def _connection(self, to: object) -> partial:
-        words: Deque[str] = deque()
+        words: deque[str] = deque()
         assert isinstance(to, int)
         self.connections.append((to, words))
         return partial(words.append)
@@ -54,11 +53,11 @@ class Ranks:
     st.integers(0, 5),
 )
 def test_all_ranks_stop_before_the_same_step_wherever_they_are(
-    nodes: int, per_node: int, events: List[Tuple[str, int]], start: int
+    nodes: int, per_node: int, events: list[tuple[str, int]], start: int
 ) -> None:
     job = Ranks(nodes, per_node)
     begun = [start - 1] * job.world
-    stopped: List[int] = [-1] * job.world
+    stopped: list[int] = [-1] * job.world
     for agreement in job.ranks:
         agreement.begin(start)
 
@@ -89,13 +88,13 @@ def test_all_ranks_stop_before_the_same_step_wherever_they_are(
 
 
 def test_a_rank_between_two_steps_waits_for_the_answer_and_no_longer() -> None:
-    up: List[str] = []
+    up: list[str] = []
     rank = StopAgreement(up.append)
     rank.begin(0)
     assert not rank.reaches(0)
     rank.hear("stop: where")
     assert up == ["stop: in 0"]
-    answers: List[bool] = []
+    answers: list[bool] = []
     main = threading.Thread(target=lambda: answers.extend([rank.reaches(1), rank.reaches(2)]))
     main.start()
     rank.hear("stop: before 2")

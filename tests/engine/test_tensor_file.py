@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, 
 from libai_data.errors import CheckpointError
 
 
-def write(path: Path, arrays: Dict[str, np.ndarray]) -> None:
+def write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     header, order = tensor_header(arrays)
     with CheckedFile(path) as file:
         file.write(header)
@@ -23,7 +22,7 @@ def write(path: Path, arrays: Dict[str, np.ndarray]) -> None:
 
 
 @pytest.fixture(scope="module")
-def arrays() -> Dict[str, np.ndarray]:
+def arrays() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     found = {
         dtype: (rng.standard_normal((3, 5)) * 10).astype(dtype)
@@ -35,7 +34,7 @@ def arrays() -> Dict[str, np.ndarray]:
     return found
 
 
-def test_the_safetensors_library_reads_what_is_written(tmp_path: Path, arrays: Dict[str, np.ndarray]) -> None:
+def test_the_safetensors_library_reads_what_is_written(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     write(tmp_path / "t", arrays)
     loaded = load_file(tmp_path / "t")
     assert sorted(loaded) == sorted(arrays)
@@ -44,7 +43,7 @@ def test_the_safetensors_library_reads_what_is_written(tmp_path: Path, arrays: D
         np.testing.assert_array_equal(loaded[name], array)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path, arrays: Dict[str, np.ndarray]) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
     write(tmp_path / "t", arrays)
     file = TensorFile(tmp_path / "t")
     for name in file.names():

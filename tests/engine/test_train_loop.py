@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import List
-
 import pytest
 
 from libai_data.engine.events import get_event_storage
@@ -11,7 +9,7 @@ from libai_data.engine.train_loop import HookBase, TrainerBase
 class Recorder(HookBase):
     """Notes its calls."""
 
-    def __init__(self, name: str, calls: List[str]) -> None:
+    def __init__(self, name: str, calls: list[str]) -> None:
         self.name = name
         self.calls = calls
 
@@ -34,7 +32,7 @@ class Recorder(HookBase):
 class CountingTrainer(TrainerBase):
     """Notes its steps, and fails in one."""
 
-    def __init__(self, calls: List[str], fails_at: int = -1) -> None:
+    def __init__(self, calls: list[str], fails_at: int = -1) -> None:
         super().__init__()
         self.calls = calls
         self.fails_at = fails_at
@@ -46,7 +44,7 @@ class CountingTrainer(TrainerBase):
 
 
 def test_hooks_are_called_in_their_order_around_each_step() -> None:
-    calls: List[str] = []
+    calls: list[str] = []
     trainer = CountingTrainer(calls)
     trainer.register_hooks([Recorder("a", calls), None, Recorder("b", calls)])
     trainer.train(3, 5)
@@ -59,7 +57,7 @@ def test_hooks_are_called_in_their_order_around_each_step() -> None:
 
 
 def test_after_a_failed_step_hooks_are_only_closed() -> None:
-    calls: List[str] = []
+    calls: list[str] = []
     trainer = CountingTrainer(calls, fails_at=1)
     trainer.register_hooks([Recorder("a", calls)])
     with pytest.raises(ValueError, match="step 1 fails"):
@@ -68,7 +66,7 @@ def test_after_a_failed_step_hooks_are_only_closed() -> None:
 
 
 def test_a_hook_that_cannot_close_hides_neither_the_failure_nor_the_other_hooks() -> None:
-    calls: List[str] = []
+    calls: list[str] = []
 
     class Unclosable(HookBase):
         def close(self) -> None:

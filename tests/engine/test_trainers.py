@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -37,7 +37,7 @@ class OneRank(TrainerBase):
 
 def losses_of(
     mode: str, micro_batch: int, accumulate: int, period: int = 1, kind: str = "adamw"
-) -> Tuple[Any, List[float]]:
+) -> tuple[Any, list[float]]:
     model = TinyModel(ballast=GRAPH_BALLAST if mode == "graph" else 0)
     model.to_global(flow.placement("cpu", [0]), [flow.sbp.broadcast])
     groups = [{"params": list(model.parameters()), "clip_grad_max_norm": 0.5, "clip_grad_norm_type": 2.0}]
@@ -57,29 +57,29 @@ def losses_of(
 
 
 @pytest.fixture(scope="module")
-def reference() -> List[float]:
+def reference() -> list[float]:
     return losses_of("eager", 8, 1)[1]
 
 
-def test_training_learns(reference: List[float]) -> None:
+def test_training_learns(reference: list[float]) -> None:
     assert len(reference) == STEPS
     assert reference[-1] < 0.8 * reference[0]
 
 
-def test_accumulated_micro_batches_train_like_one_batch(reference: List[float]) -> None:
+def test_accumulated_micro_batches_train_like_one_batch(reference: list[float]) -> None:
     for micro_batch, accumulate in ((4, 2), (2, 4)):
         np.testing.assert_allclose(losses_of("eager", micro_batch, accumulate)[1], reference, rtol=2e-5)
 
 
-def test_a_graph_trains_like_eager_mode(reference: List[float]) -> None:
+def test_a_graph_trains_like_eager_mode(reference: list[float]) -> None:
     np.testing.assert_allclose(losses_of("graph", 8, 1)[1], reference, rtol=1e-4)
 
 
-def test_a_graph_accumulates_like_eager_mode(reference: List[float]) -> None:
+def test_a_graph_accumulates_like_eager_mode(reference: list[float]) -> None:
     np.testing.assert_allclose(losses_of("graph", 2, 4)[1], reference, rtol=1e-4)
 
 
-def test_losses_are_each_read_though_logged_rarely(reference: List[float]) -> None:
+def test_losses_are_each_read_though_logged_rarely(reference: list[float]) -> None:
     trainer, losses = losses_of("eager", 8, 1, period=5)
     assert losses == reference
     assert [at for _, at in trainer.storage.history("total_loss").values()] == list(range(STEPS))
@@ -88,7 +88,7 @@ def test_losses_are_each_read_though_logged_rarely(reference: List[float]) -> No
     assert trainer.storage.samples == STEPS * 8
 
 
-def test_the_rate_of_a_step_is_the_one_it_was_made_with(reference: List[float]) -> None:
+def test_the_rate_of_a_step_is_the_one_it_was_made_with(reference: list[float]) -> None:
     trainer, _ = losses_of("eager", 8, 1)
     rates = [value for value, _ in trainer.storage.history("lr").values()]
     assert rates[0] == pytest.approx(0.005)
@@ -120,7 +120,7 @@ def test_a_models_several_losses_are_each_shown() -> None:
             super().__init__()
             self.weight = nn.Parameter(flow.ones(1))
 
-        def forward(self, x: Any) -> Dict[str, Any]:
+        def forward(self, x: Any) -> dict[str, Any]:
             return {"a_loss": (self.weight * x).mean(), "b_loss": 2 * (self.weight * x).mean()}
 
     model = TwoLosses()
@@ -143,11 +143,11 @@ def test_inputs_are_checked_once_before_the_model_sees_them() -> None:
             super().__init__()
             self.weight = nn.Parameter(flow.ones(1))
 
-        def forward(self, x: Any) -> Dict[str, Any]:
+        def forward(self, x: Any) -> dict[str, Any]:
             assert checked
             return {"loss": (self.weight * x).mean()}
 
-    checked: List[Dict[str, Any]] = []
+    checked: list[dict[str, Any]] = []
     model = Model()
     optimizer = flow.optim.SGD(model.parameters(), lr=0.0)
     trainer = OneRank(EagerTrainer(model, [flow.ones(2)], optimizer, 1, checked.append), optimizer, None)

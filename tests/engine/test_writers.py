@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,7 @@ from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 
 
-def lines_of(path: Path) -> List[Any]:
+def lines_of(path: Path) -> list[Any]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -100,7 +100,7 @@ def test_the_log_line_says_loss_rate_waiting_and_time_left(caplog: pytest.LogCap
 
 
 def test_writers_write_each_period_and_at_the_end_and_are_closed() -> None:
-    calls: List[str] = []
+    calls: list[str] = []
 
     class Noting(EventWriter):
         def write(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -65,7 +65,7 @@ class TinyModel(nn.Module):
             values = 0.3 * rng.standard_normal(tuple(parameter.shape)).astype(np.float32)
             parameter.data.copy_(flow.from_numpy(values))
 
-    def forward(self, points: Any, labels: Optional[Any] = None) -> Dict[str, Any]:
+    def forward(self, points: Any, labels: Any | None = None) -> dict[str, Any]:
         """Mean loss of a batch in training, scores in evaluation."""
         scores = self.second(self.dropout(flow.relu(self.first(points))))
         if self.ballast is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Dict, List, Tuple
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from libai_data.mesh import get_mesh, set_mesh
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import BatchInfo, DistTensorData, RowIndices
 
-Rank = Tuple[Dict[str, np.ndarray], BatchInfo, Any, str]
+Rank = tuple[dict[str, np.ndarray], BatchInfo, Any, str]
 
 
 def rank_of(shard: int, reads: bool = True, step: int = 3, valid: int = 4, order: str = "seed 0") -> Rank:
@@ -30,7 +31,7 @@ def rank_of(shard: int, reads: bool = True, step: int = 3, valid: int = 4, order
 def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the check as rank 0 of several whose words are made here."""
 
-    def compare(ranks: List[Rank], sizes: Tuple[int, int, int] = (2, 2, 1)) -> None:
+    def compare(ranks: list[Rank], sizes: tuple[int, int, int] = (2, 2, 1)) -> None:
         calls = iter(range(2))
 
         def gather(words: np.ndarray) -> np.ndarray:
@@ -58,7 +59,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
     set_mesh(None if before.world_size == 1 else before)
 
 
-def _checksums(fields: Dict[str, DistTensorData], absent: AbstractSet[str] = frozenset()) -> np.ndarray:
+def _checksums(fields: dict[str, DistTensorData], absent: AbstractSet[str] = frozenset()) -> np.ndarray:
     return np.array([checksum_of(value.tensor) for value in fields.values()], dtype=np.int64)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from typing import Any, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ class Rows:
     def __len__(self) -> int:
         return 64
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": np.full((3, 5), index, dtype=np.float32), "y": index}
 
 
@@ -66,7 +67,7 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
     made.close()
 
 
-def content(batch: Any) -> Tuple[Any, ...]:
+def content(batch: Any) -> tuple[Any, ...]:
     assert batch is not None
     return batch.info, [(name, array.dtype, array.tolist()) for name, array in batch.arrays.items()], batch.layouts
 
@@ -82,7 +83,7 @@ def test_followers_get_what_the_leader_read(node: Node) -> None:
 
 def test_a_batch_stays_as_it_is_while_any_rank_keeps_it(node: Node) -> None:
     node.begin()
-    kept: List[Tuple[NodeBatch, Any]] = []
+    kept: list[tuple[NodeBatch, Any]] = []
     for number in range(20):
         published = node.publish()
         before = content(published)
@@ -240,7 +241,7 @@ def test_releases_from_other_threads_are_counted(node: Node) -> None:
 
 
 def test_a_batch_for_several_ranks_must_keep_its_rows() -> None:
-    def pack(samples: List[Any]) -> Dict[str, Any]:
+    def pack(samples: list[Any]) -> dict[str, Any]:
         return {"packed": np.stack([sample["x"] for sample in samples])[:3]}
 
     loader = DataLoader(Rows(), CyclicSampler(Rows(), 8), collate_fn=pack)

@@ -6,7 +6,8 @@ import os
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ SECRET = "of this job"
 def batch(number: int, length: int = 5, **fields: np.ndarray) -> NodeBatch:
     """A batch of 12 rows whose values name shard, row and batch."""
     rows = np.arange(SHARDS * ROWS)
-    arrays: Dict[str, Any] = {
+    arrays: dict[str, Any] = {
         "x": (rows[:, None] * 1000 + number + np.zeros(length)).astype(np.float32),
         "label": rows + number,
         **fields,
@@ -49,7 +50,7 @@ class Link:
 
     def __init__(self, ahead: int = 2, is_sent: Callable[[int], bool] = lambda placement_idx: True) -> None:
         listener, port = open_network_link()
-        ends: List[socket.socket] = []
+        ends: list[socket.socket] = []
         meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
         meeting.start()
         self.rank0_end = accept_leaders(listener, [1], SECRET)[1]
@@ -94,7 +95,7 @@ def publishing(link: Link, batches: int, big: np.ndarray) -> threading.Thread:
     return thread
 
 
-def own_rows(array: np.ndarray) -> List[Any]:
+def own_rows(array: np.ndarray) -> list[Any]:
     return np.concatenate([array[ROWS : 2 * ROWS], array[3 * ROWS :]]).tolist()
 
 
@@ -118,7 +119,7 @@ def bytes_received(end: socket.socket) -> int:
 
 
 @pytest.mark.parametrize(("stages", "most", "least"), [((0, -1), 700_000, 590_000), ((-1,), 4_000, 0)])
-def test_what_only_other_stages_need_is_not_sent(stages: Tuple[int, ...], most: int, least: int) -> None:
+def test_what_only_other_stages_need_is_not_sent(stages: tuple[int, ...], most: int, least: int) -> None:
     """Counted by the system: of a megabyte for the first stage, nothing reaches a node that has only the last one."""
     link = Link(is_sent=lambda placement_idx: placement_idx in stages)
     for number in range(3):  # The memory of the one before is used again.
@@ -170,7 +171,7 @@ def test_batches_arrive_ahead_of_need(link: Link) -> None:
 
 def test_rank_0_waits_for_a_node_that_is_far_behind(link: Link) -> None:
     big = np.zeros((12, 1 << 20), np.uint8)
-    published: List[int] = []
+    published: list[int] = []
 
     def lead() -> None:
         for number in range(20):
@@ -292,10 +293,10 @@ def test_no_thread_outlives_its_link() -> None:
     assert threading.active_count() == before
 
 
-def meet(nodes: List[int], strangers: Any) -> Tuple[Dict[int, socket.socket], socket.socket]:
+def meet(nodes: list[int], strangers: Any) -> tuple[dict[int, socket.socket], socket.socket]:
     listener, port = open_network_link()
     strangers(port)
-    ends: List[socket.socket] = []
+    ends: list[socket.socket] = []
     meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
     meeting.start()
     links = accept_leaders(listener, nodes, SECRET)
@@ -304,7 +305,7 @@ def meet(nodes: List[int], strangers: Any) -> Tuple[Dict[int, socket.socket], so
 
 
 def test_strangers_at_the_door_are_turned_away() -> None:
-    held: List[socket.socket] = []
+    held: list[socket.socket] = []
 
     def strangers(port: int) -> None:
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x05\0\0\0\0\0\0\0[1,2]", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 40):

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import threading
-from typing import Dict, List
 
 import pytest
 
@@ -28,9 +27,9 @@ def name() -> str:
     return secrets.token_hex(8)
 
 
-def meet(name: str, ranks: List[int]) -> Dict[int, Dict[int, Channel]]:
+def meet(name: str, ranks: list[int]) -> dict[int, dict[int, Channel]]:
     listener = open_node_link(name)
-    ends: Dict[int, Channel] = {}
+    ends: dict[int, Channel] = {}
 
     def come(rank: int) -> None:
         ends[rank] = connect_to_leader(name, rank, leader=4)

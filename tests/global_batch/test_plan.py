@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Tuple
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -68,7 +66,7 @@ def test_node_and_rank0_read_nothing_twice(plan: ReadPlan) -> None:
 @given(plans(), st.integers(1, 5))
 def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: ReadPlan, rows: int) -> None:
     for rank in ranks_of(plan):
-        held: Tuple[int, ...] = plan.shards_in_memory_of(plan.node_of(rank))
+        held: tuple[int, ...] = plan.shards_in_memory_of(plan.node_of(rank))
         memory = np.concatenate([np.full(rows, shard) for shard in held])
         own = memory[plan.rows_of(rank, held, rows)]
         assert own.tolist() == [plan.shard_of(rank)] * rows

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -42,7 +42,7 @@ class Model(flow.nn.Module):
         (Model().forward, ["images", "labels"]),
     ],
 )
-def test_fields_that_are_forwards_arguments_pass(taker: Callable[..., Any], names: List[str]) -> None:
+def test_fields_that_are_forwards_arguments_pass(taker: Callable[..., Any], names: list[str]) -> None:
     check_forward_fields(taker, names)
     check_forward_fields(taker, iter(names))
 

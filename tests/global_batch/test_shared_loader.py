@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import threading
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ class Rows:
     def __len__(self) -> int:
         return 50
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         if index == self.broken:
             raise OSError(f"sample {index} cannot be read")
         return {"x": np.full((2, 3), index, dtype=np.float32), "y": index}
@@ -37,7 +38,7 @@ class Rows:
 @pytest.fixture
 def train() -> Iterator[Callable[..., Any]]:
     """Makes training loaders with batches of 4, closed at the end."""
-    made: List[Any] = []
+    made: list[Any] = []
 
     def make(readers: str, dataset: Any = None, **options: Any) -> Any:
         made.append(build_nlp_train_loader(dataset or Rows(), 4, num_workers=0, readers=readers, **options)[0])
@@ -112,7 +113,7 @@ class OwnSampler:
     def __init__(self, **arguments: Any) -> None:
         self.arguments = arguments
 
-    def __iter__(self) -> Iterator[List[int]]:
+    def __iter__(self) -> Iterator[list[int]]:
         return iter([[0, 1, 2, 3]])
 
 

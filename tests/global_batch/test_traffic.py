@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Set, Tuple
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,7 +17,7 @@ EACH = 108
 
 
 def meshes() -> st.SearchStrategy[ParallelMesh]:
-    def on_nodes(sizes: List[int]) -> st.SearchStrategy[ParallelMesh]:
+    def on_nodes(sizes: list[int]) -> st.SearchStrategy[ParallelMesh]:
         ranks = sizes[0] * sizes[1] * sizes[2]
         counts = [count for count in range(1, ranks + 1) if ranks % count == 0]
         return st.sampled_from(counts).map(lambda nodes: ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=nodes))
@@ -29,7 +27,7 @@ def meshes() -> st.SearchStrategy[ParallelMesh]:
 
 def check_covered(mesh: ParallelMesh, readers: str) -> None:
     plan = ReadPlan(mesh, readers)
-    read: Set[int] = set()
+    read: set[int] = set()
     for node in range(mesh.num_nodes):
         ranks = plan.ranks_of(node)
         of_node = [shard for rank in ranks for shard in plan.shards_read_by(rank)]
@@ -63,7 +61,7 @@ def test_a_job_of_1024_ranks_is_covered_in_every_read_mode() -> None:
 
 @pytest.mark.parametrize("sizes", [(1024, 1, 1), (128, 8, 1), (32, 8, 4)])
 @pytest.mark.parametrize("readers", READERS)
-def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: Tuple[int, int, int], readers: str) -> None:
+def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: tuple[int, int, int], readers: str) -> None:
     """By the samplers that the ranks would have; an epoch ends within a batch."""
     plan = ReadPlan(ParallelMesh(*sizes, num_nodes=128), readers)
     data, samples = sizes[0], 5 * 2 * sizes[0] // 2 + 3
@@ -71,7 +69,7 @@ def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: Tuple[in
     steps = -(-2 * samples // (2 * data))
     read = {shards: _read(sampler, shards, steps) for shards in {plan.shards_read_by(rank) for rank in range(1024)}}
     # One reader for each shard; that of a shard that several ranks of an axis read is the same sampler.
-    cover: List[Tuple[int, ...]] = []
+    cover: list[tuple[int, ...]] = []
     for shards in sorted(each for each in read if each):
         if not any(set(shards) & set(other) for other in cover):
             cover.append(shards)
@@ -80,7 +78,7 @@ def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: Tuple[in
         assert np.sort(found[found[:, 0] == epoch, 1]).tolist() == list(range(samples))
 
 
-def _read(sampler: CyclicSampler, shards: Tuple[int, ...], steps: int) -> np.ndarray:
+def _read(sampler: CyclicSampler, shards: tuple[int, ...], steps: int) -> np.ndarray:
     """Epoch and index of each sample that a reader of these shards takes in some steps, int64 [n, 2]."""
     batches = [batch for _, batch in zip(range(steps), sampler.serving(shards).batches(0))] if shards else []
     return np.array([pair for batch in batches for pair in zip(batch.epochs, batch.indices)], dtype=np.int64)

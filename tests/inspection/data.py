@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from omegaconf import DictConfig
@@ -65,7 +66,7 @@ class Planted:
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         bad = index == 3
         same = 0 if self.what == "duplicate" and index == 5 else index
         points = np.random.default_rng(same).standard_normal(4).astype(np.float32)
@@ -77,7 +78,7 @@ class Planted:
         return {"points": points, "labels": np.int64(label), "scale": scale, "input_ids": tokens}
 
 
-def config_with(dataset: Any, batch: int = 8, collate_fn: Optional[Any] = None, **dist: Any) -> DictConfig:
+def config_with(dataset: Any, batch: int = 8, collate_fn: Any | None = None, **dist: Any) -> DictConfig:
     """A config whose step is one batch of this dataset (a LazyCall); the model has 3 classes and 20 tokens."""
     cfg = tiny_config("unused", global_batch_size=batch)
     cfg.dataloader.train = LazyCall(build_nlp_train_loader)(dataset=dataset, num_workers=0, collate_fn=collate_fn)
@@ -90,7 +91,7 @@ def config_with(dataset: Any, batch: int = 8, collate_fn: Optional[Any] = None, 
 class Compose:
     """Transforms one after the other, as flowvision has them."""
 
-    def __init__(self, transforms: List[Any]) -> None:
+    def __init__(self, transforms: list[Any]) -> None:
         self.transforms = transforms
 
     def __call__(self, value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ HOSTILE = "<img src=x onerror=document.body.remove()><script>document.body.remov
 
 def browse(folder: Path, *arguments: str) -> Any:
     """Open `page.html` of a folder, without a network."""
-    command: List[str] = [
+    command: list[str] = [
         str(BROWSER),
         "--headless",
         "--no-sandbox",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from libai_data.samplers import Order
 from tests.inspection.data import Planted, Sentences, config_with
 
 
-def found_in(what: str, length: int = 8) -> List[str]:
+def found_in(what: str, length: int = 8) -> list[str]:
     return inspect_config(config_with(LazyCall(Planted)(what=what, length=length))).findings
 
 

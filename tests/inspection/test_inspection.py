@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from tests.engine.data_runs import config_of, train
 from tests.inspection.data import Compose, Planted, Sentences, Words, config_with
 
 
-def indices(found: Any) -> List[int]:
+def indices(found: Any) -> list[int]:
     return [card.origin.index for card in found.cards]
 
 
@@ -216,7 +216,7 @@ def test_the_command_writes_page_and_picture_and_prints_the_warnings(
     ],
 )
 def test_what_cannot_be_shown_is_said(
-    arguments: List[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     output = [] if "--output" in arguments else ["--output", str(tmp_path / "page.html")]
     assert main(["tests/engine/tiny_config.py", *arguments, *output]) == 1

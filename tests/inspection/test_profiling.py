@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterator, List
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from libai_data.parallel_mesh import ParallelMesh
 from tests.engine.tiny import tiny_config
 
 
-def measured(rates: Dict[int, float]) -> List[Measurement]:
+def measured(rates: dict[int, float]) -> list[Measurement]:
     return [Measurement(workers, rate, (1e-5, 3e-4, 1e-6), "transform") for workers, rate in rates.items()]
 
 
@@ -58,7 +59,7 @@ class CountedLoader:
             self.taken += 1
             yield 10
 
-    def stats(self) -> Dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         return {
             "samples": 10 * self.taken,
             "source_seconds": 0.08 * self.taken,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def numbers(epoch: int = 0) -> Iterator[dict]:
     yield from (sample(int(number)) for number in np.random.default_rng(epoch).permutation(22))
 
 
-def rows_of(batch: Any) -> List[int]:
+def rows_of(batch: Any) -> list[int]:
     """The numbers of a batch's rows, after checking that its fields belong together."""
     labels = batch.y.tensor.numpy().reshape(-1)
     x = batch.x.tensor.numpy().reshape(len(labels), -1)
@@ -30,17 +31,17 @@ def rows_of(batch: Any) -> List[int]:
     return [int(label) for label in labels]
 
 
-def taken(loader: Any, batches: Optional[int] = None) -> List[Tuple[Any, List[int]]]:
+def taken(loader: Any, batches: int | None = None) -> list[tuple[Any, list[int]]]:
     """Place and rows of a loader's next batches; of a round if no number is given."""
     return [(batch_info(batch), rows_of(batch)) for batch in islice(iter(loader), batches)]
 
 
-def flat(batches: List[Tuple[Any, List[int]]]) -> List[int]:
+def flat(batches: list[tuple[Any, list[int]]]) -> list[int]:
     """The rows of batches, one after the other, without padding."""
     return [row for info, rows in batches for row in rows[: info.valid]]
 
 
-def resumed(make: Any, cut: int, count: int, **options: Any) -> List[Tuple[Any, List[int]]]:
+def resumed(make: Any, cut: int, count: int, **options: Any) -> list[tuple[Any, list[int]]]:
     """What a loader gives after another one was stopped after `cut` batches and told its state, as a checkpoint has it.
 
     Args:

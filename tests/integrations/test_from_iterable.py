@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -33,7 +34,7 @@ class Record:
     y: int
 
 
-def batches_of(sizes: List[int]) -> List[Dict[str, Any]]:
+def batches_of(sizes: list[int]) -> list[dict[str, Any]]:
     """Batches of these sizes, whose rows are counted on."""
     edges = np.cumsum([0, *sizes])
     return [
@@ -43,7 +44,7 @@ def batches_of(sizes: List[int]) -> List[Dict[str, Any]]:
     ]
 
 
-FORMS: Dict[str, Callable[[int], Any]] = {
+FORMS: dict[str, Callable[[int], Any]] = {
     "dict": sample,
     "ordered dict": lambda number: OrderedDict(sample(number)),
     "named tuple": lambda number: Point(**sample(number)),
@@ -73,7 +74,7 @@ def test_samples_of_each_form_become_the_same_batches(form: str, is_map_style: b
 
 @pytest.mark.parametrize("is_map_style", [False, True], ids=["stream", "map-style"])
 def test_batches_are_nested_as_their_samples_are(is_map_style: bool) -> None:
-    def nested(number: int) -> Dict[str, Any]:
+    def nested(number: int) -> dict[str, Any]:
         return {
             "inputs": Point({"ids": np.arange(number, number + 3)}, (np.float32(number), [np.ones(2), np.zeros(1)])),
             "name": f"sämple {number}" + "!" * number,
@@ -125,7 +126,7 @@ def test_the_default_collation_keeps_types() -> None:
         ([{"x": object()}] * 2, "field 'x'"),
     ],
 )
-def test_samples_that_do_not_fit_together_are_named(samples: List[Any], message: str) -> None:
+def test_samples_that_do_not_fit_together_are_named(samples: list[Any], message: str) -> None:
     with pytest.raises(SchemaError, match=message):
         default_collate(samples)
 
@@ -166,7 +167,7 @@ def test_what_offers_dlpack_alone_is_not_copied() -> None:
     micro=st.integers(1, 6),
     ends=st.sampled_from(["drop", "pad", "cycle"]),
 )
-def test_batches_are_cut_anew_without_losing_a_row(sizes: List[int], micro: int, ends: str) -> None:
+def test_batches_are_cut_anew_without_losing_a_row(sizes: list[int], micro: int, ends: str) -> None:
     rows = sum(sizes)
     loader = from_iterable(lambda: iter(batches_of(sizes)), micro, batches=True, ends=ends)
     found = taken(loader, 2 * rows // micro + 1 if ends == "cycle" else None)
@@ -330,7 +331,7 @@ def test_an_iterator_can_be_gone_through_once() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options: Dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         from_iterable(source, **options)
 
@@ -344,7 +345,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options:
         ([np.ones(2)], None, "ndarray without names"),
     ],
 )
-def test_samples_without_names_are_named(samples: List[Any], fields: Optional[List[str]], message: str) -> None:
+def test_samples_without_names_are_named(samples: list[Any], fields: list[str] | None, message: str) -> None:
     for source in (samples, lambda: samples):
         with pytest.raises((SchemaError, SampleError), match=message):
             next(iter(from_iterable(source, 1, fields=fields)))
@@ -370,7 +371,7 @@ def test_rows_of_different_shapes_stay_in_their_batches() -> None:
 
 
 def test_a_collator_gets_samples_as_they_come() -> None:
-    def collate(samples: List[Any]) -> Dict[str, Any]:
+    def collate(samples: list[Any]) -> dict[str, Any]:
         assert all(isinstance(each, tuple) for each in samples)
         return {"y": np.array([each[1] for each in samples]), "x": np.stack([each[0] for each in samples])}
 
@@ -432,16 +433,16 @@ def test_nested_batches_are_joined_and_evaluated() -> None:
 
     class Seen(DatasetEvaluator):
         def __init__(self) -> None:
-            self.numbers: List[int] = []
+            self.numbers: list[int] = []
 
-        def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+        def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
             assert list(inputs) == ["in"]
             self.numbers += inputs["in"]["pair"][0].numpy().tolist()
 
-        def evaluate(self) -> Dict[str, Any]:
+        def evaluate(self) -> dict[str, Any]:
             return {"numbers": self.numbers}
 
-    def model(name: List[str], **inputs: Any) -> Dict[str, Any]:
+    def model(name: list[str], **inputs: Any) -> dict[str, Any]:
         return {"twice": inputs["in"]["ids"] * 2}
 
     loader = from_iterable(samples, 2, ends="pad")
@@ -450,7 +451,7 @@ def test_nested_batches_are_joined_and_evaluated() -> None:
 
 
 def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: List[Any] = []
+    shown: list[Any] = []
 
     class Bar:
         def __init__(self, total: int, desc: str, **options: Any) -> None:

@@ -9,9 +9,10 @@ import io
 import sys
 import tarfile
 import types
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -38,8 +39,8 @@ class Kind:
     """
 
     make: Callable[[], Any]
-    needs: Optional[str] = None
-    options: Dict[str, Any] = field(default_factory=dict)
+    needs: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
     is_map_style: bool = False
     changes: bool = False
     cuts: Sequence[int] = range(9)
@@ -80,10 +81,10 @@ class StatefulLoader:
             yield {name: np.stack([each[name] for each in batch]) for name in ("x", "y")}
         self.at = 0
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         return {"at": self.at, "of a kind that JSON has not": np.int64(1)}
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.at = state["at"]
 
 
@@ -150,7 +151,7 @@ class DaliIterator:
     def __iter__(self) -> Any:
         return self
 
-    def __next__(self) -> List[Dict[str, Any]]:
+    def __next__(self) -> list[dict[str, Any]]:
         if self.at >= ROWS:
             raise StopIteration
         halves = [range(self.at, self.at + 1), range(self.at + 1, self.at + 2)]
@@ -177,8 +178,8 @@ class FfcvLoader:
             yield x, y
 
 
-NAMES: Dict[str, Any] = {"fields": ["x", "y"]}
-KINDS: Dict[str, Kind] = {
+NAMES: dict[str, Any] = {"fields": ["x", "y"]}
+KINDS: dict[str, Kind] = {
     "generator function": Kind(lambda: numbers, changes=True),
     "factory of iterators": Kind(lambda: lambda: map(sample, range(ROWS))),
     "list of batches": Kind(

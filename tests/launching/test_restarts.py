@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, Tuple
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ from tests.distributed.launcher import REPOSITORY
 from tests.engine.tiny import tiny_config
 
 # How a run ends: its exit code, after how many seconds, and whether there was a new checkpoint.
-End = Tuple[int, float, bool]
+End = tuple[int, float, bool]
 ENDS = st.tuples(st.sampled_from([0, 1, 7, STOPPED, 137]), st.sampled_from([1.0, 1000.0]), st.booleans())
 
 
@@ -27,15 +27,15 @@ class Runs:
 
     stopped = False
 
-    def __init__(self, ends: List[End]) -> None:
+    def __init__(self, ends: list[End]) -> None:
         self.ends: Iterator[End] = iter(ends)
-        self.arguments: List[List[str]] = []
-        self.codes: List[int] = []
+        self.arguments: list[list[str]] = []
+        self.codes: list[int] = []
         self.now = 0.0
         self.checkpoints = 0
         self.chosen = 0
 
-    def run(self, script_args: List[str]) -> int:
+    def run(self, script_args: list[str]) -> int:
         self.arguments.append(script_args)
         code, seconds, saved = next(self.ends)
         self.codes.append(code)
@@ -48,7 +48,7 @@ class Runs:
         return ""
 
 
-def drive(ends: List[End], limit: int) -> Tuple[Runs, int]:
+def drive(ends: list[End], limit: int) -> tuple[Runs, int]:
     runs = Runs(ends)
     restarts = Restarts(limit, lambda: (str(runs.checkpoints), runs.checkpoints), clock=lambda: runs.now)
     return runs, run_with_restarts(runs, ["train.seed=1"], restarts)
@@ -56,7 +56,7 @@ def drive(ends: List[End], limit: int) -> Tuple[Runs, int]:
 
 @given(ends=st.lists(ENDS, min_size=8, max_size=8), limit=st.integers(0, 6))
 def test_runs_follow_each_other_until_one_succeeds_the_limit_is_used_up_or_the_same_comes_again_at_once(
-    ends: List[End], limit: int
+    ends: list[End], limit: int
 ) -> None:
     runs, code = drive(ends, limit)
     count = len(runs.codes)

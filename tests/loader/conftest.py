@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from collections.abc import Iterator
 from types import FrameType
-from typing import Iterator, Optional
 
 import numpy as np
 import oneflow as flow
@@ -27,7 +27,7 @@ def watchdog(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("watchdog")
     seconds = marker.args[0] if marker else SECONDS
 
-    def bark(number: int, frame: Optional[FrameType]) -> None:
+    def bark(number: int, frame: FrameType | None) -> None:
         faulthandler.dump_traceback(file=2, all_threads=True)
         raise TimeoutError(f"the test has not ended within {seconds} s; the stacks are in stderr")
 

@@ -9,8 +9,9 @@ import ctypes
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class NumberDicts(Numbers):
 class NumbersTogether(Numbers):
     """The same through `__getitems__`."""
 
-    def __getitems__(self, indices: Sequence[int]) -> List[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return [
             Instance(
                 index=DistTensorData(np.array(index)),
@@ -55,7 +56,7 @@ class NumbersTogether(Numbers):
 class NumbersFilled(Numbers):
     """The same through `read_batch`."""
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["index"][...] = indices
         for row, generator in enumerate(sample_generators()):
             out["values"][row] = generator.random(3, dtype=np.float32)
@@ -76,7 +77,7 @@ class Slow(Numbers):
 class Fields:
     """Every sample has the fields given."""
 
-    def __init__(self, fields: Dict[str, Any], size: int = 8) -> None:
+    def __init__(self, fields: dict[str, Any], size: int = 8) -> None:
         self.size = size
         self.fields = fields
 
@@ -113,7 +114,7 @@ class Failing(Numbers):
 class FailingFilled(Failing, NumbersFilled):
     """The same through `read_batch`, which fails as a whole."""
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         for index in indices.tolist():
             if index in self.bad:
                 self.fail(index)
@@ -205,7 +206,7 @@ class Arrays:
 class Describing:
     """Tells about the process that reads: {"pid": int64 [], "has_oneflow": bool [], "private_kb": int64 []}."""
 
-    def __init__(self, size: int = 64, ballast: Optional[np.ndarray] = None) -> None:
+    def __init__(self, size: int = 64, ballast: np.ndarray | None = None) -> None:
         self.size = size
         self.ballast = ballast
 
@@ -274,30 +275,30 @@ class FlowTensors(Numbers):
         )
 
 
-def stack_dicts(samples: List[Any]) -> Dict[str, np.ndarray]:
+def stack_dicts(samples: list[Any]) -> dict[str, np.ndarray]:
     """A user's collator: dict in, dict out."""
     fields = [s if isinstance(s, dict) else {k: v.tensor for k, v in s.get_fields().items()} for s in samples]
     return {name: np.stack([np.asarray(field[name]) for field in fields]) for name in fields[0]}
 
 
-def growing_collator(samples: List[Any]) -> Dict[str, np.ndarray]:
+def growing_collator(samples: list[Any]) -> dict[str, np.ndarray]:
     """Its batches have as many columns as the first sample says."""
     index = int(np.asarray(samples[0]["index"]))
     return {"wide": np.full((len(samples), index * 100 + 1), index), "index": np.array([s["index"] for s in samples])}
 
 
-def failing_collator(samples: List[Any]) -> Any:
+def failing_collator(samples: list[Any]) -> Any:
     """Fails when sample 5 is among its samples."""
     if any(int(np.asarray(sample["index"])) == 5 for sample in samples):
         raise ZeroDivisionError("five")
     return stack_dicts(samples)
 
 
-def unstoppable_collator(samples: List[Any]) -> Any:
+def unstoppable_collator(samples: list[Any]) -> Any:
     """Fails with what usually ends a loop in silence."""
     raise StopIteration
 
 
-def flow_collator(samples: List[Any]) -> Instance:
+def flow_collator(samples: list[Any]) -> Instance:
     """Makes OneFlow tensors, as LiBai's collators do."""
     return Instance.stack(samples)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable
 
 from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import batch_info
 
-Content = Tuple[Any, Dict[str, Tuple[Any, ...]]]
+Content = tuple[Any, dict[str, tuple[Any, ...]]]
 
-WORKERS: List[Dict[str, Any]] = [
+WORKERS: list[dict[str, Any]] = [
     {"num_workers": 0},
     {"num_workers": 2, "worker_type": "thread"},
     {"num_workers": 2, "start_method": "fork"},
@@ -48,8 +49,8 @@ def loading(dataset: Any, sampler: Any = None, **arguments: Any) -> Iterator[Dat
 
 
 def stream(
-    dataset: Any, sampler: Any = None, batches: Optional[int] = None, state: Any = None, **arguments: Any
-) -> List[Content]:
+    dataset: Any, sampler: Any = None, batches: int | None = None, state: Any = None, **arguments: Any
+) -> list[Content]:
     """The contents of a loader's first batches; of all those of a round if no number is given."""
     sampler = sampler or (CyclicSampler(dataset, 4) if batches else SingleRoundSampler(dataset, 4))
     with loading(dataset, sampler, **arguments) as loader:
@@ -58,7 +59,7 @@ def stream(
         return [content(batch) for batch in islice(iter(loader), batches)]
 
 
-def worker_pids(loader: DataLoader) -> List[int]:
+def worker_pids(loader: DataLoader) -> list[int]:
     """Process ids of a loader's workers."""
     assert loader._reader is not None
     return list(loader._reader._executor.pids)  # type: ignore[attr-defined]

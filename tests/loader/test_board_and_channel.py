@@ -9,7 +9,7 @@ import select
 import signal
 import threading
 from contextlib import suppress
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,8 +163,8 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     chance = random.Random()
-    number_at: Dict[int, int] = {}
-    reported: List[int] = []
+    number_at: dict[int, int] = {}
+    reported: list[int] = []
 
     def take_for_ever(worker: int) -> int:
         pid = os.fork()
@@ -230,7 +230,7 @@ def ends() -> Any:
 
 
 @pytest.mark.parametrize("size", [0, 1, 60_000, 64 * 1024 - 10, 64 * 1024, 70_000, 5_000_000])
-def test_messages_of_any_size_arrive_whole(ends: Tuple[Channel, Channel], size: int) -> None:
+def test_messages_of_any_size_arrive_whole(ends: tuple[Channel, Channel], size: int) -> None:
     left, right = ends
     before = descriptors()
     for turn in range(3):
@@ -241,7 +241,7 @@ def test_messages_of_any_size_arrive_whole(ends: Tuple[Channel, Channel], size: 
     assert descriptors() == before
 
 
-def test_what_was_sent_before_the_end_closed_is_still_heard(ends: Tuple[Channel, Channel]) -> None:
+def test_what_was_sent_before_the_end_closed_is_still_heard(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     right.send("never read")
     left.send("small")
@@ -256,7 +256,7 @@ def test_what_was_sent_before_the_end_closed_is_still_heard(ends: Tuple[Channel,
         right.send("anybody there?")
 
 
-def test_an_end_speaks_only_when_something_waits(ends: Tuple[Channel, Channel]) -> None:
+def test_an_end_speaks_only_when_something_waits(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
     assert not right.speaks()
     left.send(1)
@@ -265,7 +265,7 @@ def test_an_end_speaks_only_when_something_waits(ends: Tuple[Channel, Channel]) 
     assert not right.speaks()
 
 
-def test_a_sender_waits_for_a_slow_receiver_and_loses_nothing(ends: Tuple[Channel, Channel]) -> None:
+def test_a_sender_waits_for_a_slow_receiver_and_loses_nothing(ends: tuple[Channel, Channel]) -> None:
     left, right = ends
 
     def send_all() -> None:

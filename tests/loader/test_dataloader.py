@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -59,7 +60,7 @@ def endless(size: int, micro_batch_size: int, ranks: int = 1, rank: int = 0, **a
     return DataLoader(sampler.dataset, sampler, **arguments)
 
 
-def rows_of(batches: Sequence[Any]) -> List[Any]:
+def rows_of(batches: Sequence[Any]) -> list[Any]:
     """Index and drawn numbers of each row."""
     return [
         (int(index), *drawn)
@@ -213,13 +214,13 @@ def test_a_sample_that_differs_or_fails_is_named_by_index(odd: Any, message: str
 
 
 def test_a_dtype_that_oneflow_lacks_is_refused_by_field() -> None:
-    dataset: List[Dict[str, Any]] = [{"x": np.zeros(2, np.uint16)}] * 4
+    dataset: list[dict[str, Any]] = [{"x": np.zeros(2, np.uint16)}] * 4
     with pytest.raises(SchemaError, match=r"field 'x'.*uint16"):
         next(iter(DataLoader(dataset, SingleRoundSampler(dataset, 2))))
 
 
 def test_a_sample_without_fields_is_refused() -> None:
-    dataset: List[Dict[str, Any]] = [{}] * 4
+    dataset: list[dict[str, Any]] = [{}] * 4
     with pytest.raises((SampleError, SchemaError), match="no fields"):
         next(iter(DataLoader(dataset, SingleRoundSampler(dataset, 2))))
 

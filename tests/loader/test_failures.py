@@ -7,7 +7,7 @@ import logging
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,12 +32,12 @@ WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES
 DATASETS = pytest.mark.parametrize("dataset", [Failing, FailingFilled])
 
 
-def indices_of(found: List[Any]) -> List[int]:
+def indices_of(found: list[Any]) -> list[int]:
     return [index for _, fields in found for index in np.frombuffer(fields["index"][2], np.int64).tolist()]
 
 
 @EVERYWHERE
-def test_a_failing_sample_ends_the_run_with_its_traceback(workers: Dict[str, Any]) -> None:
+def test_a_failing_sample_ends_the_run_with_its_traceback(workers: dict[str, Any]) -> None:
     with loading(Failing(bad=[9]), **workers) as loader:
         iterator = iter(loader)
         assert [content(next(iterator)) for _ in range(2)] == stream(Numbers(), batches=2)
@@ -54,13 +54,13 @@ def test_a_failing_sample_ends_the_run_with_its_traceback(workers: Dict[str, Any
 
 
 @EVERYWHERE
-def test_a_first_sample_that_fails_is_told_in_the_same_way(workers: Dict[str, Any]) -> None:
+def test_a_first_sample_that_fails_is_told_in_the_same_way(workers: dict[str, Any]) -> None:
     with pytest.raises(SampleError, match=r"sample 0 of Failing: KeyError: 'no picture 0'"):
         stream(Failing(bad=[0]), batches=1, **workers)
 
 
 @EVERYWHERE
-def test_after_a_failure_the_loader_can_go_on_from_its_last_batch(workers: Dict[str, Any]) -> None:
+def test_after_a_failure_the_loader_can_go_on_from_its_last_batch(workers: dict[str, Any]) -> None:
     with loading(Failing(bad=[13]), **workers) as loader:
         iterator = iter(loader)
         for _ in range(3):
@@ -73,7 +73,7 @@ def test_after_a_failure_the_loader_can_go_on_from_its_last_batch(workers: Dict[
 
 
 @EVERYWHERE
-def test_a_failing_collator_names_its_samples(workers: Dict[str, Any]) -> None:
+def test_a_failing_collator_names_its_samples(workers: dict[str, Any]) -> None:
     with pytest.raises(DataPipelineError, match=r"(?s)failing_collator over samples \[4, 5, 6, 7\]: ZeroDivisionError"):
         stream(NumbersAsDicts(), batches=3, collate_fn=failing_collator, **workers)
 
@@ -84,13 +84,13 @@ class NumbersAsDicts(Numbers):
 
 
 @WITHOUT_SPAWN
-def test_failing_read_batch_names_samples(workers: Dict[str, Any]) -> None:
+def test_failing_read_batch_names_samples(workers: dict[str, Any]) -> None:
     with pytest.raises(SampleError, match=r"one of the samples \[.*9.*\] of FailingFilled: KeyError"):
         stream(FailingFilled(bad=[9]), batches=4, **workers)
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:3], ids=WORKER_NAMES[1:3])
-def test_a_dataset_that_exits_the_interpreter_does_not_take_its_worker_along(workers: Dict[str, Any]) -> None:
+def test_a_dataset_that_exits_the_interpreter_does_not_take_its_worker_along(workers: dict[str, Any]) -> None:
     with pytest.raises(SampleError, match=r"(?s)9.*SystemExit: goodbye"):
         stream(ExitingPolitely(bad=[9]), batches=4, **workers)
 
@@ -98,8 +98,8 @@ def test_a_dataset_that_exits_the_interpreter_does_not_take_its_worker_along(wor
 @EVERYWHERE
 @DATASETS
 @pytest.mark.parametrize("collate_fn", [None, stack_dicts])
-def test_skipping_takes_the_same_substitutes_everywhere(workers: Dict[str, Any], dataset: Any, collate_fn: Any) -> None:
-    arguments: Dict[str, Any] = {"on_error": "skip", "seed": 5, "collate_fn": collate_fn}
+def test_skipping_takes_the_same_substitutes_everywhere(workers: dict[str, Any], dataset: Any, collate_fn: Any) -> None:
+    arguments: dict[str, Any] = {"on_error": "skip", "seed": 5, "collate_fn": collate_fn}
     bad = [0, 7, 8, 30, 31]
     found = stream(dataset(bad=bad), batches=40, **arguments, **workers)
     expected = stream(Failing(bad=bad), batches=40, **arguments)
@@ -144,7 +144,7 @@ def test_substitutes_are_the_same_on_every_layout(bad: Any, ranks: int, seed: in
 
 
 @EVERYWHERE
-def test_skipped_samples_are_counted_and_logged_once(workers: Dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_samples_are_counted_and_logged_once(workers: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     dataset = Failing(16, bad=[3, 10])
     with loading(dataset, SingleRoundSampler(dataset, 4), on_error="skip", **workers) as loader:
         for _ in range(3):
@@ -158,16 +158,16 @@ def test_skipped_samples_are_counted_and_logged_once(workers: Dict[str, Any], ca
 
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, stack_dicts])
-def test_a_dataset_of_bad_samples_alone_ends_the_run(workers: Dict[str, Any], collate_fn: Any) -> None:
+def test_a_dataset_of_bad_samples_alone_ends_the_run(workers: dict[str, Any], collate_fn: Any) -> None:
     with pytest.raises(SampleError, match=f"no picture.*{SUBSTITUTES} samples tried in its place failed as well"):
         stream(Failing(bad=range(64)), batches=1, on_error="skip", collate_fn=collate_fn, **workers)
 
 
 @EVERYWHERE
 @DATASETS
-def test_quarantine_writes_a_file_that_can_be_fed_back(workers: Dict[str, Any], dataset: Any, tmp_path: Path) -> None:
+def test_quarantine_writes_a_file_that_can_be_fed_back(workers: dict[str, Any], dataset: Any, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "bad.jsonl"
-    arguments: Dict[str, Any] = {"on_error": "quarantine", "quarantine_file": str(path), **workers}
+    arguments: dict[str, Any] = {"on_error": "quarantine", "quarantine_file": str(path), **workers}
     found = stream(dataset(bad=[2, 40]), batches=32, **arguments)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(line["index"] for line in lines) == [2, 40]
@@ -183,7 +183,7 @@ def test_quarantine_writes_a_file_that_can_be_fed_back(workers: Dict[str, Any], 
 
 
 @WITHOUT_SPAWN
-def test_a_quarantine_file_is_fed_to_skip_as_well(workers: Dict[str, Any], tmp_path: Path) -> None:
+def test_a_quarantine_file_is_fed_to_skip_as_well(workers: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"index": 5}\n')
     found = indices_of(stream(Numbers(), batches=16, on_error="skip", quarantine_file=str(path), **workers))
@@ -207,7 +207,7 @@ def test_policies_are_checked() -> None:
 
 
 @WITHOUT_SPAWN
-def test_a_sample_unlike_the_others_is_skipped_as_well(workers: Dict[str, Any]) -> None:
+def test_a_sample_unlike_the_others_is_skipped_as_well(workers: dict[str, Any]) -> None:
     found = indices_of(stream(OddSample(), batches=16, on_error="skip", **workers))
     assert found[9] != 9
     assert [index for place, index in enumerate(found) if place != 9] == [*range(9), *range(10, 64)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
 
 
-def batch_of(dataset: Any, **arguments: Any) -> Dict[str, np.ndarray]:
+def batch_of(dataset: Any, **arguments: Any) -> dict[str, np.ndarray]:
     with loading(dataset, **arguments) as loader:
         batch = next(iter(loader))
         return {name: data.tensor.numpy().copy() for name, data in batch.get_fields().items()}
@@ -32,7 +32,7 @@ def batch_of(dataset: Any, **arguments: Any) -> Dict[str, np.ndarray]:
 
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, stack_dicts])
-def test_every_dtype_of_oneflow_passes_unchanged(workers: Dict[str, Any], collate_fn: Any) -> None:
+def test_every_dtype_of_oneflow_passes_unchanged(workers: dict[str, Any], collate_fn: Any) -> None:
     generator = np.random.default_rng(1)
     fields = {
         f"of_{dtype}": generator.integers(0, 2, (3, 2)).astype(dtype)
@@ -59,7 +59,7 @@ def test_any_bytes_pass_unchanged(data: st.DataObject, dtype: str) -> None:
 
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, stack_dicts])
-def test_zero_size_and_0d_fields_pass(workers: Dict[str, Any], collate_fn: Any) -> None:
+def test_zero_size_and_0d_fields_pass(workers: dict[str, Any], collate_fn: Any) -> None:
     fields = {"empty": np.zeros((0,), np.float32), "flat": np.zeros((3, 0, 2), np.int64), "scalar": np.array(7)}
     found = batch_of(Fields(fields), collate_fn=collate_fn, **workers)
     assert {name: array.shape for name, array in found.items()} == {
@@ -71,14 +71,14 @@ def test_zero_size_and_0d_fields_pass(workers: Dict[str, Any], collate_fn: Any) 
 
 
 @EVERYWHERE
-def test_a_sample_of_zero_bytes_passes(workers: Dict[str, Any]) -> None:
+def test_a_sample_of_zero_bytes_passes(workers: dict[str, Any]) -> None:
     with loading(Fields({"empty": np.zeros((0, 2), np.float32)}, 40), **workers) as loader:
         shapes = [batch.empty.tensor.numpy().shape for batch in islice(loader, 20)]
     assert shapes == [(4, 0, 2)] * 20
 
 
 @EVERYWHERE
-def test_numbers_and_lists_become_oneflows_types(workers: Dict[str, Any]) -> None:
+def test_numbers_and_lists_become_oneflows_types(workers: dict[str, Any]) -> None:
     found = batch_of(
         Fields({"whole": 3, "real": 0.5, "truth": True, "numbers": [1, 2], "nested": [[0.5], [1.5]]}), **workers
     )
@@ -92,7 +92,7 @@ def test_numbers_and_lists_become_oneflows_types(workers: Dict[str, Any]) -> Non
 
 
 @EVERYWHERE
-def test_arrays_that_are_not_contiguous_or_of_foreign_byte_order_are_read_by_value(workers: Dict[str, Any]) -> None:
+def test_arrays_that_are_not_contiguous_or_of_foreign_byte_order_are_read_by_value(workers: dict[str, Any]) -> None:
     grid = np.arange(12, dtype=np.int64).reshape(3, 4)
     found = batch_of(Fields({"turned": grid.T, "every_second": grid[:, ::2], "backwards": grid[::-1]}), **workers)
     assert found["turned"].tolist() == [grid.T.tolist()] * 4
@@ -102,7 +102,7 @@ def test_arrays_that_are_not_contiguous_or_of_foreign_byte_order_are_read_by_val
 
 @WITHOUT_SPAWN
 @pytest.mark.parametrize("dtype", FOREIGN_DTYPES)
-def test_a_dtype_that_oneflow_lacks_is_refused_by_name(workers: Dict[str, Any], dtype: str) -> None:
+def test_a_dtype_that_oneflow_lacks_is_refused_by_name(workers: dict[str, Any], dtype: str) -> None:
     with pytest.raises(DataPipelineError, match=f"field 'odd': .*{dtype}.*int64"):
         batch_of(Fields({"fine": 1, "odd": np.zeros(2, dtype)}), **workers)
 
@@ -112,20 +112,20 @@ def test_a_dtype_that_oneflow_lacks_is_refused_by_name(workers: Dict[str, Any], 
     "value", ["a caption", b"bytes", None, {"nested": 1}, object(), [1, "two"], np.array(["a"]), np.array([None])],
     ids=["str", "bytes", "None", "dict", "object", "mixed list", "array of str", "array of objects"],
 )  # fmt: skip
-def test_what_cannot_be_a_tensor_is_refused_by_name(workers: Dict[str, Any], value: Any) -> None:
+def test_what_cannot_be_a_tensor_is_refused_by_name(workers: dict[str, Any], value: Any) -> None:
     with pytest.raises(DataPipelineError, match="'odd'"):
         batch_of(Fields({"fine": 1, "odd": value}), **workers)
 
 
 @WITHOUT_SPAWN
-def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(workers: Dict[str, Any]) -> None:
+def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(workers: dict[str, Any]) -> None:
     with pytest.raises(DataPipelineError, match="'odd'"):
         batch_of(Fields({"fine": 1, "odd": lambda: 1}), **workers)
 
 
 @WITHOUT_SPAWN
 @pytest.mark.parametrize("sample", [[1, 2], 5, None, {}], ids=["list", "int", "None", "no fields"])
-def test_a_sample_without_named_fields_is_refused(workers: Dict[str, Any], sample: Any) -> None:
+def test_a_sample_without_named_fields_is_refused(workers: dict[str, Any], sample: Any) -> None:
     with pytest.raises(DataPipelineError, match="Instance"):
         batch_of(Constant(sample), **workers)
 
@@ -155,7 +155,7 @@ class Changing(Fields):
         return sample
 
 
-CHANGES: Dict[str, Any] = {
+CHANGES: dict[str, Any] = {
     "shape": ({"a": np.zeros(3, np.float32)}, r"sample 6 .*field 'a' is float32 \[3\].*float32 \[2\].*padding"),
     "dtype": ({"a": np.zeros(2, np.float64)}, r"sample 6 .*field 'a' is float64"),
     "dims": ({"b": [1]}, r"sample 6 .*field 'b' is int64 \[1\]"),
@@ -168,7 +168,7 @@ CHANGES: Dict[str, Any] = {
 
 @WITHOUT_SPAWN
 @pytest.mark.parametrize(("changes", "message"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_sample_unlike_the_ones_before_it_is_refused(workers: Dict[str, Any], changes: Any, message: str) -> None:
+def test_a_sample_unlike_the_ones_before_it_is_refused(workers: dict[str, Any], changes: Any, message: str) -> None:
     with loading(Changing(**changes), **workers) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -177,8 +177,8 @@ def test_a_sample_unlike_the_ones_before_it_is_refused(workers: Dict[str, Any], 
 
 
 @EVERYWHERE
-def test_the_order_in_which_a_sample_names_its_fields_does_not_matter(workers: Dict[str, Any]) -> None:
-    def turned(index: int) -> Dict[str, Any]:
+def test_the_order_in_which_a_sample_names_its_fields_does_not_matter(workers: dict[str, Any]) -> None:
+    def turned(index: int) -> dict[str, Any]:
         fields = {"a": index, "b": 100 + index}
         return fields if index % 2 else dict(reversed(list(fields.items())))
 
@@ -202,7 +202,7 @@ class Made:
 
 
 @EVERYWHERE
-def test_ragged_samples_are_refused_with_advice(workers: Dict[str, Any]) -> None:
+def test_ragged_samples_are_refused_with_advice(workers: dict[str, Any]) -> None:
     with pytest.raises(DataPipelineError, match="padding collator"):
         batch_of(Ragged(64), **workers)
 
@@ -211,7 +211,7 @@ PAD = PadCollator({"tokens": {"value": -1, "side": "left", "multiple": 4}})
 
 
 @EVERYWHERE
-def test_ragged_samples_are_padded_alike_everywhere(workers: Dict[str, Any]) -> None:
+def test_ragged_samples_are_padded_alike_everywhere(workers: dict[str, Any]) -> None:
     dataset = Ragged(64)
     found = stream(dataset, batches=20, collate_fn=PAD, **workers)
     assert found == stream(dataset, batches=20, collate_fn=PAD)
@@ -236,7 +236,7 @@ LAID_OUT = Constant(
 
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, PadCollator({"tokens": {}})])
-def test_a_batch_has_the_layouts_of_its_samples(workers: Dict[str, Any], collate_fn: Any) -> None:
+def test_a_batch_has_the_layouts_of_its_samples(workers: dict[str, Any], collate_fn: Any) -> None:
     [(_, fields)] = stream(LAID_OUT, batches=1, collate_fn=collate_fn, **workers)
     assert {name: field[3] for name, field in fields.items()} == {
         "tokens": (("split_0", "split_1"), 0),
@@ -247,7 +247,7 @@ def test_a_batch_has_the_layouts_of_its_samples(workers: Dict[str, Any], collate
 
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, PadCollator({"tokens": {}})])
-def test_a_config_overrides_parts_of_layouts(workers: Dict[str, Any], collate_fn: Any) -> None:
+def test_a_config_overrides_parts_of_layouts(workers: dict[str, Any], collate_fn: Any) -> None:
     layouts = {"tokens": {"placement_idx": 2}, "bare": {"sbp_list": ["broadcast", "split_1"]}}
     [(_, fields)] = stream(LAID_OUT, batches=1, collate_fn=collate_fn, layouts=layouts, **workers)
     assert {name: field[3] for name, field in fields.items()} == {
@@ -258,13 +258,13 @@ def test_a_config_overrides_parts_of_layouts(workers: Dict[str, Any], collate_fn
 
 
 @EVERYWHERE
-def test_a_layout_for_a_field_that_is_not_there_is_refused_with_the_nearest_name(workers: Dict[str, Any]) -> None:
+def test_a_layout_for_a_field_that_is_not_there_is_refused_with_the_nearest_name(workers: dict[str, Any]) -> None:
     with pytest.raises(DataPipelineError, match=r"layouts.lables.*Did you mean 'labels'"):
         stream(LAID_OUT, batches=1, layouts={"lables": {"placement_idx": 0}}, **workers)
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-def test_a_batch_that_is_handed_out_may_be_written_to(workers: Dict[str, Any]) -> None:
+def test_a_batch_that_is_handed_out_may_be_written_to(workers: dict[str, Any]) -> None:
     dataset = Fields({"x": np.ones(3, np.float32)}, 100)
     with loading(dataset, prefetch=2, **workers) as loader:
         for batch in islice(loader, 30):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, Optional
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def interrupted_at(line: int) -> Iterator[None]:
     """Raise KeyboardInterrupt before the n-th line of the loader's code that this thread runs."""
     left = line
 
-    def trace(frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
+    def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         nonlocal left
         if not frame.f_code.co_filename.startswith(LOADER):
             return None
@@ -56,7 +57,7 @@ def interrupted_at(line: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("arguments", WORKERS, ids=WORKER_NAMES)
-def test_an_interrupt_at_any_line_loses_no_batch(arguments: Dict[str, Any], request: pytest.FixtureRequest) -> None:
+def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], request: pytest.FixtureRequest) -> None:
     dataset = Numbers()
     expected = stream(dataset, batches=BATCHES)
     between = LINES_BETWEEN[request.node.callspec.id]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from itertools import islice
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ def loader_of(dataset: Any, workers: int = 0, **options: Any) -> DataLoader:
     return DataLoader(dataset, sampler, num_workers=workers, worker_type="thread", **options)
 
 
-def numbers(loader: DataLoader, count: int) -> List[List[int]]:
+def numbers(loader: DataLoader, count: int) -> list[list[int]]:
     return [batch.number.tensor.numpy().ravel().tolist() for batch in islice(iter(loader), count)]
 
 
@@ -98,7 +98,7 @@ def test_a_single_round_that_was_resumed_and_run_to_its_end_starts_the_next_one_
     ],
 )
 def test_the_state_of_another_dataset_or_seed_is_refused_with_both_values(
-    other: Any, options: Dict[str, Any], message: str
+    other: Any, options: dict[str, Any], message: str
 ) -> None:
     state = loader_of(other, **options).state_dict()
     loader = loader_of(Numbers(30))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ class Counting(Numbers):
 
     def __init__(self, size: int = 64) -> None:
         super().__init__(size)
-        self.calls: List[Any] = []
+        self.calls: list[Any] = []
 
     def __getitem__(self, index: int) -> Any:
         self.calls.append(index)
@@ -43,13 +44,13 @@ class Counting(Numbers):
 
 
 class CountingTogether(Counting, NumbersTogether):
-    def __getitems__(self, indices: Sequence[int]) -> List[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         self.calls.append(list(indices))
         return super().__getitems__(indices)
 
 
 class CountingFilled(Counting, NumbersFilled):
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         self.calls.append((indices.tolist(), {name: array.shape for name, array in out.items()}))
         super().read_batch(indices, out)
 
@@ -90,30 +91,30 @@ def test_each_sample_is_read_exactly_once() -> None:
 
 
 class ShortAnswer(NumbersTogether):
-    def __getitems__(self, indices: Sequence[int]) -> List[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         return super().__getitems__(indices)[:-1]
 
 
 @WITHOUT_SPAWN
-def test_too_few_samples_from_getitems_are_refused(workers: Dict[str, Any]) -> None:
+def test_too_few_samples_from_getitems_are_refused(workers: dict[str, Any]) -> None:
     with pytest.raises(SampleError, match=r"ShortAnswer.*__getitems__ returned \d samples for \d indices"):
         stream(ShortAnswer(), batches=1, **workers)
 
 
 class UnknownField(NumbersFilled):
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["indices"][...] = indices
 
 
 @WITHOUT_SPAWN
-def test_a_failing_read_batch_names_the_samples_and_the_dataset(workers: Dict[str, Any]) -> None:
+def test_a_failing_read_batch_names_the_samples_and_the_dataset(workers: dict[str, Any]) -> None:
     pattern = r"(?s)one of the samples \[[123](, [23])*\] of UnknownField: KeyError: 'indices'"
     with pytest.raises(SampleError, match=pattern):
         stream(UnknownField(), batches=1, **workers)
 
 
 @EVERYWHERE
-def test_samples_of_one_batch_are_shared_among_workers(workers: Dict[str, Any]) -> None:
+def test_samples_of_one_batch_are_shared_among_workers(workers: dict[str, Any]) -> None:
     """What matters is the order of the rows, whoever reads them."""
     found = stream(Numbers(1000), batches=5, **workers)
     indices = [np.frombuffer(fields["index"][2], np.int64).tolist() for _, fields in found]
@@ -135,7 +136,7 @@ def test_a_slow_sample_does_not_stall_the_others_of_its_batch() -> None:
             return super().__getitem__(index)
 
     with loading(OneSlow(400), None, num_workers=2, worker_type="thread", prefetch=2) as loader:
-        found: List[Any] = []
+        found: list[Any] = []
         trainer = threading.Thread(target=lambda: found.append(content(next(iter(loader)))))
         trainer.start()
         for _ in range(9):  # Samples 3 to 11.
@@ -147,6 +148,6 @@ def test_a_slow_sample_does_not_stall_the_others_of_its_batch() -> None:
 
 
 @EVERYWHERE
-def test_a_collator_that_stops_iteration_does_not_end_the_loop_in_silence(workers: Dict[str, Any]) -> None:
+def test_a_collator_that_stops_iteration_does_not_end_the_loop_in_silence(workers: dict[str, Any]) -> None:
     with pytest.raises(DataPipelineError, match="StopIteration"):
         stream(Numbers(), batches=2, collate_fn=unstoppable_collator, **workers)

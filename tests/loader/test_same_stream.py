@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
@@ -34,7 +34,7 @@ processes = st.fixed_dictionaries(
 
 
 @st.composite
-def streams(draw: Any) -> Dict[str, Any]:
+def streams(draw: Any) -> dict[str, Any]:
     size = draw(st.integers(1, 50))
     batch = draw(st.integers(1, min(size, 9)))
     ranks = draw(st.integers(1, size // batch))
@@ -53,11 +53,11 @@ def streams(draw: Any) -> Dict[str, Any]:
     }
 
 
-def sampler_of(case: Dict[str, Any]) -> Any:
+def sampler_of(case: dict[str, Any]) -> Any:
     return (CyclicSampler if case["cyclic"] else SingleRoundSampler)(case["dataset"], **case["sampler"])
 
 
-def contents_and_states(case: Dict[str, Any], batches: int, **workers: Any) -> Any:
+def contents_and_states(case: dict[str, Any], batches: int, **workers: Any) -> Any:
     """Contents of the batches of three epochs, and the state after each."""
     found = []
     with loading(case["dataset"], sampler_of(case), **case["loader"], **workers) as loader:
@@ -70,7 +70,7 @@ def contents_and_states(case: Dict[str, Any], batches: int, **workers: Any) -> A
 @settings(slowly, max_examples=25)
 @given(case=streams(), workers=cheap_workers, batches=st.integers(1, 12))
 def test_threads_bring_the_stream_of_the_trainers_own_process(
-    case: Dict[str, Any], workers: Dict[str, Any], batches: int
+    case: dict[str, Any], workers: dict[str, Any], batches: int
 ) -> None:
     assert contents_and_states(case, batches, **workers) == contents_and_states(case, batches, num_workers=0)
 
@@ -79,7 +79,7 @@ def test_threads_bring_the_stream_of_the_trainers_own_process(
 @settings(slowly, max_examples=10)
 @given(case=streams(), workers=processes, batches=st.integers(1, 12))
 def test_processes_bring_the_stream_of_the_trainers_own_process(
-    case: Dict[str, Any], workers: Dict[str, Any], batches: int
+    case: dict[str, Any], workers: dict[str, Any], batches: int
 ) -> None:
     assert contents_and_states(case, batches, **workers) == contents_and_states(case, batches, num_workers=0)
 
@@ -107,9 +107,9 @@ def test_all_ways_of_reading_bring_the_same_stream() -> None:
 @settings(slowly, max_examples=20)
 @given(case=streams(), taken=st.integers(0, 15), data=st.data())
 def test_a_state_saved_after_any_batch_goes_on_exactly_with_other_workers(
-    case: Dict[str, Any], taken: int, data: st.DataObject
+    case: dict[str, Any], taken: int, data: st.DataObject
 ) -> None:
-    in_process: st.SearchStrategy[Dict[str, Any]] = st.just({"num_workers": 0})
+    in_process: st.SearchStrategy[dict[str, Any]] = st.just({"num_workers": 0})
     kinds = [in_process, cheap_workers] + [processes] * data.draw(st.sampled_from([0, 0, 1]))
     before, after = data.draw(st.one_of(kinds)), data.draw(st.one_of(kinds))
     with loading(case["dataset"], sampler_of(case), **case["loader"], num_workers=0) as loader:
@@ -125,7 +125,7 @@ def test_a_state_saved_after_any_batch_goes_on_exactly_with_other_workers(
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-def test_a_loader_can_be_sent_back_to_a_state_again_and_again(workers: Dict[str, Any]) -> None:
+def test_a_loader_can_be_sent_back_to_a_state_again_and_again(workers: dict[str, Any]) -> None:
     dataset = Numbers(23)
     whole = stream(dataset, batches=12, num_workers=0)
     with loading(dataset, **workers) as loader:

@@ -12,9 +12,10 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ ALL = pytest.mark.parametrize("workers", [FORK, SPAWN, THREADS], ids=["fork", "s
 class Trainer:
     """A trainer in a process group of its own, with all that it starts."""
 
-    def __init__(self, how: str, folder: Path, arguments: Dict[str, Any]) -> None:
+    def __init__(self, how: str, folder: Path, arguments: dict[str, Any]) -> None:
         self.mark = f"{MARK}={uuid.uuid4().hex}".encode()
         self.folder = folder
         name, value = self.mark.decode().split("=")
@@ -66,7 +67,7 @@ class Trainer:
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == "begun\n", self.process.stderr and self.process.stderr.read()
 
-    def family(self) -> List[int]:
+    def family(self) -> list[int]:
         """The trainer and its workers, found by what they inherit."""
         found = []
         for name in os.listdir("/proc"):
@@ -91,7 +92,7 @@ class Trainer:
 
 @pytest.fixture()
 def start(tmp_path: Path) -> Iterator[Any]:
-    trainers: List[Trainer] = []
+    trainers: list[Trainer] = []
 
     def begin(how: str, **arguments: Any) -> Trainer:
         folder = tmp_path / str(len(trainers))
@@ -105,7 +106,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 
 @PROCESSES
-def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, workers: Dict[str, Any]) -> None:
+def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, workers: dict[str, Any]) -> None:
     trainers = [start("go_on_for_ever", **workers) for _ in range(4)]
     for trainer in trainers:
         trainer.wait_until_begun()
@@ -116,7 +117,7 @@ def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, worke
 
 
 @PROCESSES
-def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: Any, workers: Dict[str, Any]) -> None:
+def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
         trainer = start("go_on_for_ever", **workers)
         assert eventually(lambda: len(trainer.family()) > 1)  # noqa: B023
@@ -127,7 +128,7 @@ def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: 
 
 
 @PROCESSES
-def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers: Dict[str, Any]) -> None:
+def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("wait_for_a_held_up_sample", **workers)
     trainer.wait_until_begun()
     time.sleep(0.3)  # A worker is within the sample that never ends, and holds its interpreter there.
@@ -136,7 +137,7 @@ def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers
 
 
 @PROCESSES
-def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: Dict[str, Any]) -> None:
+def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("go_on_for_ever", **workers)
     trainer.wait_until_begun()
     for pid in trainer.family():
@@ -147,7 +148,7 @@ def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: Dict[
 
 @ALL
 @pytest.mark.parametrize("how", ["be_interrupted", "go_on_for_ever"])
-def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: Dict[str, Any], how: str) -> None:
+def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
     trainer.wait_until_begun()
     time.sleep(random.random() * 0.2)
@@ -160,7 +161,7 @@ def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: D
 
 
 @ALL
-def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: Dict[str, Any]) -> None:
+def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("be_interrupted", seconds=1.0, prefetch=8, **workers)
     trainer.wait_until_begun()
     time.sleep(0.5)  # It waits for its second batch.
@@ -171,7 +172,7 @@ def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: Dict[str, An
 
 
 @PROCESSES
-def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, workers: Dict[str, Any]) -> None:
+def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
         trainer = start("go_on_for_ever", **workers)
         assert eventually(lambda: len(trainer.family()) > 2)  # noqa: B023
@@ -185,7 +186,7 @@ def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, work
 
 
 @PROCESSES
-def test_sigterm_ends_a_trainer_and_its_workers(start: Any, workers: Dict[str, Any]) -> None:
+def test_sigterm_ends_a_trainer_and_its_workers(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("go_on_for_ever", **workers)
     trainer.wait_until_begun()
     os.kill(trainer.process.pid, signal.SIGTERM)
@@ -204,7 +205,7 @@ ENDS = {
 
 @ALL
 @pytest.mark.parametrize("how", ENDS)
-def test_every_other_end_is_clean_and_quick(start: Any, workers: Dict[str, Any], how: str) -> None:
+def test_every_other_end_is_clean_and_quick(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
     trainer.wait_until_begun()
     output, errors = trainer.process.communicate(timeout=20)
@@ -218,7 +219,7 @@ def test_every_other_end_is_clean_and_quick(start: Any, workers: Dict[str, Any],
 
 
 @PROCESSES
-def test_breaking_the_loop_off_and_going_on_keeps_the_workers(workers: Dict[str, Any]) -> None:
+def test_breaking_the_loop_off_and_going_on_keeps_the_workers(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     with loading(dataset, **workers) as loader:
         found = []
@@ -234,7 +235,7 @@ def test_breaking_the_loop_off_and_going_on_keeps_the_workers(workers: Dict[str,
 
 
 @PROCESSES
-def test_workers_live_on_from_round_to_round(workers: Dict[str, Any]) -> None:
+def test_workers_live_on_from_round_to_round(workers: dict[str, Any]) -> None:
     dataset = Numbers(22)
     with loading(dataset, SingleRoundSampler(dataset, 4), **workers) as loader:
         rounds = [[content(batch) for batch in loader] for _ in range(1)]
@@ -245,7 +246,7 @@ def test_workers_live_on_from_round_to_round(workers: Dict[str, Any]) -> None:
 
 
 @ALL
-def test_a_closed_loader_starts_anew(workers: Dict[str, Any]) -> None:
+def test_a_closed_loader_starts_anew(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
     loader.close()
@@ -259,7 +260,7 @@ def test_a_closed_loader_starts_anew(workers: Dict[str, Any]) -> None:
 
 
 @ALL
-def test_an_iterator_of_a_closed_loader_is_over(workers: Dict[str, Any]) -> None:
+def test_an_iterator_of_a_closed_loader_is_over(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
     iterator = iter(loader)
@@ -270,7 +271,7 @@ def test_an_iterator_of_a_closed_loader_is_over(workers: Dict[str, Any]) -> None
 
 
 @ALL
-def test_an_older_iterator_is_over_when_a_newer_one_begins(workers: Dict[str, Any]) -> None:
+def test_an_older_iterator_is_over_when_a_newer_one_begins(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     with loading(dataset, **workers) as loader:
         older = iter(loader)
@@ -283,7 +284,7 @@ def test_an_older_iterator_is_over_when_a_newer_one_begins(workers: Dict[str, An
 
 
 @PROCESSES
-def test_closing_is_quick_even_while_workers_start(workers: Dict[str, Any]) -> None:
+def test_closing_is_quick_even_while_workers_start(workers: dict[str, Any]) -> None:
     dataset = Slow(400, 5.0)
     loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
     loader._reader = loader._start()
@@ -295,7 +296,7 @@ def test_closing_is_quick_even_while_workers_start(workers: Dict[str, Any]) -> N
 
 
 @PROCESSES
-def test_a_loader_that_is_gone_takes_its_workers_along(workers: Dict[str, Any]) -> None:
+def test_a_loader_that_is_gone_takes_its_workers_along(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     before = descriptors()
     loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
@@ -309,7 +310,7 @@ def test_a_loader_that_is_gone_takes_its_workers_along(workers: Dict[str, Any]) 
 
 
 @ALL
-def test_an_iterator_keeps_its_loader(workers: Dict[str, Any]) -> None:
+def test_an_iterator_keeps_its_loader(workers: dict[str, Any]) -> None:
     dataset = Numbers(20)
     found = [content(batch) for batch in DataLoader(dataset, SingleRoundSampler(dataset, 4), **workers)]
     assert found == stream(dataset)
@@ -317,7 +318,7 @@ def test_an_iterator_keeps_its_loader(workers: Dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("first", WORKERS[1:], ids=WORKER_NAMES[1:])
 @pytest.mark.parametrize("second", WORKERS[1:], ids=WORKER_NAMES[1:])
-def test_two_loaders_at_once_do_not_disturb_each_other(first: Dict[str, Any], second: Dict[str, Any]) -> None:
+def test_two_loaders_at_once_do_not_disturb_each_other(first: dict[str, Any], second: dict[str, Any]) -> None:
     one, other = Numbers(400), Slow(333, 0.0001)
     with loading(one, **first) as training:
         iterator = iter(training)
@@ -359,7 +360,7 @@ def test_workers_end_with_the_trainer_although_a_child_of_the_trainer_lives_on()
 
 
 @PROCESSES
-def test_a_forked_child_that_ends_normally_does_not_end_the_trainers_workers(workers: Dict[str, Any]) -> None:
+def test_a_forked_child_that_ends_normally_does_not_end_the_trainers_workers(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     with loading(dataset, **workers) as loader:
         iterator = iter(loader)
@@ -379,7 +380,7 @@ def test_a_forked_child_that_ends_normally_does_not_end_the_trainers_workers(wor
 
 
 @ALL
-def test_many_loaders_one_after_the_other_leave_no_threads_or_descriptors(workers: Dict[str, Any]) -> None:
+def test_many_loaders_one_after_the_other_leave_no_threads_or_descriptors(workers: dict[str, Any]) -> None:
     dataset = Numbers(40)
     stream(dataset, batches=1, **workers)
     assert eventually(lambda: not worker_threads())
@@ -390,5 +391,5 @@ def test_many_loaders_one_after_the_other_leave_no_threads_or_descriptors(worker
     assert descriptors() == before
 
 
-def worker_threads() -> List[threading.Thread]:
+def worker_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("libai_data")]

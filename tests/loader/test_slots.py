@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, ev
 IN_SLOTS = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 
 
-def shared_ranges() -> List[Tuple[int, int]]:
+def shared_ranges() -> list[tuple[int, int]]:
     """Where the memory of loaders' batches lies in this process."""
     lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "libai_data_batches" in line]
     return [tuple(int(edge, 16) for edge in line.split()[0].split("-")) for line in lines]  # type: ignore[misc]
@@ -54,7 +54,7 @@ DTYPES = st.sampled_from(["bool", "int8", "f2", "f4", "i8"])
 
 
 @given(st.lists(st.tuples(DTYPES, st.lists(st.integers(0, 5), max_size=3))))
-def test_arrays_of_a_slot_are_aligned_and_do_not_overlap(fields: List[Tuple[str, List[int]]]) -> None:
+def test_arrays_of_a_slot_are_aligned_and_do_not_overlap(fields: list[tuple[str, list[int]]]) -> None:
     specs = lay_out((f"f{number}", np.dtype(dtype), shape) for number, (dtype, shape) in enumerate(fields))
     end = 0
     for spec in specs:
@@ -75,7 +75,7 @@ def test_arrays_of_a_slot_are_aligned_and_do_not_overlap(fields: List[Tuple[str,
 def test_a_slot_comes_back_with_the_last_of_its_views(ring: SlotRing) -> None:
     specs = lay_out([("a", np.dtype("f4"), (4, 2)), ("empty", np.dtype("f4"), (4, 0))])
     slot = ring.acquire(bytes_of(specs))
-    arrays: Dict[str, Any] = ring.hand_out(slot, specs)
+    arrays: dict[str, Any] = ring.hand_out(slot, specs)
     piece, empty = arrays["a"][1:, 0].T, arrays["empty"]
     del arrays
     assert ring.acquire(64) is not slot
@@ -118,7 +118,7 @@ def test_threads_of_a_closed_loader_write_into_no_other_loaders_memory() -> None
     """With a closed arena's number in its hands, a thread would map whatever has been opened since."""
     first = Arena()
     begun, closed = threading.Event(), threading.Event()
-    errors: List[BaseException] = []
+    errors: list[BaseException] = []
 
     def read() -> None:
         begun.set()
@@ -141,7 +141,7 @@ def test_threads_of_a_closed_loader_write_into_no_other_loaders_memory() -> None
 
 
 @IN_SLOTS
-def test_a_batch_is_a_view_of_a_slot(workers: Dict[str, Any]) -> None:
+def test_a_batch_is_a_view_of_a_slot(workers: dict[str, Any]) -> None:
     with loading(Numbers(), **workers) as loader:
         batch = next(iter(loader))
         ring = loader._ring
@@ -160,7 +160,7 @@ def test_what_workers_collate_is_a_view_of_a_slot() -> None:
 
 @IN_SLOTS
 def test_a_trainer_that_keeps_nothing_uses_the_planned_slots_alone(
-    workers: Dict[str, Any], caplog: pytest.LogCaptureFixture
+    workers: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     with loading(Numbers(), prefetch=2, **workers) as loader:
         for batch in islice(loader, 40):
@@ -204,7 +204,7 @@ def content_of(kept: Any) -> Any:
 
 @IN_SLOTS
 def test_kept_batches_stay_correct_and_the_growing_ring_is_reported_once(
-    workers: Dict[str, Any], caplog: pytest.LogCaptureFixture
+    workers: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = Numbers(400)
     with loading(dataset, prefetch=2, **workers) as loader:
@@ -258,7 +258,7 @@ def test_another_thread_may_hold_the_last_view() -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 3, 8])
 def test_prefetch_bounds_what_workers_read_ahead(prefetch: int) -> None:
-    asked: List[int] = []
+    asked: list[int] = []
     four_more = threading.Condition()
 
     class Counting(Numbers):
@@ -314,7 +314,7 @@ for workers in ({"num_workers": 0}, {"num_workers": 2, "start_method": "fork"}):
 
 
 @pytest.mark.parametrize("workers", WORKERS[2:], ids=WORKER_NAMES[2:])
-def test_batches_that_grow_get_more_room(workers: Dict[str, Any]) -> None:
+def test_batches_that_grow_get_more_room(workers: dict[str, Any]) -> None:
     dataset = NumbersAsDicts(400)
     found = stream(dataset, batches=90, collate_fn=growing_collator, **workers)
     assert found == stream(dataset, batches=90, collate_fn=growing_collator)
@@ -335,10 +335,10 @@ class NumbersAsDicts(Numbers):
 
 @settings(deadline=None, max_examples=20)
 @given(held=st.lists(st.integers(0, 6), min_size=1, max_size=40))
-def test_whatever_is_kept_for_how_long_each_batch_is_correct_while_it_is_kept(held: List[int]) -> None:
+def test_whatever_is_kept_for_how_long_each_batch_is_correct_while_it_is_kept(held: list[int]) -> None:
     dataset = Numbers(90)
     expected = stream(dataset, batches=len(held))
-    kept: List[Tuple[int, int, Any]] = []
+    kept: list[tuple[int, int, Any]] = []
     with loading(dataset, num_workers=2, worker_type="thread", prefetch=2) as loader:
         for step, (batch, steps) in enumerate(zip(loader, held)):
             kept.append((step + steps, step, batch))

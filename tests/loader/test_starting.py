@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, lo
 PROCESSES = pytest.mark.parametrize("start_method", ["spawn", "fork"])
 
 
-def values(dataset: Any, name: str, **arguments: Any) -> List[Any]:
+def values(dataset: Any, name: str, **arguments: Any) -> list[Any]:
     return [
         value
         for _, fields in stream(dataset, batches=4, **{"num_workers": 2, **arguments})
@@ -53,7 +53,7 @@ def test_samples_of_oneflow_tensors_are_read_by_spawned_workers_that_join_no_job
         monkeypatch.setenv(name, value)
     for collate_fn in (None, flow_collator):
         dataset = FlowTensors(16)
-        arguments: Dict[str, Any] = {"num_workers": 1, "start_method": "spawn", "collate_fn": collate_fn}
+        arguments: dict[str, Any] = {"num_workers": 1, "start_method": "spawn", "collate_fn": collate_fn}
         assert values(dataset, "data", **arguments) == [v for index in range(16) for v in (index, index + 1)]
         assert values(dataset, "job_variables", **arguments) == [0] * 16
         assert values(dataset, "world_size", **arguments) == [1] * 16
@@ -258,7 +258,7 @@ def die() -> Any:
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:], ids=WORKER_NAMES[1:])
-def test_a_loader_made_and_used_in_a_thread_works(workers: Dict[str, Any]) -> None:
+def test_a_loader_made_and_used_in_a_thread_works(workers: dict[str, Any]) -> None:
     dataset, found = Numbers(), []
 
     def use() -> None:
@@ -271,11 +271,11 @@ def test_a_loader_made_and_used_in_a_thread_works(workers: Dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-def test_a_loader_that_a_thread_began_goes_on_in_another(workers: Dict[str, Any]) -> None:
+def test_a_loader_that_a_thread_began_goes_on_in_another(workers: dict[str, Any]) -> None:
     dataset = Numbers()
     with loading(dataset, **workers) as loader:
-        found: List[Any] = []
-        iterators: List[Any] = []
+        found: list[Any] = []
+        iterators: list[Any] = []
 
         def begin() -> None:
             iterators.append(iter(loader))
@@ -289,7 +289,7 @@ def test_a_loader_that_a_thread_began_goes_on_in_another(workers: Dict[str, Any]
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-def test_a_loader_leaves_no_descriptor_open(workers: Dict[str, Any]) -> None:
+def test_a_loader_leaves_no_descriptor_open(workers: dict[str, Any]) -> None:
     dataset = Numbers()
     stream(dataset, batches=3, **workers)
     before = descriptors()

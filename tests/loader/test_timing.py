@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from itertools import islice
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ class LargeRows(Numbers):
 
 
 @EVERYWHERE
-def test_stats_tell_source_from_transform_from_copy(workers: Dict[str, Any]) -> None:
+def test_stats_tell_source_from_transform_from_copy(workers: dict[str, Any]) -> None:
     with loading(SlowTransform(), prefetch=1, **workers) as loader:
         assert loader.stats()["batches"] == 0
         for _ in islice(loader, 10):
@@ -55,7 +55,7 @@ def test_stats_tell_source_from_transform_from_copy(workers: Dict[str, Any]) -> 
 
 
 @EVERYWHERE
-def test_copying_can_be_the_bottleneck(workers: Dict[str, Any]) -> None:
+def test_copying_can_be_the_bottleneck(workers: dict[str, Any]) -> None:
     with loading(LargeRows(), prefetch=1, **workers) as loader:
         for _ in islice(loader, 10):
             pass
@@ -65,7 +65,7 @@ def test_copying_can_be_the_bottleneck(workers: Dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:3], ids=WORKER_NAMES[1:3])
-def test_a_slow_trainer_is_named_as_the_bottleneck(workers: Dict[str, Any]) -> None:
+def test_a_slow_trainer_is_named_as_the_bottleneck(workers: dict[str, Any]) -> None:
     with loading(Numbers(), **workers) as loader:
         for step, _ in enumerate(islice(loader, 12)):
             if step:
@@ -77,7 +77,7 @@ def test_a_slow_trainer_is_named_as_the_bottleneck(workers: Dict[str, Any]) -> N
 
 
 @EVERYWHERE
-def test_waiting_for_workers_is_counted(workers: Dict[str, Any]) -> None:
+def test_waiting_for_workers_is_counted(workers: dict[str, Any]) -> None:
     with loading(Slow(64, 0.005), prefetch=1, **workers) as loader:
         for _ in islice(loader, 8):
             pass
@@ -88,7 +88,7 @@ def test_waiting_for_workers_is_counted(workers: Dict[str, Any]) -> None:
 
 
 @EVERYWHERE
-def test_stats_go_on_over_rounds_and_breaks(workers: Dict[str, Any]) -> None:
+def test_stats_go_on_over_rounds_and_breaks(workers: dict[str, Any]) -> None:
     with loading(Failing(64, [3]), on_error="skip", collate_fn=stack_dicts, **workers) as loader:
         for _ in range(3):
             for _ in islice(loader, 2):

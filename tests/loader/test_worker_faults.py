@@ -10,10 +10,11 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any
 
 import pytest
 
@@ -95,7 +96,7 @@ class SlowDicts(Slow):
         return {"index": index}
 
 
-CASES: Dict[str, Any] = {
+CASES: dict[str, Any] = {
     "samples": (Slow(401, 0.0005), {}, 50),
     "whole batches": (SlowFilled(401), {}, 20),
     "collated": (Slow(401, 0.0005), {"collate_fn": stack_dicts}, 20),
@@ -324,7 +325,7 @@ def test_killed_workers_leave_no_descriptors_or_zombies() -> None:
         iterator = iter(loader)
         next(iterator)
         before = descriptors()
-        gone: List[int] = []
+        gone: list[int] = []
         for _ in range(10):
             gone += worker_pids(loader)
             os.kill(gone[-1], signal.SIGKILL)

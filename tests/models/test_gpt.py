@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,7 @@ def test_training_gives_a_loss_and_evaluation_scores_and_with_labels_the_loss_to
     assert list(model(ids)) == ["prediction_scores"]
 
 
-def samples_of(tmp_path: Path, **options: Any) -> Dict[str, Any]:
+def samples_of(tmp_path: Path, **options: Any) -> dict[str, Any]:
     """A batch of two samples of 6 tokens, cut from or packed of documents of 3 to 5 tokens."""
     with IndexedWriter(tmp_path / "corpus") as writer:
         for length in (4, 4, 5, 3, 5):
@@ -68,7 +69,7 @@ def samples_of(tmp_path: Path, **options: Any) -> Dict[str, Any]:
 
 
 @pytest.mark.parametrize("options", [{"packing": True}, {"reset_position_ids": True, "reset_attention_mask": True}])
-def test_the_tokens_of_a_document_are_predicted_as_if_it_were_alone(tmp_path: Path, options: Dict[str, Any]) -> None:
+def test_the_tokens_of_a_document_are_predicted_as_if_it_were_alone(tmp_path: Path, options: dict[str, Any]) -> None:
     batch = samples_of(tmp_path, **options)
     model = small_gpt().eval()
     together = model(**{name: placed(array) for name, array in batch.items()})["prediction_scores"].numpy()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Sequence
 
 import numpy as np
 import pytest
@@ -46,7 +46,7 @@ def build_libraries(folder: Path, sonames: Sequence[str] = SONAMES) -> Path:
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
+def apart(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """OneFlow and the CUDA libraries in two folders, as with a user site or `pip install --target`."""
     root = tmp_path_factory.mktemp("apart")
     (root / "site" / "oneflow").mkdir(parents=True)
@@ -60,7 +60,7 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Dict[str, Path]:
     return {"site": root / "site", "packages": root / "packages"}
 
 
-def test_oneflow_alone_does_not_find_libraries_that_lie_elsewhere(apart: Dict[str, Path]) -> None:
+def test_oneflow_alone_does_not_find_libraries_that_lie_elsewhere(apart: dict[str, Path]) -> None:
     # The premise of the tests below, on a machine without CUDA libraries of its own.
     output = run("import oneflow", path=[apart["site"], apart["packages"]])
     if not output.rstrip().endswith("No such file or directory"):
@@ -68,12 +68,12 @@ def test_oneflow_alone_does_not_find_libraries_that_lie_elsewhere(apart: Dict[st
     assert "ImportError: lib" in output
 
 
-def test_oneflow_imports_after_libai_data(apart: Dict[str, Path]) -> None:
+def test_oneflow_imports_after_libai_data(apart: dict[str, Path]) -> None:
     code = "import libai_data, oneflow; print('sum', oneflow.ones(3).sum().item())"
     assert "sum 3.0" in run(code, path=[apart["site"], apart["packages"]])
 
 
-def test_a_missing_library_is_named_with_what_to_install(apart: Dict[str, Path]) -> None:
+def test_a_missing_library_is_named_with_what_to_install(apart: dict[str, Path]) -> None:
     output = run("import libai_data; print('imported'); import oneflow", path=[apart["site"]])
     if "imported" in output and "Error" not in output:
         pytest.skip("this machine has CUDA 11 libraries on its search path")
@@ -83,7 +83,7 @@ def test_a_missing_library_is_named_with_what_to_install(apart: Dict[str, Path])
 
 
 def test_every_rank_finds_the_libraries_in_a_script_that_imports_oneflow_alone(
-    apart: Dict[str, Path], tmp_path: Path
+    apart: dict[str, Path], tmp_path: Path
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, oneflow as flow\nos.write(1, b'rank %d imported\\n' % flow.env.get_rank())\n")

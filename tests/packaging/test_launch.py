@@ -12,8 +12,9 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Sequence, Set
+from typing import Callable
 
 import pytest
 
@@ -69,7 +70,7 @@ StartJob = Callable[..., Job]
 
 @pytest.fixture()
 def start() -> Iterator[StartJob]:
-    jobs: List[Job] = []
+    jobs: list[Job] = []
 
     def start_job(*arguments: object, settings: str = "pass") -> Job:
         jobs.append(Job([str(argument) for argument in arguments], settings))
@@ -87,7 +88,7 @@ def run(*arguments: object, module: str = "libai_data.launch") -> subprocess.Com
 
 
 def test_it_takes_every_flag_that_oneflow_launcher_takes() -> None:
-    def flags(module: str) -> Set[str]:
+    def flags(module: str) -> set[str]:
         return set(re.findall(r"--?[a-z_]+", run("--help", module=module).stdout.split("optional arguments")[-1]))
 
     theirs = {flag for flag in flags("oneflow.distributed.launch") if flag.startswith("--")}
@@ -99,7 +100,7 @@ def test_ranks_get_the_environment_that_oneflow_launcher_gives(script: Path) -> 
     names = ["MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "OMP_NUM_THREADS", "GLOG_log_dir"]
     script.write_text(PREAMBLE + f"say(json.dumps([os.environ.get(name) for name in {names}] + sys.argv[1:]))")
 
-    def environments(module: str) -> List[str]:
+    def environments(module: str) -> list[str]:
         port = launch.free_port()
         result = run("--nproc_per_node", 2, "--master_port", port, script, "--an", "argument", module=module)
         assert result.returncode == 0, result.stderr
@@ -136,7 +137,7 @@ def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(
-    arguments: List[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as error:
         launch.parse_args(arguments)
@@ -314,7 +315,7 @@ def test_a_terminal_stays_one_for_the_ranks(script: Path) -> None:
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1800"), ("7", "7")])
 def test_a_collective_waits_for_half_an_hour_unless_the_user_says_otherwise(
-    given: Optional[str], seen: str, script: Path, monkeypatch: pytest.MonkeyPatch
+    given: str | None, seen: str, script: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ONEFLOW_TIMEOUT_SECONDS", raising=False)
     if given is not None:

@@ -6,7 +6,6 @@ import ast
 import re
 import sys
 from pathlib import Path
-from typing import Dict, Set
 
 import pytest
 
@@ -23,10 +22,10 @@ DISTRIBUTIONS = {
 CONTAINED = {"antlr4": "hydra-core", "aiohttp": "s3fs"}
 
 
-def required(lists: Set[str]) -> Set[str]:
+def required(lists: set[str]) -> set[str]:
     """Names of the distributions in these lists of setup.py, in lower case."""
     tree = ast.parse((REPOSITORY / "setup.py").read_text())
-    names: Set[str] = set()
+    names: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in lists:
             constants = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
@@ -34,9 +33,9 @@ def required(lists: Set[str]) -> Set[str]:
     return names
 
 
-def third_party_imports() -> Dict[str, str]:
+def third_party_imports() -> dict[str, str]:
     """Top-level names of the modules that the package imports, with a file that does."""
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for path in (REPOSITORY / "libai_data").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

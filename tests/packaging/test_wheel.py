@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, Set
 
 import pytest
 
@@ -34,7 +33,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str, **variables: str) -> str:
-    env: Dict[str, str] = {**os.environ, **variables}
+    env: dict[str, str] = {**os.environ, **variables}
     result = subprocess.run(command, capture_output=True, text=True, env=env, timeout=120)
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
@@ -48,7 +47,7 @@ def in_installed(installed: Path, code: str) -> str:
 
 
 def test_the_wheel_holds_every_module_and_the_type_marker(installed: Path) -> None:
-    def files(root: Path) -> Set[str]:
+    def files(root: Path) -> set[str]:
         return {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".typed")}
 
     assert files(installed / "libai_data") == files(REPOSITORY / "libai_data")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Any, Iterator, List, Mapping, Optional, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from libai_data.samplers import CyclicSampler, StepSchedule
 from libai_data.samplers.order import Order
 from libai_data.samplers.schedule import Ranges
 
-Sample = Tuple[int, int]
+Sample = tuple[int, int]
 """Epoch and index."""
 
 
@@ -20,9 +21,9 @@ def following(
     schedule: StepSchedule,
     skips: Ranges = (),
     data_parallel_size: int = 1,
-    micro_batches: Optional[Mapping[int, int]] = None,
+    micro_batches: Mapping[int, int] | None = None,
     **arguments: Any,
-) -> List[CyclicSampler]:
+) -> list[CyclicSampler]:
     """The samplers of all data-parallel ranks, following a schedule."""
     counts = dict(micro_batches or {})
     first = schedule.sizes[0][1]
@@ -37,8 +38,8 @@ def following(
 
 
 def steps_from(
-    ranks: List[CyclicSampler], first_step: int, micro_batches: Optional[Mapping[int, int]] = None
-) -> Iterator[List[Sample]]:
+    ranks: list[CyclicSampler], first_step: int, micro_batches: Mapping[int, int] | None = None
+) -> Iterator[list[Sample]]:
     """The samples of one step after the other; each step as a set in the order of the stream."""
     batches = [rank.batches(rank.position) for rank in ranks]
     step = first_step
@@ -46,7 +47,7 @@ def steps_from(
         schedule = ranks[0].schedule
         assert schedule is not None
         count = (micro_batches or {}).get(schedule.size_of(step), 1)
-        samples: List[Sample] = []
+        samples: list[Sample] = []
         for parts in islice(zip(*batches), count):
             assert len({(part.step, part.epoch, part.position, part.size, part.valid) for part in parts}) == 1
             for rank, part in zip(ranks, parts):
@@ -56,17 +57,17 @@ def steps_from(
         step += 1
 
 
-def expected_steps(order: Order, schedule: StepSchedule, skips: Ranges, count: int) -> List[List[Sample]]:
+def expected_steps(order: Order, schedule: StepSchedule, skips: Ranges, count: int) -> list[list[Sample]]:
     """The definition, place by place: what skipped steps of a run without skips take is left out."""
     uncut, place = [], 0
     for step in range(count + 1 + max((last for _, last in skips), default=0)):
         uncut.append(range(place, place + schedule.size_of(step)))
         place += schedule.size_of(step)
     left_out = {place for first, last in skips for step in range(first, last + 1) for place in uncut[step]}
-    steps: List[List[Sample]] = []
+    steps: list[list[Sample]] = []
     place = 0
     for step in range(count):
-        places: List[int] = []
+        places: list[int] = []
         while len(places) < schedule.size_of(step):
             if place not in left_out:
                 places.append(place)

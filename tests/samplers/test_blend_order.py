@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ class Numbers:
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": np.array([self.number, index])}
 
 
@@ -103,7 +104,7 @@ def test_a_place_far_out_is_found_at_once_and_exactly() -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 1e9)), min_size=1, max_size=30))
-def test_weights_are_exact_or_the_nearest_of_the_longest_period(weights: List[float]) -> None:
+def test_weights_are_exact_or_the_nearest_of_the_longest_period(weights: list[float]) -> None:
     assume(any(weights))
     counts = proportions(weights)
     exact = [Fraction(repr(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights]
@@ -118,7 +119,7 @@ def test_weights_are_exact_or_the_nearest_of_the_longest_period(weights: List[fl
 
 
 @pytest.mark.parametrize(("weights", "words"), [([0, 0], "at least|one at least"), ([1, -1], "-1"), ([1], "1 weights")])
-def test_weights_that_mean_nothing_are_refused(weights: List[float], words: str) -> None:
+def test_weights_that_mean_nothing_are_refused(weights: list[float], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         blended([3, 4], weights)
 
@@ -152,7 +153,7 @@ def test_samplers_on_any_mesh_cut_anywhere_take_the_blend(blend: Blend, ranks: i
     assert found == expected.tolist()
 
 
-def resumed(saved: CyclicSampler, dataset: BlendedDataset, override: Tuple[str, ...] = ()) -> CyclicSampler:
+def resumed(saved: CyclicSampler, dataset: BlendedDataset, override: tuple[str, ...] = ()) -> CyclicSampler:
     sampler = CyclicSampler(dataset, 4, shuffle=True, seed=1)
     sampler.load_state_dict(json.loads(json.dumps(saved.state_dict())), override)
     return sampler

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, Dict, List, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def blend(changes: Any = None, weights: Sequence[float] = BEFORE) -> BlendedData
 
 def ranks_of(
     schedule: StepSchedule, skips: Ranges = (), ranks: int = 1, dataset: Any = None, batches: int = 1
-) -> List[CyclicSampler]:
+) -> list[CyclicSampler]:
     first = schedule.sizes[0][1]
     made = [
         CyclicSampler(dataset or blend(), first // ranks // batches, True, 0, rank, ranks, seed=1)
@@ -74,7 +75,7 @@ def check_nothing_is_lost(steps: Sequence[Any], order: Any) -> None:
     cut=st.integers(0, 12),
 )
 def test_weights_change_at_the_step_whatever_the_sizes_and_the_mesh_and_go_on_after_any_step(
-    sizes: List[int], ranks: int, cut: int
+    sizes: list[int], ranks: int, cut: int
 ) -> None:
     schedule = StepSchedule(tuple((4 * number, size) for number, size in enumerate(sizes)))
     whole = list(islice(steps_from(ranks_of(schedule), 0), 14))
@@ -147,7 +148,7 @@ def test_without_steps_a_batch_is_one() -> None:
         ({"changes_at_steps": {2: [1, 1]}}, "3 datasets has 2 weights"),
     ],
 )
-def test_what_cannot_be_is_refused(arguments: Dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BlendedDataset([Numbers(size) for size in SIZES], BEFORE, **arguments)
 

@@ -4,8 +4,9 @@ import inspect
 import json
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterable
 from itertools import chain, islice
-from typing import Any, Dict, Iterable, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +20,11 @@ layouts = st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)])
 """(data-parallel size, micro batch) of a global batch of 12."""
 
 
-def flat(lists: Iterable[List[int]]) -> List[int]:
+def flat(lists: Iterable[list[int]]) -> list[int]:
     return list(chain.from_iterable(lists))
 
 
-def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **arguments: Any) -> List[CyclicSampler]:
+def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **arguments: Any) -> list[CyclicSampler]:
     return [
         CyclicSampler(
             range(size),
@@ -36,12 +37,12 @@ def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **argume
     ]
 
 
-def global_batches(ranks: List[CyclicSampler], count: int) -> List[List[int]]:
+def global_batches(ranks: list[CyclicSampler], count: int) -> list[list[int]]:
     """The next global batches: the ranks' parts one behind the other."""
     return [flat(parts) for parts in islice(zip(*ranks), count)]
 
 
-def stream(size: int, count: int, **arguments: Any) -> List[int]:
+def stream(size: int, count: int, **arguments: Any) -> list[int]:
     """The first `count` indices of a stream, as a single rank with batches of one sample takes them."""
     [sampler] = ranks_of(size, 1, 1, **arguments)
     return [index for [index] in islice(sampler, count)]
@@ -210,7 +211,7 @@ def test_the_signature_is_libais() -> None:
         ),
     ],
 )
-def test_bad_arguments_are_refused_by_name_and_value(arguments: Dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused_by_name_and_value(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         CyclicSampler(**{"dataset": range(10), "micro_batch_size": 2, **arguments})
 
@@ -233,7 +234,7 @@ def test_impossible_places_are_refused(samples: Any) -> None:
         ({"drop_last": True, "micro_batch_size": 7}, "epoch_size was 49 and is now 50"),
     ],
 )
-def test_the_state_of_another_stream_is_refused_with_both_values(other: Dict[str, Any], message: str) -> None:
+def test_the_state_of_another_stream_is_refused_with_both_values(other: dict[str, Any], message: str) -> None:
     [sampler] = ranks_of(50, 1, 5)
     [saved] = ranks_of(**{"size": 50, "data_parallel_size": 1, "micro_batch_size": 5, **other})
     with pytest.raises(CheckpointError, match=message):
@@ -251,7 +252,7 @@ def test_the_state_of_another_stream_is_refused_with_both_values(other: Dict[str
         ({"seed": None}, "seed was None and is now 0"),
     ],
 )
-def test_a_broken_state_is_refused(change: Dict[str, Any], message: str) -> None:
+def test_a_broken_state_is_refused(change: dict[str, Any], message: str) -> None:
     [sampler] = ranks_of(50, 1, 5)
     with pytest.raises(CheckpointError, match=message):
         sampler.load_state_dict({**sampler.state_dict(), **change})

@@ -4,7 +4,8 @@ import dataclasses
 import hashlib
 import math
 import tracemalloc
-from typing import Any, Iterator, List, Tuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_in_huge_datasets_distinct_positions_have_distinct_indices_in_range(
 @settings(deadline=None)
 @given(st.integers(1, 3000), seeds, st.lists(st.integers(0, 10**5), min_size=1, max_size=50))
 def test_positions_are_located_alike_alone_together_and_in_any_order(
-    size: int, seed: int, positions: List[int]
+    size: int, seed: int, positions: list[int]
 ) -> None:
     order = Order(size, seed)
     found_epochs, indices = order.locate(np.array(positions))
@@ -182,7 +183,7 @@ def test_above_the_border_the_difference_of_neighbours_is_spread_evenly(size: in
     assert improbability(counts * widths.mean() / widths, counts.mean()) < 4.5
 
 
-def known_answers() -> Iterator[Tuple[Order, int, List[int]]]:
+def known_answers() -> Iterator[tuple[Order, int, list[int]]]:
     yield Order(1), 3, [0]
     yield Order(8), 0, [7, 5, 3, 0, 1, 6, 2, 4]
     yield Order(8), 1, [5, 6, 1, 7, 3, 0, 4, 2]

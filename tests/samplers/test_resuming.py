@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from itertools import islice
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +21,10 @@ from tests.samplers.test_schedule import meshes, schedules, skips
 PLAIN = StepSchedule(((0, 8),))
 
 
-def state_after(steps: int, sampler: CyclicSampler) -> Dict[str, Any]:
+def state_after(steps: int, sampler: CyclicSampler) -> dict[str, Any]:
     """The state behind so many steps, as a checkpoint has it."""
     list(islice(steps_from([sampler], 0), steps))
-    state: Dict[str, Any] = json.loads(json.dumps(sampler.state_dict()))
+    state: dict[str, Any] = json.loads(json.dumps(sampler.state_dict()))
     return state
 
 
@@ -185,7 +185,7 @@ def test_everything_that_differs_is_named_at_once_with_what_would_allow_it() -> 
 @pytest.mark.parametrize(
     "change", [{"batch_sizes": []}, {"batch_sizes": [[0]]}, {"batch_sizes": 8}, {"left_out": [[5, 1]]}, {"left_out": 3}]
 )
-def test_a_broken_schedule_in_a_state_is_refused(change: Dict[str, Any]) -> None:
+def test_a_broken_schedule_in_a_state_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(CheckpointError, match="is broken"):
         plain().load_state_dict({**state_after(2, plain()), **change})
 
@@ -201,7 +201,7 @@ def test_a_state_of_an_older_version_without_steps_goes_on() -> None:
 
 def test_a_state_with_a_ramp_and_skips_is_under_one_kilobyte() -> None:
     sizes = StepSchedule(tuple((step * 10_000, 64 + 64 * step) for step in range(16)))
-    skipped: List[Any] = [(step * 9000 + 500, step * 9000 + 530) for step in range(12)]
+    skipped: list[Any] = [(step * 9000 + 500, step * 9000 + 530) for step in range(12)]
     sampler = CyclicSampler(range(10**10), 64, True, seed=2**31)
     sampler.follow(sizes, tuple(skipped))
     sampler.position = 10**12

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,12 +132,12 @@ def test_malformed_pairs_of_a_config_are_refused_by_key(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [[[1, 4]], [[0, 4], [0, 8]], [[0, 4], [5, 8], [3, 2]], [[0, 0]], []])
-def test_a_batch_size_schedule_begins_with_step_0_and_ascends(value: List[Any]) -> None:
+def test_a_batch_size_schedule_begins_with_step_0_and_ascends(value: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"train\.batch_size_schedule is"):
         parse_sizes("train.batch_size_schedule", value)
 
 
 @pytest.mark.parametrize("value", [[[-1, 4]], [[5, 4]]])
-def test_a_skip_ends_after_it_begins(value: List[Any]) -> None:
+def test_a_skip_ends_after_it_begins(value: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"train\.skip_steps has"):
         parse_skips("train.skip_steps", value)

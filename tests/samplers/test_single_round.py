@@ -3,7 +3,7 @@ from __future__ import annotations
 import inspect
 import json
 from itertools import islice
-from typing import Any, Dict, List
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ ranks = st.integers(1, 5)
 micro_batches = st.integers(1, 9)
 
 
-def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **arguments: Any) -> List[SingleRoundSampler]:
+def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **arguments: Any) -> list[SingleRoundSampler]:
     return [
         SingleRoundSampler(
             range(size),
@@ -30,7 +30,7 @@ def ranks_of(size: int, data_parallel_size: int, micro_batch_size: int, **argume
     ]
 
 
-def global_indices(batches: List[IndexBatch]) -> List[int]:
+def global_indices(batches: list[IndexBatch]) -> list[int]:
     """Rows of a global batch, from the ranks' parts."""
     return [index for batch in batches for index in batch.indices.tolist()]
 
@@ -54,7 +54,7 @@ def test_each_sample_counts_exactly_once_and_padding_is_marked(
     size: int, data_parallel_size: int, micro_batch_size: int, shuffle: bool, seed: int
 ) -> None:
     samplers = ranks_of(size, data_parallel_size, micro_batch_size, shuffle=shuffle, seed=seed)
-    counted: List[int] = []
+    counted: list[int] = []
     for parts in zip(*(sampler.batches(0) for sampler in samplers)):
         assert len({(part.step, part.epoch, part.position, part.size, part.valid) for part in parts}) == 1
         rows = global_indices(list(parts))
@@ -137,6 +137,6 @@ def test_the_signature_is_libais() -> None:
         ({"seed": "x"}, "seed is 'x'"),
     ],
 )
-def test_bad_arguments_are_refused_by_name_and_value(arguments: Dict[str, Any], message: str) -> None:
+def test_bad_arguments_are_refused_by_name_and_value(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SingleRoundSampler(**{"dataset": range(10), "micro_batch_size": 2, **arguments})

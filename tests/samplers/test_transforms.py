@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ from tests.samplers.transforms import Documents, as_tokens, expected_packs, is_e
 class Case(NamedTuple):
     """A packed stream."""
 
-    lengths: List[int]
+    lengths: list[int]
     units: int
     cut: bool
     known: bool
-    keep: Optional[str]
+    keep: str | None
 
     def dataset(self) -> PackedDataset:
         keep: Any = {
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     def sampler(self, micro: int, rank: int = 0, ranks: int = 1, consumed: int = 0) -> CyclicSampler:
         return CyclicSampler(self.dataset(), micro, True, consumed, rank, ranks, seed=1)
 
-    def expected(self, count: int) -> List[Any]:
+    def expected(self, count: int) -> list[Any]:
         order = self.sampler(1).order
         kept = (lambda index: True) if self.keep is None else (lambda index: self.lengths[index] % 2 == 0)
         return list(islice(expected_packs(self.lengths, order, self.units, self.cut, kept), count))
@@ -57,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(lengths, units, cut, draw(st.booleans()), keep)
 
 
-def outputs(sampler: CyclicSampler, batches: int) -> List[Any]:
+def outputs(sampler: CyclicSampler, batches: int) -> list[Any]:
     indices = [index for batch in islice(iter(sampler), batches) for index in batch]
     return [as_tokens(sampler.dataset[index]) for index in indices]  # type: ignore[index]
 
@@ -109,7 +109,7 @@ def packed(**options: Any) -> PackedDataset:
 @pytest.mark.parametrize("options", WORKERS, ids=WORKER_NAMES)
 @pytest.mark.parametrize("make", [packed, lambda: packed(cut=False, truncate=True, keep=is_even)])
 def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options: Any, make: Any) -> None:
-    def batches(count: int, state: Any = None, **options: Any) -> List[Any]:
+    def batches(count: int, state: Any = None, **options: Any) -> list[Any]:
         dataset = make()
         return stream(dataset, CyclicSampler(dataset, 4, shuffle=True, seed=3), count, state, seed=3, **options)
 
@@ -127,7 +127,7 @@ def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options
 
 @settings(max_examples=25)
 @given(st.lists(st.booleans(), min_size=1, max_size=30).filter(any), st.booleans(), st.integers(0, 40))
-def test_a_filter_takes_what_is_kept_in_the_order_of_the_stream(kept: List[bool], known: bool, cut: int) -> None:
+def test_a_filter_takes_what_is_kept_in_the_order_of_the_stream(kept: list[bool], known: bool, cut: int) -> None:
     def make() -> FilteredDataset:
         numbers = [{"x": np.array(number)} for number in range(len(kept))]
         return FilteredDataset(numbers, kept if known else lambda sample: kept[int(sample["x"])])

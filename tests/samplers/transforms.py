@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from libai_data.sample_random import sample_generator
 from libai_data.samplers import Order
 from libai_data.structures import DistTensorData, Instance
 
-Token = Tuple[int, int, int]
+Token = tuple[int, int, int]
 """Epoch-dependent draw, index and place in the sample of a token."""
 
 
@@ -20,7 +21,7 @@ class Documents:
     def __init__(self, lengths: Sequence[int], random: bool = False) -> None:
         self.lengths = list(lengths)
         self.random = random
-        self.reads: List[int] = []
+        self.reads: list[int] = []
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -43,9 +44,9 @@ def is_even(sample: Any) -> bool:
     return len(sample.labels.tensor) % 2 == 0
 
 
-def expected_packs(lengths: Sequence[int], order: Order, units: int, cut: bool, kept: Any) -> Iterator[List[Any]]:
+def expected_packs(lengths: Sequence[int], order: Order, units: int, cut: bool, kept: Any) -> Iterator[list[Any]]:
     """(index, place in the sample) of each token of each sequence, and the number of its segment; None for padding."""
-    pack: List[Any] = []
+    pack: list[Any] = []
     segment, place = 0, 0
     while True:
         index = int(order.locate(np.array([place]))[1][0])
@@ -65,9 +66,9 @@ def expected_packs(lengths: Sequence[int], order: Order, units: int, cut: bool, 
             pack, segment = [], 0
 
 
-def as_tokens(sample: Any) -> List[Any]:
+def as_tokens(sample: Any) -> list[Any]:
     """A packed sequence in the form of `expected_packs`."""
-    fields: Dict[str, np.ndarray] = {name: np.asarray(value.tensor) for name, value in sample.get_fields().items()}
+    fields: dict[str, np.ndarray] = {name: np.asarray(value.tensor) for name, value in sample.get_fields().items()}
     np.testing.assert_array_equal(fields["tokens"][:, 2], fields["labels"])
     return [
         (index, place, segment) if segment else None

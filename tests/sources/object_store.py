@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 from urllib.parse import quote
 
 FAIL, CUT, STALL = "answers 500", "closes after half of the body", "answers half and waits"
@@ -49,10 +49,10 @@ class ObjectStore:
 
     def reset(self) -> None:
         """An empty bucket, and no faults."""
-        self.faults: List[str] = []
-        self.gets: List[str] = []
+        self.faults: list[str] = []
+        self.gets: list[str] = []
         self.tag = ""
-        self.before_get: Optional[Callable[[str], object]] = None
+        self.before_get: Callable[[str], object] | None = None
         self.sent, self.go_on = threading.Event(), threading.Event()
         self._ask("POST", "/moto-api/reset")
         self._ask("PUT", f"/{BUCKET}")
@@ -62,7 +62,7 @@ class ObjectStore:
         self._ask("PUT", f"/{BUCKET}/{quote(name)}", data)
         return f"s3://{BUCKET}/{name}"
 
-    def environment(self) -> Dict[str, str]:
+    def environment(self) -> dict[str, str]:
         """What a process needs to find this store."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
 

@@ -9,7 +9,7 @@ import tarfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -25,7 +25,7 @@ def cifar_image(image: int) -> np.ndarray:
     return np.array([[[pixel(image, c, y, x) for c in range(3)] for x in range(32)] for y in range(32)], np.uint8)
 
 
-def cifar_record(image: int, labels: List[int]) -> bytes:
+def cifar_record(image: int, labels: list[int]) -> bytes:
     """One image of a .bin file: its labels, then all of red, of green and of blue."""
     planes = [pixel(image, c, y, x) for c in range(3) for y in range(32) for x in range(32)]
     return struct.pack(f"{len(labels)}B{len(planes)}B", *labels, *planes)
@@ -59,9 +59,9 @@ def idx(values: np.ndarray) -> bytes:
     return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
 
 
-def mnist_files(train: int = 5, test: int = 3) -> Dict[str, bytes]:
+def mnist_files(train: int = 5, test: int = 3) -> dict[str, bytes]:
     """The four files; image n to train with has the class n mod 10, to test with the class (n + 1) mod 10."""
-    made: Dict[str, bytes] = {}
+    made: dict[str, bytes] = {}
     for part, count, shift in (("train", train, 0), ("t10k", test, 1)):
         images = np.arange(count * 28 * 28).reshape(count, 28, 28).astype(np.uint8)
         made[f"{part}-images-idx3-ubyte"] = idx(images)
@@ -77,14 +77,14 @@ def write_mnist(folder: Path, compressed: bool = False, **counts: int) -> Path:
     return folder
 
 
-def jpeg(level: int, size: Tuple[int, int] = (24, 18)) -> bytes:
+def jpeg(level: int, size: tuple[int, int] = (24, 18)) -> bytes:
     """A picture of one grey level, by Pillow."""
     stream = io.BytesIO()
     Image.new("RGB", size, (level, level, level)).save(stream, "JPEG", quality=95)
     return stream.getvalue()
 
 
-def tar_of(files: Dict[str, bytes]) -> bytes:
+def tar_of(files: dict[str, bytes]) -> bytes:
     """An archive."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
@@ -99,7 +99,7 @@ class WebFolder:
     """A folder that a web server on loopback gives; `asked` are the paths that were asked for by GET."""
 
     def __init__(self, folder: Path) -> None:
-        self.asked: List[str] = []
+        self.asked: list[str] = []
         asked = self.asked
 
         class Handler(SimpleHTTPRequestHandler):

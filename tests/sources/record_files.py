@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from libai_data.sources import (
     WebDatasetSource,
 )
 
-SOURCES: Dict[str, Callable[..., Any]] = {
+SOURCES: dict[str, Callable[..., Any]] = {
     "array_record": ArrayRecordSource,
     "webdataset": WebDatasetSource,
     "parquet": ParquetSource,
@@ -35,18 +36,18 @@ ENDINGS = {
 }
 
 
-def texts(count: int, seed: int = 0) -> List[str]:
+def texts(count: int, seed: int = 0) -> list[str]:
     """Texts of 0 to 300 characters, a few of which take two bytes."""
     random = np.random.default_rng(seed)
     return ["".join(map(chr, random.integers(32, 250, random.integers(0, 301)).tolist())) for _ in range(count)]
 
 
-def write(kind: str, path: Path, contents: Sequence[str]) -> List[Any]:
+def write(kind: str, path: Path, contents: Sequence[str]) -> list[Any]:
     """Write contents as records of a format; returns the records that a source must give."""
     return WRITERS[kind](path, contents)
 
 
-def _array_record(path: Path, contents: Sequence[str], options: str = "group_size:1") -> List[Any]:
+def _array_record(path: Path, contents: Sequence[str], options: str = "group_size:1") -> list[Any]:
     from array_record.python.array_record_module import ArrayRecordWriter
 
     writer = ArrayRecordWriter(str(path), options)
@@ -56,7 +57,7 @@ def _array_record(path: Path, contents: Sequence[str], options: str = "group_siz
     return [content.encode() for content in contents]
 
 
-def _webdataset(path: Path, contents: Sequence[str]) -> List[Any]:
+def _webdataset(path: Path, contents: Sequence[str]) -> list[Any]:
     import webdataset
 
     found = []
@@ -68,7 +69,7 @@ def _webdataset(path: Path, contents: Sequence[str]) -> List[Any]:
     return found
 
 
-def _rows(contents: Sequence[str]) -> List[Dict[str, Any]]:
+def _rows(contents: Sequence[str]) -> list[dict[str, Any]]:
     return [
         {
             "text": content,
@@ -83,7 +84,7 @@ def _rows(contents: Sequence[str]) -> List[Dict[str, Any]]:
     ]
 
 
-def _parquet(path: Path, contents: Sequence[str]) -> List[Any]:
+def _parquet(path: Path, contents: Sequence[str]) -> list[Any]:
     import pyarrow
     from pyarrow import parquet
 
@@ -92,7 +93,7 @@ def _parquet(path: Path, contents: Sequence[str]) -> List[Any]:
     return rows
 
 
-def _arrow(path: Path, contents: Sequence[str]) -> List[Any]:
+def _arrow(path: Path, contents: Sequence[str]) -> list[Any]:
     import pyarrow
 
     rows = _rows(contents)
@@ -102,15 +103,15 @@ def _arrow(path: Path, contents: Sequence[str]) -> List[Any]:
     return rows
 
 
-def _json_lines(path: Path, contents: Sequence[str]) -> List[Any]:
-    rows: List[Dict[str, Any]] = [{"text": content, "number": number} for number, content in enumerate(contents)]
+def _json_lines(path: Path, contents: Sequence[str]) -> list[Any]:
+    rows: list[dict[str, Any]] = [{"text": content, "number": number} for number, content in enumerate(contents)]
     # Blank lines, a line without its end, and characters as they are and escaped.
     lines = [json.dumps(row, ensure_ascii=bool(row["number"] % 2)) for row in rows]
     path.write_text("\n".join([*lines[:2], "", "  \t", *lines[2:]]), encoding="utf-8")
     return rows
 
 
-def _numpy(path: Path, contents: Sequence[str]) -> List[Any]:
+def _numpy(path: Path, contents: Sequence[str]) -> list[Any]:
     array = np.zeros((len(contents), 310), np.uint8)
     for row, content in zip(array, contents):
         row[: len(content)] = np.frombuffer(content.encode("latin-1"), np.uint8)
@@ -118,7 +119,7 @@ def _numpy(path: Path, contents: Sequence[str]) -> List[Any]:
     return [{"data": row} for row in array]
 
 
-WRITERS: Dict[str, Callable[..., List[Any]]] = {
+WRITERS: dict[str, Callable[..., list[Any]]] = {
     "array_record": _array_record,
     "webdataset": _webdataset,
     "parquet": _parquet,

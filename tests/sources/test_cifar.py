@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import hashlib
 import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Iterator
 
 import numpy as np
 import pytest

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from PIL import Image
 from libai_data.sources.digits import main, write_digits
 
 
-def files_below(root: Path) -> List[str]:
+def files_below(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
@@ -94,7 +94,7 @@ def test_a_writer_that_is_killed_leaves_no_folder_that_looks_finished(tmp_path: 
 
 def test_writers_at_the_same_time_agree_on_one_whole_folder(tmp_path: Path) -> None:
     root = tmp_path / "digits"
-    written: Dict[int, bool] = {}
+    written: dict[int, bool] = {}
 
     def write(number: int) -> None:
         written[number] = write_digits(root)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 import termios
 from pathlib import Path
-from typing import List, Tuple
 
 import pytest
 from hypothesis import given
@@ -26,7 +25,7 @@ paths = st.lists(
 )
 
 
-def fill(root: Path, names: List[str]) -> Path:
+def fill(root: Path, names: list[str]) -> Path:
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +35,7 @@ def fill(root: Path, names: List[str]) -> Path:
 
 @given(paths, st.integers(0, 100))
 def test_the_order_does_not_depend_on_that_of_the_file_system(
-    tmp_path_factory: pytest.TempPathFactory, files: List[str], seed: int
+    tmp_path_factory: pytest.TempPathFactory, files: list[str], seed: int
 ) -> None:
     names = ["/".join(parts) for parts in files]
     shuffled = random.Random(seed).sample(names, len(names))
@@ -94,7 +93,7 @@ def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "indices"
 
 
-def content(source: ImageFolderSource) -> List[Tuple[Path, int]]:
+def content(source: ImageFolderSource) -> list[tuple[Path, int]]:
     return [source[index] for index in range(len(source))]
 
 

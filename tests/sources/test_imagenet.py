@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Dict
 
 import numpy as np
 import pytest
@@ -43,7 +42,7 @@ def archives(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path) -> Path:
-    files: Dict[str, bytes] = {
+    files: dict[str, bytes] = {
         f"train/{name}/{name}_{level}.JPEG": jpeg(level) for name, levels in LEVELS.items() for level in levels
     }
     files.update({f"val/{label}/{name}": jpeg(level) for name, (label, level) in VAL.items()})

@@ -6,7 +6,7 @@ import pickle
 import struct
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from libai_data.errors import ConfigError, FormatError
 from libai_data.sources import IndexedSource, IndexedWriter, dtype_for, merge_indexed
 from libai_data.sources.indexed_format import DTYPES
 
-Documents = List[List[List[int]]]
+Documents = list[list[list[int]]]
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -66,7 +66,7 @@ def test_what_is_written_is_read_and_is_the_format_byte_by_byte(tmp_path: Path, 
 
 @FEW
 @given(shards=st.lists(documents(), min_size=1, max_size=4))
-def test_merged_shards_are_what_one_writer_would_have_written(tmp_path: Path, shards: List[Documents]) -> None:
+def test_merged_shards_are_what_one_writer_would_have_written(tmp_path: Path, shards: list[Documents]) -> None:
     for number, shard in enumerate(shards):
         write(tmp_path / str(number), shard)
     merge_indexed([tmp_path / str(number) for number in range(len(shards))], tmp_path / "merged")

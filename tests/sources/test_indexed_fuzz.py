@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import List, Optional, Tuple
 
 import numpy as np
 
@@ -11,10 +10,10 @@ from libai_data.errors import FormatError
 from libai_data.sources.indexed_format import DTYPES, parse_index
 
 INPUTS = 12_000
-Said = Tuple[int, List[int], List[int], List[int]]
+Said = tuple[int, list[int], list[int], list[int]]
 
 
-def whole(random: np.random.Generator) -> Tuple[bytes, int]:
+def whole(random: np.random.Generator) -> tuple[bytes, int]:
     """A good index of up to 8 sequences, and the size of its `.bin` file."""
     code = int(random.choice(list(DTYPES)))
     itemsize = np.dtype(DTYPES[code]).itemsize
@@ -27,7 +26,7 @@ def whole(random: np.random.Generator) -> Tuple[bytes, int]:
     return head + body, itemsize * sum(sizes)
 
 
-def corrupt(content: bytes, bin_bytes: int, random: np.random.Generator) -> Tuple[bytes, int]:
+def corrupt(content: bytes, bin_bytes: int, random: np.random.Generator) -> tuple[bytes, int]:
     """Damage a file in one of the ways that occur: fields, bits, ends, holes, foreign bytes, another `.bin`."""
     damaged, kind = bytearray(content), int(random.integers(0, 8))
     if kind == 0:
@@ -54,7 +53,7 @@ def corrupt(content: bytes, bin_bytes: int, random: np.random.Generator) -> Tupl
     return bytes(damaged), bin_bytes
 
 
-def by_the_description(content: bytes, bin_bytes: int) -> Optional[Said]:
+def by_the_description(content: bytes, bin_bytes: int) -> Said | None:
     """What a file says, read number by number; None if it says nothing that holds."""
     if len(content) < 34 or content[:9] != b"MMIDIDX\x00\x00":
         return None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
 
 from libai_data.sources import IndexedSource, IndexedWriter
 
-DOCUMENTS: List[List[List[int]]] = [[[1, 2, 3], [4]], [[5] * 700], [], [[6], [7, 8]]]
+DOCUMENTS: list[list[list[int]]] = [[[1, 2, 3], [4]], [[5] * 700], [], [[6], [7, 8]]]
 
 
 class Tensor:
     """All that LiBai's builder asks of a tensor."""
 
-    def __init__(self, tokens: List[int]) -> None:
+    def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
 
     def numpy(self) -> np.ndarray:

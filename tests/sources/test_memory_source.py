@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import pytest
 
@@ -91,7 +91,7 @@ def start(path: Path, seconds: float, root: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
-def end(processes: List[subprocess.Popen[bytes]]) -> None:
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
     """Let them end, and wait for it."""
     for process in processes:
         process.communicate(timeout=30)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ RECORDS = st.dictionaries(st.text(max_size=4), st.binary(max_size=20) | ARRAYS |
 
 
 @given(RECORDS)
-def test_a_record_comes_back_as_it_was(record: Dict[str, Any]) -> None:
+def test_a_record_comes_back_as_it_was(record: dict[str, Any]) -> None:
     found = unpack_record(pack_record(record))
     assert set(found) == set(record)
     for name, value in record.items():
@@ -46,7 +46,7 @@ def test_its_arrays_are_read_by_safetensors() -> None:
 
 
 @given(RECORDS, st.data())
-def test_damaged_bytes_are_refused_or_give_a_record(record: Dict[str, Any], data: st.DataObject) -> None:
+def test_damaged_bytes_are_refused_or_give_a_record(record: dict[str, Any], data: st.DataObject) -> None:
     packed = bytearray(pack_record(record))
     place = data.draw(st.integers(0, len(packed) - 1))
     packed[place] = data.draw(st.integers(0, 255))

@@ -6,7 +6,7 @@ import io
 import sys
 import tarfile
 from pathlib import Path
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +20,13 @@ pytest.importorskip("array_record")
 pytest.importorskip("webdataset")
 
 
-def read_each(kind: str, path: Path) -> List[Any]:
+def read_each(kind: str, path: Path) -> list[Any]:
     """What can be read of a file: records, and the errors of those that cannot."""
     try:
         source = SOURCES[kind](path)
     except DataPipelineError as error:
         return [error]
-    found: List[Any] = []
+    found: list[Any] = []
     for index in range(len(source)):
         try:
             found.append(source[index])
@@ -35,7 +35,7 @@ def read_each(kind: str, path: Path) -> List[Any]:
     return found
 
 
-def wrong(found: List[Any], expected: List[Any]) -> List[Any]:
+def wrong(found: list[Any], expected: list[Any]) -> list[Any]:
     """Records that are neither right nor an error."""
     return [
         record
@@ -132,7 +132,7 @@ def test_long_records_are_verified_by_the_package_or_not_read(tmp_path: Path, mo
         ArrayRecordSource(path)[0]
 
 
-def tar_of(path: Path, names: List[str]) -> Path:
+def tar_of(path: Path, names: list[str]) -> Path:
     """A tar file of some members."""
     with tarfile.open(path, "w") as file:
         for name in names:
@@ -155,7 +155,7 @@ def test_names_that_climb_out_of_a_tar_are_refused_with_shard_and_offset(tmp_pat
         (["a.txt", "a.TXT"], r"x.tar at offset 1536, 'a.TXT': a second field 'txt'"),
     ],
 )
-def test_samples_that_occur_twice_are_refused(tmp_path: Path, names: List[str], told: str) -> None:
+def test_samples_that_occur_twice_are_refused(tmp_path: Path, names: list[str], told: str) -> None:
     with pytest.raises(FormatError, match=told):
         WebDatasetSource(tar_of(tmp_path / "x.tar", names))
 

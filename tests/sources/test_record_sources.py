@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_array_records_of_all_compressions_and_groups_are_read(tmp_path: Path, o
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(st.binary(max_size=700), max_size=12), group=st.integers(1, 5))
-def test_any_bytes_come_back_from_array_records(tmp_path: Path, records: List[bytes], group: int) -> None:
+def test_any_bytes_come_back_from_array_records(tmp_path: Path, records: list[bytes], group: int) -> None:
     available("array_record")
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -127,11 +128,11 @@ def test_arrays_of_npz_and_of_several_files_are_fields(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "y.npy", y)
     rows = [{"x": each, "y": other} for each, other in zip(x, y)]
-    both: Dict[str, Any] = {"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}
+    both: dict[str, Any] = {"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}
     for paths in (tmp_path / "stored.npz", tmp_path / "packed.npz", both):
         source = NumpySource(paths)
         assert same(list(source), rows)
-        out: Dict[str, np.ndarray] = {"x": np.zeros((3, 2)), "y": np.zeros((3, 4), np.int32)}
+        out: dict[str, np.ndarray] = {"x": np.zeros((3, 2)), "y": np.zeros((3, 4), np.int32)}
         source.read_batch(np.array([5, 0, 5]), out)
         assert same(out, {"x": x[[5, 0, 5]], "y": y[[5, 0, 5]]})
     assert isinstance(NumpySource(tmp_path / "stored.npz")._files[0].arrays["x"].base, np.memmap)
@@ -208,15 +209,15 @@ class Lengths:
     def __len__(self) -> int:
         return sum(map(len, self.sources))
 
-    def __getitems__(self, indices: Sequence[int]) -> List[Dict[str, np.ndarray]]:
-        found: List[Dict[str, np.ndarray]] = []
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        found: list[dict[str, np.ndarray]] = []
         for index in indices:
             number, row = divmod(index, len(self.sources[0]))
             (record,) = self.sources[number].read_many([row])
             found.append({"length": np.array(len(repr(record))), "index": np.array(index)})
         return found
 
-    def __getitem__(self, index: int) -> Dict[str, np.ndarray]:
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
         return self.__getitems__([index])[0]
 
 
@@ -230,7 +231,7 @@ def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -
     def loader() -> DataLoader:
         return DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True, seed=5), num_workers=2)
 
-    def numbers(batch: Any) -> List[Any]:
+    def numbers(batch: Any) -> list[Any]:
         return [batch.get(name).tensor.numpy().tolist() for name in ("index", "length")]
 
     with closing(loader()) as first:

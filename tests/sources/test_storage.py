@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, Union
 
 import pytest
 
@@ -39,7 +39,7 @@ def web(folder: Path) -> Iterator[str]:
     server.close()
 
 
-def kept_files(cache: Path) -> List[str]:
+def kept_files(cache: Path) -> list[str]:
     return sorted(path.name.partition("-")[2] for path in cache.iterdir() if "-" in path.name)
 
 
@@ -52,7 +52,7 @@ def reader_of(url: str) -> subprocess.Popen:
 def test_local_files_are_listed_in_the_order_of_patterns_then_of_names(folder: Path) -> None:
     assert listed(str(folder / "*.tar")) == [str(folder / "a.tar"), str(folder / "b.tar")]
     assert listed(folder) == [str(folder / name) for name in ("a.tar", "b.tar", "c.txt", "deep/d.tar")]
-    patterns: List[Union[str, Path]] = [folder / "c.txt", f"file://{folder}/**/*.tar", folder / "a.tar"]
+    patterns: list[str | Path] = [folder / "c.txt", f"file://{folder}/**/*.tar", folder / "a.tar"]
     assert listed(patterns) == [str(folder / name) for name in ("c.txt", "a.tar", "b.tar", "deep/d.tar")]
 
 
@@ -117,7 +117,7 @@ def test_an_empty_object_is_a_file_too(object_store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("faults", [[FAIL], [CUT], [CUT, FAIL]])
-def test_a_store_that_fails_is_asked_again(object_store: ObjectStore, faults: List[str]) -> None:
+def test_a_store_that_fails_is_asked_again(object_store: ObjectStore, faults: list[str]) -> None:
     data = os.urandom(300_000)
     url = object_store.put("shard.tar", data)
     object_store.faults = list(faults)

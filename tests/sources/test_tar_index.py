@@ -6,7 +6,7 @@ import io
 import subprocess
 import tarfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -22,7 +22,7 @@ FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 IN_ONE_FILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def write_tar(path: Path, members: List[Tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> Path:
+def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> Path:
     with tarfile.open(path, "w", format=form) as tar:
         for name, data in members:
             info = tarfile.TarInfo(name)
@@ -31,7 +31,7 @@ def write_tar(path: Path, members: List[Tuple[str, bytes]], form: int = tarfile.
     return path
 
 
-def content(path: Path, index: TarIndex) -> Dict[str, bytes]:
+def content(path: Path, index: TarIndex) -> dict[str, bytes]:
     data = path.read_bytes()
     spans = zip(index.names, index.offsets.tolist(), index.sizes.tolist())
     return {name: data[offset : offset + size] for name, offset, size in spans}
@@ -64,7 +64,7 @@ def test_what_gnu_tar_wrote_of_a_folder_is_found_without_folders_and_links(tmp_p
     ),
     form=st.sampled_from(FORMATS[1:]),
 )
-def test_any_names_and_contents_are_found(tmp_path: Path, members: Dict[str, bytes], form: int) -> None:
+def test_any_names_and_contents_are_found(tmp_path: Path, members: dict[str, bytes], form: int) -> None:
     path = write_tar(tmp_path / "x.tar", list(members.items()), form)
     with tarfile.open(path) as tar:
         expected = {info.name: (info.offset_data, info.size) for info in tar}
@@ -134,7 +134,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)))
-def test_packed_names_are_those_that_were_packed(names: List[str]) -> None:
+def test_packed_names_are_those_that_were_packed(names: list[str]) -> None:
     packed = PackedNames.of(names)
     assert list(packed) == names
     assert list(PackedNames.from_numbers(*packed.numbers())) == names

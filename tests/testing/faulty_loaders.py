@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Dict, Iterator, List, Optional, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 GLOBAL_BATCH = 8
 
@@ -18,30 +19,30 @@ class Exact:
         samples: length of the dataset.
     """
 
-    def __init__(self, rank: int, world: int, state: Optional[Dict[str, int]], samples: int) -> None:
+    def __init__(self, rank: int, world: int, state: dict[str, int] | None, samples: int) -> None:
         self.rank, self.world, self.samples = rank, world, samples
         self.taken = 0
         self.epoch = 0
         if state is not None:
             self.restore(state)
 
-    def restore(self, state: Dict[str, int]) -> None:
+    def restore(self, state: dict[str, int]) -> None:
         self.taken, self.epoch = state["taken"], state["epoch"]
 
-    def state_dict(self) -> Dict[str, int]:
+    def state_dict(self) -> dict[str, int]:
         return {"taken": self.taken, "epoch": self.epoch}
 
-    def order(self) -> List[int]:
+    def order(self) -> list[int]:
         indices = list(range(self.samples))
         random.Random(self.epoch).shuffle(indices)
         return indices
 
-    def batches(self) -> List[Sequence[int]]:
+    def batches(self) -> list[Sequence[int]]:
         """This rank's parts of all batches of the epoch."""
         order = self.order()
         return [self.part(order[first : first + GLOBAL_BATCH]) for first in range(0, len(order), GLOBAL_BATCH)]
 
-    def part(self, batch: List[int]) -> Sequence[int]:
+    def part(self, batch: list[int]) -> Sequence[int]:
         size = GLOBAL_BATCH // self.world
         return batch[self.rank * size : (self.rank + 1) * size]
 
@@ -56,7 +57,7 @@ class Exact:
 class DividesGlobalByPerRank(Exact):
     """Counts samples of all ranks, and divides them by the batch of one."""
 
-    def restore(self, state: Dict[str, int]) -> None:
+    def restore(self, state: dict[str, int]) -> None:
         super().restore(state)
         self.taken = state["taken"] // (GLOBAL_BATCH // self.world) * GLOBAL_BATCH
 
@@ -64,7 +65,7 @@ class DividesGlobalByPerRank(Exact):
 class RaggedTail(Exact):
     """Each rank cuts its own share of the dataset into batches, and shares differ in length."""
 
-    def batches(self) -> List[Sequence[int]]:
+    def batches(self) -> list[Sequence[int]]:
         own, size = self.order()[self.rank :: self.world], GLOBAL_BATCH // self.world
         return [own[first : first + size] for first in range(0, len(own), size)]
 
@@ -72,7 +73,7 @@ class RaggedTail(Exact):
 class CountsPadding(Exact):
     """Fills the last batch up with first samples that nobody marks."""
 
-    def order(self) -> List[int]:
+    def order(self) -> list[int]:
         order = super().order()
         return order + order[: -len(order) % GLOBAL_BATCH]
 
@@ -80,7 +81,7 @@ class CountsPadding(Exact):
 class DependsOnTheWorld(Exact):
     """Each rank shuffles a part of the dataset of its own."""
 
-    def batches(self) -> List[Sequence[int]]:
+    def batches(self) -> list[Sequence[int]]:
         size = GLOBAL_BATCH // self.world
         share = -(-self.samples // self.world)
         own = list(range(self.rank * share, min((self.rank + 1) * share, self.samples)))
@@ -92,7 +93,7 @@ class CountsPrefetched(Exact):
     """Its state is that of the reader, which is a batch ahead of the training."""
 
     def __iter__(self) -> Iterator[Sequence[int]]:
-        ahead: List[Sequence[int]] = []
+        ahead: list[Sequence[int]] = []
         for batch in super().__iter__():
             ahead.append(batch)
             if len(ahead) == 2:
@@ -103,7 +104,7 @@ class CountsPrefetched(Exact):
 class DropsTheTail(Exact):
     """Leaves the last batch out unless it is full."""
 
-    def batches(self) -> List[Sequence[int]]:
+    def batches(self) -> list[Sequence[int]]:
         return super().batches()[: self.samples // GLOBAL_BATCH]
 
 
@@ -112,7 +113,7 @@ class ShortEpochAfterResume(Exact):
 
     first = 0
 
-    def restore(self, state: Dict[str, int]) -> None:
+    def restore(self, state: dict[str, int]) -> None:
         super().restore(state)
         self.first = self.taken
 
@@ -128,6 +129,6 @@ class WorkerCountChangesOrder(Exact):
         super().__init__(rank, world, state, samples)
         self.workers = max(1, workers)
 
-    def batches(self) -> List[Sequence[int]]:
+    def batches(self) -> list[Sequence[int]]:
         batches = super().batches()
         return [batch for worker in range(self.workers) for batch in batches[worker :: self.workers]]

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterator, List, Type
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ class Numbers:
         return Instance(number=DistTensorData(np.int64(index)))
 
 
-def check_faulty(kind: Type[faulty.Exact], **options: Any) -> Report:
+def check_faulty(kind: type[faulty.Exact], **options: Any) -> Report:
     return check_conformance(lambda rank, world, state: kind(rank, world, state, SAMPLES), SAMPLES, **options)
 
 
@@ -57,7 +58,7 @@ def test_a_loader_that_keeps_every_promise_passes() -> None:
         (faulty.ShortEpochAfterResume, "epochs", "the epoch after it:"),
     ],
 )
-def test_a_planted_fault_is_found_and_shown(kind: Type[faulty.Exact], broken: str, detail: str) -> None:
+def test_a_planted_fault_is_found_and_shown(kind: type[faulty.Exact], broken: str, detail: str) -> None:
     report = check_faulty(kind)
     assert broken in report.broken
     assert detail in next(finding.detail for finding in report.findings if finding.check == broken), str(report)
@@ -72,7 +73,7 @@ def test_an_order_that_depends_on_the_workers_is_found() -> None:
     assert check_conformance(make_loader, SAMPLES, workers=(1, 2)).broken == ["workers"]
 
 
-MODES: List[Dict[str, Any]] = [
+MODES: list[dict[str, Any]] = [
     {"endless": endless, "shuffle": shuffle, "worker_type": kind}
     for endless in (True, False)
     for shuffle in (True, False)
@@ -80,7 +81,7 @@ MODES: List[Dict[str, Any]] = [
 ]
 
 
-def check_ours(samples: int, batch: int, mode: Dict[str, Any], **options: Any) -> Report:
+def check_ours(samples: int, batch: int, mode: dict[str, Any], **options: Any) -> Report:
     def make_loader(rank: int, world: int, state: Any, workers: int = 0) -> DataLoader:
         sampler = (CyclicSampler if mode["endless"] else SingleRoundSampler)(
             Numbers(samples),
@@ -101,7 +102,7 @@ def check_ours(samples: int, batch: int, mode: Dict[str, Any], **options: Any) -
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(f"{key}={value}" for key, value in mode.items()))
-def test_ours_passes_in_every_mode(mode: Dict[str, Any]) -> None:
+def test_ours_passes_in_every_mode(mode: dict[str, Any]) -> None:
     report = check_ours(SAMPLES, BATCH, mode)
     assert report.passed, str(report)
     assert all(finding.cases for finding in report.findings), str(report)
@@ -137,7 +138,7 @@ def test_what_cannot_be_checked_is_said() -> None:
 
 
 def test_batches_of_any_kind_are_read_and_padding_is_told_by_negative_numbers() -> None:
-    def make_loader(rank: int, world: int, state: Any) -> List[Dict[str, Any]]:
+    def make_loader(rank: int, world: int, state: Any) -> list[dict[str, Any]]:
         return [{"ids": np.array([0, 1])}, {"ids": np.array([2, -1])}]
 
     assert check_conformance(make_loader, 3, worlds=(1,), indices_of=lambda batch: batch["ids"]).passed
@@ -146,7 +147,7 @@ def test_batches_of_any_kind_are_read_and_padding_is_told_by_negative_numbers() 
 
 
 def test_a_loader_that_never_ends_is_not_waited_for() -> None:
-    def make_loader(rank: int, world: int, state: Any) -> Iterator[List[int]]:
+    def make_loader(rank: int, world: int, state: Any) -> Iterator[list[int]]:
         while True:
             yield [0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import List
 
 import numpy as np
 
@@ -33,7 +32,7 @@ WORDS = [
 ]
 
 
-def texts(count: int, seed: int = 0) -> List[str]:
+def texts(count: int, seed: int = 0) -> list[str]:
     """Texts of 1 to 5 sentences."""
     random = np.random.default_rng(seed)
     return [
@@ -45,7 +44,7 @@ def texts(count: int, seed: int = 0) -> List[str]:
     ]
 
 
-def write_json_lines(path: Path, documents: List[str]) -> Path:
+def write_json_lines(path: Path, documents: list[str]) -> Path:
     """Write documents as JSON lines."""
     path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents), "utf-8")
     return path
@@ -58,13 +57,13 @@ def bpe_tokenizer(folder: Path) -> str:
     return str(folder / "bpe.json")
 
 
-def documents_of(prefix: str) -> List[List[List[int]]]:
+def documents_of(prefix: str) -> list[list[list[int]]]:
     """Sequences of each document of an indexed dataset."""
     source = IndexedSource(prefix)
     bounds = source.doc_idx.tolist()
     return [[source[number].tolist() for number in range(*ends)] for ends in zip(bounds, bounds[1:])]
 
 
-def content(prefix: str) -> List[bytes]:
+def content(prefix: str) -> list[bytes]:
     """The bytes of the two files."""
     return [Path(prefix + suffix).read_bytes() for suffix in (".bin", ".idx")]

@@ -8,7 +8,7 @@ import json
 import lzma
 import tempfile
 from pathlib import Path
-from typing import Callable, Dict, List, Tuple
+from typing import Callable
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def zstandard_compress(data: bytes) -> bytes:
     return bytes(zstandard.ZstdCompressor().compress(data))
 
 
-COMPRESS: Dict[str, Callable[[bytes], bytes]] = {
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
@@ -37,7 +37,7 @@ COMPRESS: Dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def read_all(paths: List[Path], cutting: Cutting) -> Tuple[List[Tuple[str, ...]], List[str]]:
+def read_all(paths: list[Path], cutting: Cutting) -> tuple[list[tuple[str, ...]], list[str]]:
     """Texts and reasons, in order."""
     found, bad = [], []
     for part in cut_into_parts(paths, cutting):
@@ -50,9 +50,9 @@ def read_all(paths: List[Path], cutting: Cutting) -> Tuple[List[Tuple[str, ...]]
     return found, bad
 
 
-def paragraphs(text: str) -> List[str]:
+def paragraphs(text: str) -> list[str]:
     """An independent reading of paragraphs."""
-    found: List[List[str]] = [[]]
+    found: list[list[str]] = [[]]
     for line in text.split("\n"):
         if line.strip():
             found[-1].append(line)
@@ -64,7 +64,7 @@ def paragraphs(text: str) -> List[str]:
 @settings(max_examples=60)
 @given(LINES, st.booleans(), st.integers(1, 40), st.sampled_from(DOCUMENTS), st.sampled_from(["", ".gz", ".bz2"]))
 def test_documents_do_not_depend_on_the_size_of_the_parts(
-    lines: List[str], ends: bool, part_bytes: int, documents: str, suffix: str
+    lines: list[str], ends: bool, part_bytes: int, documents: str, suffix: str
 ) -> None:
     text = "\n".join(lines) + ("\n" if ends else "")
     expected = {

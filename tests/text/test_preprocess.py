@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -59,7 +58,7 @@ def test_the_result_does_not_depend_on_workers_nor_parts(tmp_path: Path, tokeniz
         write_json_lines(tmp_path / f"{number}.jsonl", texts(60, seed=number))
     with open(tmp_path / "1.jsonl", "a") as file:
         file.write("bad\n")
-    found: List[List[bytes]] = []
+    found: list[list[bytes]] = []
     for workers, part_bytes in ((1, 0), (1, 700), (2, 700), (3, 5000)):
         prefix = str(tmp_path / f"out{len(found)}")
         result = preprocess(
@@ -137,7 +136,7 @@ def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(1500))
     task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=2000)
     expected = content(preprocess([str(corpus)], str(tmp_path / "whole"), task).prefixes["text"])
-    kept: List[int] = []
+    kept: list[int] = []
     for after in (3, 20):
         process = subprocess.Popen(
             [sys.executable, "-c", SLOW, str(corpus), str(tmp_path / "out"), tokenizer, str(workers)],
@@ -177,7 +176,7 @@ def test_a_shard_that_is_damaged_afterwards_is_made_anew(tmp_path: Path, tokeniz
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, tokenizer: str) -> None:
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(1500))
-    killed: List[int] = []
+    killed: list[int] = []
 
     def kill_one(done: int, total: int, report: object) -> None:
         if not killed:

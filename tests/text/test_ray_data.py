@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def local_ray() -> Iterator[Any]:
         assert "ray" in before or "ray" not in os.listdir("/tmp")
 
 
-def corpus_of_three(folder: Path) -> List[str]:
+def corpus_of_three(folder: Path) -> list[str]:
     """JSON lines, compressed and not, with a bad line."""
     for number in range(3):
         write_json_lines(folder / f"{number}.jsonl", texts(60, seed=number))
@@ -103,7 +104,7 @@ def test_the_command_goes_on_on_ray_with_shards_that_were_finished_without(
 def test_a_process_of_ray_that_is_killed_is_replaced(local_ray: Any, tmp_path: Path, tokenizer: str) -> None:
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(600))
     task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=2000)
-    killed: List[int] = []
+    killed: list[int] = []
 
     def kill_one(done: int, total: int, report: ShardReport) -> None:
         if not killed:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import List
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ def library(folder: Path, files: int = 200) -> Path:
     return folder
 
 
-def texts(path: Path) -> List[str]:
+def texts(path: Path) -> list[str]:
     return [json.loads(line)["text"] for line in path.read_text(encoding="utf-8").splitlines()]
 
 

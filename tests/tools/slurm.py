@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional
+from typing import Callable
 
 from libai_data.launching.ports import free_port
 from tests.distributed.namespaces import _end_with_parent
@@ -48,7 +49,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE
 """
 
 
-def why_no_slurm() -> Optional[str]:
+def why_no_slurm() -> str | None:
     """Why this machine cannot run SLURM for a test; None if it can."""
     if os.geteuid() != 0:
         return "a SLURM of one machine needs root"
@@ -59,7 +60,7 @@ def why_no_slurm() -> Optional[str]:
 
 
 @contextmanager
-def one_machine_slurm(folder: Path) -> Iterator[Dict[str, str]]:
+def one_machine_slurm(folder: Path) -> Iterator[dict[str, str]]:
     """Run SLURM until the end of the block; none of its processes, nor of its jobs', is there afterwards.
 
     Args:
@@ -80,7 +81,7 @@ def one_machine_slurm(folder: Path) -> Iterator[Dict[str, str]]:
     environment = {**os.environ, "SLURM_CONF": str(config), "PATH": PATH}
     files = ("key-file=munge.key", "socket=munge.sock", "pid-file=munged.pid", "log-file=munged.log", "seed-file=seed")
     munged = [f"--{name}={folder}/{file}" for name, file in (each.split("=") for each in files)]
-    daemons: List[subprocess.Popen[bytes]] = []
+    daemons: list[subprocess.Popen[bytes]] = []
 
     def start(*command: str) -> None:
         with (folder / f"{command[0]}.out").open("wb") as log:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import kubernetes_validate
 import pytest
@@ -25,26 +25,26 @@ IGNORED = DOCKERFILE.with_name("Dockerfile.dockerignore")
 
 
 @pytest.fixture(scope="module")
-def manifest() -> Dict[str, Any]:
+def manifest() -> dict[str, Any]:
     return {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text())}
 
 
 # podFailurePolicy is there for good since 1.31; earlier schemas asked for fields that clusters did not need.
 @pytest.mark.parametrize("version", ["1.31", kubernetes_validate.latest_version()])
-def test_the_manifest_is_valid_by_the_published_schemas(version: str, manifest: Dict[str, Any]) -> None:
+def test_the_manifest_is_valid_by_the_published_schemas(version: str, manifest: dict[str, Any]) -> None:
     assert set(manifest) == {"Service", "Job"}
     for each in manifest.values():
         kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_schemas_would_tell_of_a_mistake(manifest: Dict[str, Any]) -> None:
+def test_the_schemas_would_tell_of_a_mistake(manifest: dict[str, Any]) -> None:
     wrong = json.loads(json.dumps(manifest["Job"]))
     wrong["spec"]["completion"] = 2
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, "1.31", strict=True)
 
 
-def test_the_pods_find_pod_0_and_number_themselves(manifest: Dict[str, Any]) -> None:
+def test_the_pods_find_pod_0_and_number_themselves(manifest: dict[str, Any]) -> None:
     job, service = manifest["Job"], manifest["Service"]
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
@@ -59,7 +59,7 @@ def test_the_pods_find_pod_0_and_number_themselves(manifest: Dict[str, Any]) -> 
     assert spec["completionMode"] == "Indexed"
 
 
-def test_what_was_stopped_is_started_again_and_a_wrong_command_line_is_not(manifest: Dict[str, Any]) -> None:
+def test_what_was_stopped_is_started_again_and_a_wrong_command_line_is_not(manifest: dict[str, Any]) -> None:
     spec = manifest["Job"]["spec"]
     rules = {
         rule["onExitCodes"]["values"][0]: rule["action"]
@@ -72,7 +72,7 @@ def test_what_was_stopped_is_started_again_and_a_wrong_command_line_is_not(manif
 
 
 def test_the_command_of_a_pod_starts_the_launcher_with_all_that_it_needs(
-    manifest: Dict[str, Any], tmp_path: Path
+    manifest: dict[str, Any], tmp_path: Path
 ) -> None:
     (container,) = manifest["Job"]["spec"]["template"]["spec"]["containers"]
     words = shlex.split(container["args"][0])
@@ -101,7 +101,7 @@ def test_the_command_of_a_pod_starts_the_launcher_with_all_that_it_needs(
     )
 
 
-def instructions() -> List[List[str]]:
+def instructions() -> list[list[str]]:
     """The Dockerfile's instructions, each as its words."""
     text = re.sub(r"\\\n", " ", DOCKERFILE.read_text())
     return [line.split(maxsplit=1) for line in text.splitlines() if line and not line.startswith("#")]

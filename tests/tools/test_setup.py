@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Dict, List
 
 import pytest
 
@@ -82,7 +81,7 @@ class Machine:
         return self.write(self.root / path, text)
 
     def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
-        env: Dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.root / "home"), **variables}
+        env: dict[str, str] = {"PATH": str(self.bin), "HOME": str(self.root / "home"), **variables}
         return subprocess.Popen(
             [str(self.bin / "bash"), *command],
             stdout=subprocess.PIPE,
@@ -101,7 +100,7 @@ class Machine:
     def start_set_up(self, *extras: str, **variables: str) -> subprocess.Popen[str]:
         return self.start(str(self.root / "tools" / "setup.sh"), *extras, **variables)
 
-    def calls(self, word: str) -> List[str]:
+    def calls(self, word: str) -> list[str]:
         calls = self.root / "calls"
         return [line for line in calls.read_text().splitlines() if word in line] if calls.exists() else []
 

@@ -8,7 +8,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Dict, List
 
 import numpy as np
 import pytest
@@ -94,8 +93,8 @@ def test_a_checkout_elsewhere_is_asked_for(tmp_path: Path) -> None:
     assert "submit from the checkout, or set LIBAI_DATA_ROOT to it" in ended.stderr
 
 
-def runs_of(path: Path) -> List[Dict[int, List[str]]]:
-    runs: List[Dict[int, List[str]]] = []
+def runs_of(path: Path) -> list[dict[int, list[str]]]:
+    runs: list[dict[int, list[str]]] = []
     for line in path.read_text().splitlines() if path.exists() else ():
         if line == "run":
             runs.append({})

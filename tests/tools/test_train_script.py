@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import List
 
 import pytest
 
@@ -33,7 +32,7 @@ def run(*command: object, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*map(str, command)], capture_output=True, text=True, env=env, timeout=60)
 
 
-def arguments(checkout: Path, *script_arguments: str, **variables: str) -> List[str]:
+def arguments(checkout: Path, *script_arguments: str, **variables: str) -> list[str]:
     result = run("bash", checkout / "tools" / "train.sh", *script_arguments, **variables)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()[1:]

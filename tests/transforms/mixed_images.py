@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Images:
         kills: a file; reading index 5 ends the process while the file is there.
     """
 
-    def __init__(self, form: str = "float32", fails: Optional[int] = None, kills: Optional[Path] = None) -> None:
+    def __init__(self, form: str = "float32", fails: int | None = None, kills: Path | None = None) -> None:
         self.form = form
         self.fails = fails
         self.kills = kills
@@ -50,7 +50,7 @@ class Images:
 class FilledImages(Images):
     """The same, read together."""
 
-    def read_batch(self, indices: np.ndarray, out: Dict[str, np.ndarray]) -> None:
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
         for row, index in enumerate(indices.tolist()):
             sample = self[index]
             for name in out:
@@ -60,5 +60,5 @@ class FilledImages(Images):
 class FetchedImages(Images):
     """The same, fetched together."""
 
-    def __getitems__(self, indices: List[int]) -> List[Any]:
+    def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]

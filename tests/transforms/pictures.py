@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import io
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
 
-@lru_cache(maxsize=None)
+@cache
 def photograph() -> np.ndarray:
     """A real photograph, uint8 [427, 640, 3]."""
     from sklearn.datasets import load_sample_image

@@ -4,7 +4,7 @@ import io
 import struct
 import zlib
 from pathlib import Path
-from typing import Any, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,7 +103,7 @@ def test_malformed_metadata_does_not_matter(junk: bytes) -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 20000), (20000, 1), (20, 20000), (7, 3)])
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_tiny_and_very_wide_images_are_decoded(size: Tuple[int, int], form: str) -> None:
+def test_tiny_and_very_wide_images_are_decoded(size: tuple[int, int], form: str) -> None:
     pixels = np.arange(size[0] * size[1] * 3, dtype=np.uint8).reshape(*size, 3)
     data = encoded(pixels, form)
     image = EncodedImage(data)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from itertools import islice
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -23,11 +23,11 @@ MAKERS = [
 ]
 
 
-def samples(transform: Any, micro_batch: int = 4, **arguments: Any) -> List[bytes]:
+def samples(transform: Any, micro_batch: int = 4, **arguments: Any) -> list[bytes]:
     """Two epochs of samples, in their order."""
     dataset = Photographs(transform, photograph()[:60, :80])
     loader = DataLoader(dataset, CyclicSampler(dataset, micro_batch), seed=2, **arguments)
-    found: List[bytes] = []
+    found: list[bytes] = []
     for batch in islice(iter(loader), 24 // micro_batch):
         found.extend(row.tobytes() for row in batch.images.tensor.numpy())
     loader.close()
@@ -50,7 +50,7 @@ def test_generators_that_all_code_shares_are_as_before(make: Callable[[], Any]) 
 
     transform = make()
 
-    def draws() -> List[float]:
+    def draws() -> list[float]:
         return [random.random(), np.random.random(), torch.rand(1).item(), flow.rand(1).item()]
 
     for seed in (random.seed, np.random.seed, torch.manual_seed, flow.manual_seed):

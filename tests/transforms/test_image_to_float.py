@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +20,8 @@ floats = st.floats(-1, 1, width=32)
 def test_each_channel_is_scaled_shifted_and_put_first(image: np.ndarray, data: st.DataObject) -> None:
     channels = image.shape[2]
     count = data.draw(st.sampled_from([1, channels]))
-    mean: List[float] = data.draw(st.lists(floats, min_size=count, max_size=count))
-    std: List[float] = data.draw(st.lists(st.floats(0.125, 4, width=32), min_size=count, max_size=count))
+    mean: list[float] = data.draw(st.lists(floats, min_size=count, max_size=count))
+    std: list[float] = data.draw(st.lists(st.floats(0.125, 4, width=32), min_size=count, max_size=count))
     found = ImageToFloat(mean, std)(image)
     assert found.dtype == np.float32
     expected = ((image / 255.0 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from libai_data.transforms.stages import transform_stages
 from tests.transforms.drawing import as_sample
 from tests.transforms.pictures import encoded, photograph
 
-RANDOM: List[RandomTransform] = [
+RANDOM: list[RandomTransform] = [
     RandomResizedCrop(32),
     RandomFlip(),
     ColorJitter(0.4, 0.4, 0.4, 0.1),
@@ -42,7 +42,7 @@ RANDOM: List[RandomTransform] = [
 @pytest.mark.parametrize(
     ("size", "mean", "most"), [((300, 300), 2.5, 60), ((224, 224), 3, 80), ((100, 150), 4.5, 130), ((600, 900), 0.5, 2)]
 )
-def test_resizing_is_near_pillows(size: Tuple[int, int], mean: float, most: int) -> None:
+def test_resizing_is_near_pillows(size: tuple[int, int], mean: float, most: int) -> None:
     # Levels of 255, on a photograph full of edges. Enlarged, there is nothing to choose, and it is the same within 2.
     expected = np.asarray(Image.fromarray(photograph()).resize(size[::-1], Image.Resampling.BILINEAR))
     apart = np.abs(resized(photograph(), size).astype(int) - expected)
@@ -72,7 +72,7 @@ def test_any_image_is_resized_to_any_size(height: int, width: int, to_height: in
 
 
 @pytest.mark.parametrize("pixels", [(1, 1, 3), (1, 20000, 3), (20, 20000, 3)])
-def test_tiny_and_very_wide_images_come_out_in_the_size_asked_for(pixels: Tuple[int, int, int]) -> None:
+def test_tiny_and_very_wide_images_come_out_in_the_size_asked_for(pixels: tuple[int, int, int]) -> None:
     image = EncodedImage(encoded(np.zeros(pixels, np.uint8)))
     transform = Compose([*RANDOM[:4], Resize(40), CenterCrop(36), ImageToFloat()])
     assert as_sample(transform, image).shape == (3, 36, 36)
@@ -195,8 +195,8 @@ def test_stages_show_what_training_sees() -> None:
     np.testing.assert_array_equal(made[-1], as_sample(transform, photograph()))
 
 
-def as_stages(transform: Any) -> List[Tuple[str, Any]]:
-    found: List[Tuple[str, Any]] = []
+def as_stages(transform: Any) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
     as_sample(lambda image: found.extend(transform_stages(transform, image)), photograph())
     return found
 
@@ -240,7 +240,7 @@ def test_what_is_no_image_is_refused(transform: Any) -> None:
         (RandAugment, {"magnitude": 11}, "magnitude"),
     ],
 )
-def test_arguments_out_of_range_are_refused(make: Any, arguments: Dict[str, Any], names: str) -> None:
+def test_arguments_out_of_range_are_refused(make: Any, arguments: dict[str, Any], names: str) -> None:
     with pytest.raises(ConfigError, match=names):
         make(**arguments)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +20,12 @@ from libai_data.transforms.soft_labels import SoftLabels
 from tests.loader.streams import WORKER_NAMES, WORKERS
 from tests.transforms.mixed_images import CLASSES, FetchedImages, FilledImages, Images, image_of
 
-BOTH: Dict[str, Any] = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "num_classes": CLASSES}
+BOTH: dict[str, Any] = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "num_classes": CLASSES}
 
 
 def mixed(
     dataset: Any, transform: BatchTransform, ranks: int = 1, batch: int = 8, steps: int = 6, **arguments: Any
-) -> List[Dict[str, np.ndarray]]:
+) -> list[dict[str, np.ndarray]]:
     """The first global batches, put together of what each data-parallel rank reads."""
     shards = []
     for rank in range(ranks):
@@ -42,7 +42,7 @@ def mixed(
     return [{name: np.concatenate([part[name] for part in parts]) for name in parts[0]} for parts in zip(*shards)]
 
 
-def equal(found: List[Dict[str, np.ndarray]], expected: List[Dict[str, np.ndarray]]) -> bool:
+def equal(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]]) -> bool:
     return len(found) == len(expected) and all(
         one[name].tobytes() == other[name].tobytes() for one, other in zip(found, expected) for name in other
     )
@@ -59,7 +59,7 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(mode: str, form: st
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:], ids=WORKER_NAMES[1:])
-def test_the_global_batch_is_the_same_whoever_reads_it_and_how(workers: Dict[str, Any]) -> None:
+def test_the_global_batch_is_the_same_whoever_reads_it_and_how(workers: dict[str, Any]) -> None:
     transform = Mixup(mode="elem", **BOTH)
     expected = mixed(Images(), transform)
     assert equal(mixed(Images(), transform, **workers), expected)
@@ -187,7 +187,7 @@ def test_what_cannot_be_mixed_is_refused_with_what_it_is() -> None:
     with pytest.raises(DataPipelineError, match="field 'labels' is 3; with num_classes 3 it can be 0 to 2"):
         mixed(Images(), Mixup(num_classes=3))
 
-    cases: List[Tuple[Dict[str, Any], str]] = [
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"labels": 1}, "samples need a field 'images'"),
         ({"images": np.zeros((2, 2), np.float32), "labels": 1}, r"field 'images' is float32 \[2, 2\]"),
         ({"images": np.zeros((2, 2, 3), np.float64), "labels": 1}, r"field 'images' is float64 \[2, 2, 3\]"),
@@ -212,7 +212,7 @@ def test_what_cannot_be_mixed_is_refused_with_what_it_is() -> None:
         {"num_classes": 0},
     ],
 )
-def test_arguments_out_of_range_are_refused(arguments: Dict[str, Any]) -> None:
+def test_arguments_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         Mixup(**arguments)
 
@@ -220,7 +220,7 @@ def test_arguments_out_of_range_are_refused(arguments: Dict[str, Any]) -> None:
 class AddNoise(BatchTransform):
     """Adds one number to the whole batch, and one to each row."""
 
-    def __call__(self, fields: Dict[str, np.ndarray], random: BatchRandom) -> None:
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         fields["images"] += np.float32(random.of_batch().random())
         for row, image in enumerate(fields["images"]):
             image += np.float32(random.of_row(row).random())
@@ -234,12 +234,12 @@ def test_a_batch_transform_of_ones_own_is_the_same_on_every_layout() -> None:
 
 
 class BatchTransformThatDoesNothing(BatchTransform):
-    def __call__(self, fields: Dict[str, np.ndarray], random: BatchRandom) -> None:
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         pass
 
 
 class Failing(BatchTransform):
-    def __call__(self, fields: Dict[str, np.ndarray], random: BatchRandom) -> None:
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         raise ZeroDivisionError("no reason")
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Callable, Iterator, List
+from typing import Callable
 
 from libai_data.benchmark.claims import AtLeast, AtMost
 from libai_data.benchmark.crew import SharedCrew
@@ -20,7 +21,7 @@ CHECKS = f"a check every {CHECK_EVERY} batches, as a share of the digits ViT's s
 OnRanks = Callable[[str, str], Contender]
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the suite; what is read from disk is made when it is needed, in `scale.folder`."""
     return [
         _row(scale, "tokens", "to_global: 4 x int64[32,1024] a rank, data 4", "to_global", 20),

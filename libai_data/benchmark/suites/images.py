@@ -6,11 +6,12 @@ import importlib
 import io
 import multiprocessing
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List
+from typing import Callable
 
 import numpy as np
 
@@ -29,7 +30,7 @@ _OF_SKIMAGE = ("astronaut", "chelsea", "coffee", "rocket")
 _WORK = "JPEGs of about 500 x 375: decode, RandomResizedCrop 224, flip, normalise"
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the suite; the files are made here, in `scale.folder`."""
     folder = write_photographs(scale.folder / "photographs", 64 if scale.quick else 2048)
     ours = libai_data_loader(partial(our_dataset, folder), WORKERS, scale.seconds)
@@ -75,7 +76,7 @@ def write_photographs(root: Path, count: int) -> Path:
     return root
 
 
-def _photographs() -> List[np.ndarray]:
+def _photographs() -> list[np.ndarray]:
     """Those of scikit-learn and, if it is installed, of scikit-image; uint8 [H, W, 3] each."""
     from sklearn.datasets import load_sample_images
 
@@ -149,7 +150,7 @@ def _decoding_processes(folder: Path, seconds: float) -> Iterator[Measure]:
         yield measure
 
 
-def _seconds_an_image(paths: List[str], seconds: float) -> float:
+def _seconds_an_image(paths: list[str], seconds: float) -> float:
     """Read files and decode them in full, for some seconds."""
     decode = libjpeg_turbo().decode_jpeg
     start, images = time.perf_counter(), 0
@@ -173,7 +174,7 @@ def _by_pillow(data: bytes) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
 
-DECODERS: Dict[str, Callable[[bytes], np.ndarray]] = {
+DECODERS: dict[str, Callable[[bytes], np.ndarray]] = {
     "simplejpeg": lambda data: libjpeg_turbo().decode_jpeg(data),
     "opencv": _by_opencv,
     "pillow": _by_pillow,

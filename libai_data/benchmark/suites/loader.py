@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any, Callable, Iterator, List, Tuple
+from typing import Any, Callable
 
 from libai_data.benchmark import footprint
 from libai_data.benchmark.claims import AtLeast, AtMost
@@ -31,13 +32,13 @@ TOKENS = "tokens: 4 x int64[1024] from a uint16 memory map"
 IMAGES = "images: float32[3,224,224] from memory, and a label"
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the loader's suite; the data is made here, in `scale.folder`."""
     path = write_tokens(scale.folder / "tokens.bin", 256 if scale.quick else 8192)
     return [*_tokens(scale, path), *_read_batch(scale, path), *_images(scale), *_limits(scale, path)]
 
 
-def _tokens(scale: Scale, path: Any) -> List[Row]:
+def _tokens(scale: Scale, path: Any) -> list[Row]:
     dataset = lambda: Tokens(map_tokens(path))  # noqa: E731
     ours = partial(libai_data_loader, dataset, seconds=scale.seconds)
     limit = raw(dataset, scale.seconds)
@@ -52,7 +53,7 @@ def _tokens(scale: Scale, path: Any) -> List[Row]:
     ]
 
 
-def _read_batch(scale: Scale, path: Any) -> List[Row]:
+def _read_batch(scale: Scale, path: Any) -> list[Row]:
     ours = partial(libai_data_loader, lambda: TokenBatches(map_tokens(path)), seconds=scale.seconds)
     limit = gather(lambda: map_tokens(path), scale.seconds)
     claims = (AtLeast("libai_data", "gather", 0.5),)
@@ -62,7 +63,7 @@ def _read_batch(scale: Scale, path: Any) -> List[Row]:
     ]
 
 
-def _images(scale: Scale) -> List[Row]:
+def _images(scale: Scale) -> list[Row]:
     images = make_images(64 if scale.quick else 512)
     ours = partial(libai_data_loader, lambda: images, seconds=scale.seconds)
     limit = raw(lambda: images, scale.seconds)
@@ -74,8 +75,8 @@ def _images(scale: Scale) -> List[Row]:
     ]
 
 
-def _limits(scale: Scale, path: Any) -> List[Row]:
-    def each(make: Callable[[Scale, Any, str], float], limit: float, unit: str) -> Tuple[Any, Any]:
+def _limits(scale: Scale, path: Any) -> list[Row]:
+    def each(make: Callable[[Scale, Any, str], float], limit: float, unit: str) -> tuple[Any, Any]:
         contenders = tuple(_contender(method, partial(make, scale, path, method)) for method in ("spawn", "fork"))
         return contenders, tuple(AtMost(contender.name, limit, unit) for contender in contenders)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Iterator, List
 
 import numpy as np
 
@@ -30,7 +30,7 @@ FIELDS = (
 )
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the plan's suite."""
     steps = STEPS // 100 if scale.quick else STEPS
     following = tuple(_contender(readers, partial(_microseconds, readers, steps)) for readers in READERS)
@@ -73,7 +73,7 @@ def reader(readers: str) -> StreamSampler:
     return CyclicSampler(range(SAMPLES), ROWS, shuffle=True, data_parallel_size=DATA, seed=1234).serving(shards)
 
 
-def served_by(plan: ReadPlan) -> List[int]:
+def served_by(plan: ReadPlan) -> list[int]:
     """The ranks that rank 0 reads for."""
     if plan.readers == "data_parallel":
         return [0]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 
@@ -21,10 +22,10 @@ _FACTOR = 2.0
 _LEAST_BATCHES = 4
 _ROW_GROUP = 10_000
 
-ReadMany = Callable[[List[int]], Any]
+ReadMany = Callable[[list[int]], Any]
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the suite; the files are made here, in `scale.folder`."""
     count = 2000 if scale.quick else 10**6
     work = f"{count:,} records of 100 to 300 bytes, batches of {BATCH} in shuffled order"
@@ -143,9 +144,9 @@ def _parquet_row_groups(path: Path) -> ReadMany:
 
     file = ParquetFile(str(path))
 
-    def read(indices: List[int]) -> Any:
+    def read(indices: list[int]) -> Any:
         groups = np.array(indices) // _ROW_GROUP
-        found: List[Any] = []
+        found: list[Any] = []
         for group in np.unique(groups).tolist():
             own = np.array(indices)[groups == group] - group * _ROW_GROUP
             found += file.read_row_group(group).take(own).to_pylist()
@@ -177,7 +178,7 @@ def _contender(name: str, files: _Files, kind: str, opened: Callable[[Path], Rea
     return Contender(name, prepared)
 
 
-def _batches(order: np.ndarray) -> Iterator[List[int]]:
+def _batches(order: np.ndarray) -> Iterator[list[int]]:
     while True:
         for first in range(0, len(order) - BATCH + 1, BATCH):
             yield order[first : first + BATCH].tolist()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 from libai_data.benchmark.claims import AtMost
 from libai_data.benchmark.rounds import Contender, Measure, Row, Scale
@@ -28,11 +29,11 @@ class _Numbers:
     def __len__(self) -> int:
         return SAMPLES
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {"number": index}
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the state's suite."""
     kinds = {"plain": _plain, "ramp and skips": _with_ramp_and_skips}
     times = tuple(
@@ -67,10 +68,10 @@ def _following(schedule: StepSchedule, skips: Any) -> DataLoader:
     return loader
 
 
-def _state(make: Make) -> Dict[str, Any]:
+def _state(make: Make) -> dict[str, Any]:
     loader = make()
     loader.stream.set_consumed_samples(loader.stream.schedule.position_of(STEP))
-    state: Dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
     return state
 
 

@@ -6,10 +6,11 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 
@@ -26,10 +27,10 @@ LENGTH = 1024
 GIGABYTE = 1e9
 GPT = "GPT samples: 2 x int64[1024] from a uint16 .bin file"
 _LONGEST = 2000
-_KINDS: Dict[str, Dict[str, Any]] = {"shuffled": {"shuffle_documents": True}, "packed": {"packing": True}}
+_KINDS: dict[str, dict[str, Any]] = {"shuffled": {"shuffle_documents": True}, "packed": {"packing": True}}
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the text suite; the corpora are made here, in `scale.folder`."""
     corpus = write_corpus(scale.folder / "corpus", 10**6 if scale.quick else 2 * 10**7)
     many = write_lengths(scale.folder / "many", 10**5 if scale.quick else 10**7)
@@ -59,7 +60,7 @@ def write_lengths(prefix: Path, documents: int) -> Path:
     return prefix
 
 
-def _index(prefix: Path) -> List[Row]:
+def _index(prefix: Path) -> list[Row]:
     bounds = IndexedSource(prefix)
     work = f"index of {bounds.num_documents:.0e} documents, {len(bounds.tokens):.0e} tokens"
     limits = {"seconds": AtMost("seconds", 20, "s"), "memory": AtMost("memory", 2, "GB")}
@@ -140,7 +141,7 @@ def _endless(batches: np.ndarray) -> Iterator[np.ndarray]:
         yield from batches
 
 
-def _samples(scale: Scale, corpus: Path) -> List[Row]:
+def _samples(scale: Scale, corpus: Path) -> list[Row]:
     limit = gather(corpus, scale.seconds)
     peer = oneflow_loader(lambda: FlowSamples(IndexedSource(corpus)), WORKERS, scale.seconds)
 

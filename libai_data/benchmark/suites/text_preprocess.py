@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 
@@ -26,13 +27,13 @@ _SPECIAL = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
 _SENTINELS, _WORDS = 100, 30000
 
 
-def rows(scale: Scale) -> List[Row]:
+def rows(scale: Scale) -> list[Row]:
     """The rows of the suite; the corpora are made here, in `scale.folder`."""
     sentences = _write_sentences(scale.folder / "sentences", 200 if scale.quick else 2000)
     return [*_preprocess(scale), *_samples(scale, sentences)]
 
 
-def _preprocess(scale: Scale) -> List[Row]:
+def _preprocess(scale: Scale) -> list[Row]:
     megabytes = 0.5 if scale.quick else 24
     work = f"{megabytes:g} MB of Python sources as JSON lines, byte-level BPE"
     corpus = scale.folder / "corpus.jsonl"
@@ -123,7 +124,7 @@ def _write_sentences(prefix: Path, documents: int) -> Path:
     return prefix
 
 
-def _samples(scale: Scale, prefix: Path) -> List[Row]:
+def _samples(scale: Scale, prefix: Path) -> list[Row]:
     count = 100 if scale.quick else 3000
 
     def row(name: str, dataset: Callable[..., Any], limit: float) -> Row:

@@ -6,9 +6,10 @@ import json
 import logging
 import re
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable
 
 from libai_data.engine.checkpoint import optimizer_state
 from libai_data.engine.checkpoint.directory import CheckedFile, PendingDirectory
@@ -65,7 +66,7 @@ class Checkpointer(CheckpointFolder):
         name: str,
         iteration: int = -1,
         is_last: bool = True,
-        extra: Optional[Mapping[str, Any]] = None,
+        extra: Mapping[str, Any] | None = None,
     ) -> None:
         """Write a checkpoint; it appears whole or not at all.
 
@@ -110,7 +111,7 @@ class Checkpointer(CheckpointFolder):
         writer.commit(partial(self.tag_last_checkpoint, name) if is_last else None)
         logger.info("Saved checkpoint %s.", Path(self.save_dir) / name)
 
-    def resume_or_load(self, path: str, *, resume: bool = True) -> Dict[str, Any]:
+    def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
         """Resume from the newest checkpoint, if asked to and there is one; else load the weights of another.
 
         Args:
@@ -125,7 +126,7 @@ class Checkpointer(CheckpointFolder):
             return self.load(last)
         return self.load_weights(path) if path else {}
 
-    def load(self, path: str) -> Dict[str, Any]:
+    def load(self, path: str) -> dict[str, Any]:
         """Restore everything from a checkpoint; it must fit exactly.
 
         Args:
@@ -140,7 +141,7 @@ class Checkpointer(CheckpointFolder):
         directory = Path(path)
         self.check(directory)
         self._load_model(directory, exactly=True)
-        state: Dict[str, Any] = json.loads((directory / STATE).read_text())
+        state: dict[str, Any] = json.loads((directory / STATE).read_text())
         if self.optimizer is not None and (directory / _OPTIMIZER).is_file():
             optimizer_state.restore(
                 state["optimizer_step"], TensorFile(directory / _OPTIMIZER), self.model, self.optimizer, self.graph
@@ -155,7 +156,7 @@ class Checkpointer(CheckpointFolder):
         logger.info("Restored checkpoint %s.", directory)
         return state
 
-    def load_weights(self, path: str) -> Dict[str, Any]:
+    def load_weights(self, path: str) -> dict[str, Any]:
         """Load the weights of a checkpoint, as far as they fit; each one that does not is named in the log.
 
         Args:
@@ -176,7 +177,7 @@ class Checkpointer(CheckpointFolder):
     def _load_model(self, directory: Path, exactly: bool) -> None:
         file = TensorFile(directory / _MODEL)
         stored = set(file.names())
-        model: Dict[str, Any] = dict(self.model.state_dict())
+        model: dict[str, Any] = dict(self.model.state_dict())
         missing = [name for name in model if name not in stored]
         unexpected = sorted(stored - set(model))
         fitting = [name for name in model if name in stored and tuple(model[name].shape) == file.shape(name)]
@@ -203,15 +204,15 @@ class _Rank0Writer:
 
     def __init__(self, target: Path) -> None:
         self._target = target
-        self._error: Optional[str] = None
-        self._pending: Optional[PendingDirectory] = None
+        self._error: str | None = None
+        self._pending: PendingDirectory | None = None
         if is_main_process():
             try:
                 self._pending = PendingDirectory(target)
             except OSError as error:
                 self._error = str(error)
 
-    def tensors(self, name: str, tensors: Dict[str, Any]) -> None:
+    def tensors(self, name: str, tensors: dict[str, Any]) -> None:
         """Write a safetensors file. Collective."""
         header, order = tensor_header(tensors)
         if self._pending is None or self._error is not None:
@@ -241,7 +242,7 @@ class _Rank0Writer:
         except (OSError, TypeError, ValueError) as error:
             self._error = f"{name}: {error}"
 
-    def commit(self, tag: Optional[Callable[[], None]]) -> None:
+    def commit(self, tag: Callable[[], None] | None) -> None:
         """Finish. Collective.
 
         Args:

@@ -13,7 +13,7 @@ import shutil
 import zlib
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Dict, Optional, Type
+from typing import Any
 
 from libai_data.errors import CheckpointError
 
@@ -45,9 +45,9 @@ class CheckedFile:
 
     def __exit__(
         self,
-        error_type: Optional[Type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         with self._file:
             if error is None:
@@ -65,7 +65,7 @@ class PendingDirectory:
     def __init__(self, target: Path) -> None:
         self.target = target
         self._partial = target.with_name(target.name + _PARTIAL)
-        self._files: Dict[str, Dict[str, int]] = {}
+        self._files: dict[str, dict[str, int]] = {}
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
 
@@ -175,7 +175,7 @@ def verify(directory: Path) -> None:
         raise CheckpointError(f"{directory} is no checkpoint of libai_data: it has no {MANIFEST}")
     try:
         manifest = json.loads(manifest_path.read_text())
-        files: Dict[str, Dict[str, int]] = manifest["files"]
+        files: dict[str, dict[str, int]] = manifest["files"]
         form = manifest["format"]
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"checkpoint {directory} is damaged: {manifest_path} cannot be read ({error})") from error

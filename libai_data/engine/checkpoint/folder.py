@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Set
+from typing import Any
 
 from libai_data.engine.checkpoint.directory import recover, verify, write_small_file
 from libai_data.errors import CheckpointError
@@ -31,7 +31,7 @@ class CheckpointFolder:
 
     def __init__(self, save_dir: str = "") -> None:
         self.save_dir = save_dir
-        self.sound: Set[Path] = set()
+        self.sound: set[Path] = set()
 
     def recover(self) -> None:
         """Clean up after a run that was killed while it wrote; for the one run that owns `save_dir`."""
@@ -68,9 +68,9 @@ class CheckpointFolder:
         path = broadcast_py_object(found)
         return "" if path == "None" else path
 
-    def names_before(self, prefix: str, iteration: int) -> List[str]:
+    def names_before(self, prefix: str, iteration: int) -> list[str]:
         """Checkpoints "<prefix>_<index>" of steps before `iteration`, oldest first."""
-        names: List[str] = []
+        names: list[str] = []
         if is_main_process() and Path(self.save_dir).is_dir():
             pattern = re.compile(re.escape(prefix) + r"_(\d{7,})")
             matches = [pattern.fullmatch(path.name) for path in Path(self.save_dir).iterdir()]
@@ -78,9 +78,9 @@ class CheckpointFolder:
             names = [name for index, name in indices if index < iteration]
         return broadcast_py_object(names)
 
-    def peek(self, path: str) -> Dict[str, Any]:
+    def peek(self, path: str) -> dict[str, Any]:
         """What a checkpoint says about itself (iteration, mesh, extra), without loading it; {} if it is not sound."""
-        state: Dict[str, Any] = {}
+        state: dict[str, Any] = {}
         directory = Path(path)
         if is_main_process() and directory.is_dir():
             try:
@@ -106,7 +106,7 @@ class CheckpointFolder:
         if problem:
             raise CheckpointError(problem)
 
-    def _newest_sound(self) -> Optional[Path]:
+    def _newest_sound(self) -> Path | None:
         folder = Path(self.save_dir)
         if not folder.is_dir():
             return None

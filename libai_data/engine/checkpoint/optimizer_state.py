@@ -9,7 +9,8 @@ the other.
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Mapping, Tuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,7 @@ _TRAIN_STEP = "System-Train-TrainStep"
 _SYSTEM = "graph/"
 
 
-def collect(model: Any, optimizer: Any, graph: Any = None) -> Tuple[int, Dict[str, Any]]:
+def collect(model: Any, optimizer: Any, graph: Any = None) -> tuple[int, dict[str, Any]]:
     """Find the state of the optimizer.
 
     Args:
@@ -69,7 +70,7 @@ def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any 
         _restore_eager(step, file, slots, parameters, optimizer)
 
 
-def _collect_eager(model: Any, optimizer: Any) -> Tuple[int, Dict[str, Any]]:
+def _collect_eager(model: Any, optimizer: Any) -> tuple[int, dict[str, Any]]:
     names = {parameter: name for name, parameter in model.named_parameters()}
     found = {}
     for group in optimizer.param_groups:
@@ -79,7 +80,7 @@ def _collect_eager(model: Any, optimizer: Any) -> Tuple[int, Dict[str, Any]]:
     return int(optimizer._state["step"]), found
 
 
-def _collect_graph(graph: Any) -> Tuple[int, Dict[str, Any]]:
+def _collect_graph(graph: Any) -> tuple[int, dict[str, Any]]:
     step, found = 0, {}
     for name, value in graph.state_dict().items():
         if isinstance(value, Mapping):
@@ -102,7 +103,7 @@ def _integer(tensor: Any) -> int:
     return int(broadcast_py_object(int(local.numpy().ravel()[0]) if is_main_process() else None))
 
 
-def _check(name: str, file: TensorFile, parameters: Dict[str, Any]) -> None:
+def _check(name: str, file: TensorFile, parameters: dict[str, Any]) -> None:
     _, _, parameter = name.partition("/")
     if parameter not in parameters:
         raise CheckpointError(f"{file.path} has optimizer state '{name}', but the model has no parameter '{parameter}'")
@@ -113,7 +114,7 @@ def _check(name: str, file: TensorFile, parameters: Dict[str, Any]) -> None:
         )
 
 
-def _restore_eager(step: int, file: TensorFile, slots: List[str], parameters: Dict[str, Any], optimizer: Any) -> None:
+def _restore_eager(step: int, file: TensorFile, slots: list[str], parameters: dict[str, Any], optimizer: Any) -> None:
     import oneflow as flow
 
     optimized = {parameter for group in optimizer.param_groups for parameter in group.parameters}
@@ -130,12 +131,12 @@ def _restore_eager(step: int, file: TensorFile, slots: List[str], parameters: Di
         optimizer._state.setdefault(parameter, {})[slot] = state
 
 
-def _restore_graph(step: int, file: TensorFile, slots: List[str], parameters: Dict[str, Any], graph: Any) -> None:
+def _restore_graph(step: int, file: TensorFile, slots: list[str], parameters: dict[str, Any], graph: Any) -> None:
     import oneflow as flow
 
     if graph.is_compiled:
         raise CheckpointError("a graph's optimizer state can be loaded only before its first step")
-    states: Dict[str, Any] = {}
+    states: dict[str, Any] = {}
     for name in slots:
         slot, _, parameter_name = name.partition("/")
         with flow.no_grad():

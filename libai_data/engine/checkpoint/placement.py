@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from libai_data.errors import CheckpointError
 from libai_data.mesh import get_rank, is_main_process, tensor_to_rank0
 
 
-def split_range(length: int, parts: int, part: int) -> Tuple[int, int]:
+def split_range(length: int, parts: int, part: int) -> tuple[int, int]:
     """Begin and end of a part, as OneFlow splits: the first `length % parts` parts have one more."""
     small, larger = divmod(length, parts)
     begin = part * small + min(part, larger)
@@ -19,8 +20,8 @@ def split_range(length: int, parts: int, part: int) -> Tuple[int, int]:
 
 
 def own_part(
-    shape: Sequence[int], ranks: np.ndarray, split_dims: Sequence[Optional[int]], rank: int
-) -> Optional[Tuple[slice, ...]]:
+    shape: Sequence[int], ranks: np.ndarray, split_dims: Sequence[int | None], rank: int
+) -> tuple[slice, ...] | None:
     """Which part of a global tensor lies on a rank.
 
     Args:
@@ -45,7 +46,7 @@ def own_part(
     return tuple(slice(begin, end) for begin, end in bounds)
 
 
-def split_dims_of(tensor: Any) -> Tuple[Optional[int], ...]:
+def split_dims_of(tensor: Any) -> tuple[int | None, ...]:
     """For each axis of a global tensor's placement the dim it splits, or None.
 
     Raises:
@@ -75,7 +76,7 @@ def fill(tensor: Any, file: TensorFile, name: str) -> None:
     import oneflow as flow
 
     with flow.no_grad():
-        part: Optional[Tuple[slice, ...]] = tuple(slice(None) for _ in tensor.shape)
+        part: tuple[slice, ...] | None = tuple(slice(None) for _ in tensor.shape)
         local = tensor
         if tensor.is_global:
             part = own_part(tensor.shape, tensor.placement.ranks, split_dims_of(tensor), get_rank())
@@ -84,7 +85,7 @@ def fill(tensor: Any, file: TensorFile, name: str) -> None:
             local.copy_(flow.from_numpy(file.read(name, part)).to(local.dtype))
 
 
-def whole_on_rank0(tensor: Any) -> Optional[np.ndarray]:
+def whole_on_rank0(tensor: Any) -> np.ndarray | None:
     """Bring a tensor together on rank 0. Collective.
 
     Args:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import logging
 import random
-from typing import Any, Dict, Iterator, List, Optional, Tuple, cast
+from collections.abc import Iterator
+from typing import Any, cast
 
 import numpy as np
 
@@ -30,9 +31,9 @@ class RandomStates:
     def __init__(self, model: Any) -> None:
         self._model = model
         # Known when it is first asked for: until then, the user may seed.
-        self._first_seeds: Optional[Dict[str, Any]] = None
+        self._first_seeds: dict[str, Any] | None = None
 
-    def gather(self, iteration: int) -> List[Dict[str, Any]]:
+    def gather(self, iteration: int) -> list[dict[str, Any]]:
         """The states of all ranks, in the order of ranks; OneFlow's generators begin anew. Collective.
 
         Args:
@@ -47,7 +48,7 @@ class RandomStates:
         self._begin_anew(iteration)
         return [broadcast_py_object(own, src=rank) for rank in range(get_world_size())]
 
-    def restore(self, states: List[Dict[str, Any]], iteration: int) -> None:
+    def restore(self, states: list[dict[str, Any]], iteration: int) -> None:
         """Continue with the states that were saved, if as many ranks run now as then; else keep the present ones.
 
         A compiled graph's own generators cannot be reached: its dropout begins anew.
@@ -86,34 +87,34 @@ class RandomStates:
                 generator.manual_seed(digest_of(f"{first}/{iteration}/{name}".encode()))
 
 
-def _seeds_of(model: Any) -> Dict[str, Any]:
+def _seeds_of(model: Any) -> dict[str, Any]:
     import oneflow as flow
 
     modules = {name: generator.initial_seed() for name, generator in _generators(model)}
     return {"default": flow.initial_seed(), "modules": modules}
 
 
-def _generators(model: Any) -> Iterator[Tuple[str, Any]]:
+def _generators(model: Any) -> Iterator[tuple[str, Any]]:
     for name, module in model.named_modules():
         generator = getattr(module, "generator", None)
         if callable(getattr(generator, "manual_seed", None)):
             yield name, generator
 
 
-def _python_and_numpy() -> Dict[str, Any]:
+def _python_and_numpy() -> dict[str, Any]:
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = cast(Tuple[Any, ...], np.random.get_state(legacy=True))
+    name, keys, position, has_gauss, cached = cast(tuple[Any, ...], np.random.get_state(legacy=True))
     return {
         "python": [version, _encode(np.asarray(words, np.uint32)), gauss],
         "numpy": [name, _encode(keys), int(position), int(has_gauss), float(cached)],
     }
 
 
-def _set_python_and_numpy(state: Dict[str, Any]) -> None:
+def _set_python_and_numpy(state: dict[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(int(word) for word in _decode(words, np.uint32)), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
-    legacy: Tuple[Any, ...] = (name, _decode(keys, np.uint32), position, has_gauss, cached)
+    legacy: tuple[Any, ...] = (name, _decode(keys, np.uint32), position, has_gauss, cached)
     np.random.set_state(legacy)
 
 

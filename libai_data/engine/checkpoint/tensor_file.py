@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -40,7 +41,7 @@ _DTYPES = {
 }
 
 
-def tensor_header(tensors: Mapping[str, Any]) -> Tuple[bytes, List[str]]:
+def tensor_header(tensors: Mapping[str, Any]) -> tuple[bytes, list[str]]:
     """The beginning of a file that will hold these tensors.
 
     Args:
@@ -55,7 +56,7 @@ def tensor_header(tensors: Mapping[str, Any]) -> Tuple[bytes, List[str]]:
     codes = {name: _code(name, tensor) for name, tensor in tensors.items()}
     # Wide dtypes first, so that each tensor is aligned to its items.
     order = sorted(tensors, key=lambda name: (-_DTYPES[codes[name]].itemsize, name))
-    header: Dict[str, Any] = {}
+    header: dict[str, Any] = {}
     offset = 0
     for name in order:
         shape = [int(size) for size in tensors[name].shape]
@@ -100,15 +101,15 @@ class TensorFile:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Names of the tensors."""
         return list(self._file.keys())
 
-    def shape(self, name: str) -> Tuple[int, ...]:
+    def shape(self, name: str) -> tuple[int, ...]:
         """Shape of tensor `name`."""
         return tuple(self._file.get_slice(name).get_shape())
 
-    def read(self, name: str, part: Optional[Sequence[slice]] = None) -> np.ndarray:
+    def read(self, name: str, part: Sequence[slice] | None = None) -> np.ndarray:
         """Read a tensor, or a part of it.
 
         Args:

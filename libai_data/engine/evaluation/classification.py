@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class ClsEvaluator(DatasetEvaluator):
         self._samples = 0
         self._correct = dict.fromkeys(self.topk, 0)
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Count one batch."""
         if self._scores_name not in outputs:
             raise SchemaError(
@@ -67,7 +68,7 @@ class ClsEvaluator(DatasetEvaluator):
         for k in self.topk:
             self._correct[k] += correct_in_top_k(scores, labels, k)
 
-    def evaluate(self) -> Dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Accuracies on rank 0, {} elsewhere."""
         if not is_main_process():
             return {}

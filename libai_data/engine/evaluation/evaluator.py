@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Dict, List, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 
 class DatasetEvaluator:
@@ -16,12 +17,12 @@ class DatasetEvaluator:
         input_fields: inputs that `process` wants to see; None for all. What it does not name need not travel to rank 0.
     """
 
-    input_fields: Optional[Sequence[str]] = None
+    input_fields: Sequence[str] | None = None
 
     def reset(self) -> None:
         """Begin a new round."""
 
-    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+    def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """Choose what travels to rank 0, or compute something smaller of it first. Called on every rank.
 
         Args:
@@ -34,7 +35,7 @@ class DatasetEvaluator:
         """
         return outputs
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Take one batch. Called on rank 0.
 
         Args:
@@ -43,7 +44,7 @@ class DatasetEvaluator:
                 `inputs`, in the same order, others are as they were.
         """
 
-    def evaluate(self) -> Optional[Dict[str, Any]]:
+    def evaluate(self) -> dict[str, Any] | None:
         """Sum up. Called on every rank; rank 0's answer counts.
 
         Returns:
@@ -60,7 +61,7 @@ class DatasetEvaluators(DatasetEvaluator):
 
     def __init__(self, evaluators: Sequence[DatasetEvaluator]) -> None:
         self._evaluators = list(evaluators)
-        self._chosen: List[Dict[str, str]] = []
+        self._chosen: list[dict[str, str]] = []
         fields = [getattr(evaluator, "input_fields", None) for evaluator in self._evaluators]
         if all(each is not None for each in fields):
             self.input_fields = sorted({name for each in fields for name in each or ()})
@@ -70,10 +71,10 @@ class DatasetEvaluators(DatasetEvaluator):
         for evaluator in self._evaluators:
             evaluator.reset()
 
-    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+    def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """What each prepares; a tensor that several choose is there once."""
-        chosen: Dict[str, Any] = {}
-        names: Dict[int, str] = {}
+        chosen: dict[str, Any] = {}
+        names: dict[int, str] = {}
         self._chosen = []
         for evaluator in self._evaluators:
             own = {}
@@ -83,18 +84,18 @@ class DatasetEvaluators(DatasetEvaluator):
             self._chosen.append(own)
         return chosen
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Give the batch to each."""
         for evaluator, chosen in zip(self._evaluators, self._chosen):
             evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items()})
 
-    def evaluate(self) -> Dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         """All metrics.
 
         Raises:
             ValueError: Two evaluators use the same name.
         """
-        results: Dict[str, Any] = OrderedDict()
+        results: dict[str, Any] = OrderedDict()
         for evaluator in self._evaluators:
             for name, value in (evaluator.evaluate() or {}).items():
                 if name in results:

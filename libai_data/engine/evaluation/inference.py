@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from collections import abc
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Union
+from typing import Any, Callable, Union
 
 import numpy as np
 
@@ -31,11 +32,11 @@ def inference_on_dataset(
     data_loader: Iterable[Any],
     batch_size: int,
     eval_iter: float,
-    get_batch: Callable[..., Dict[str, Any]],
+    get_batch: Callable[..., dict[str, Any]],
     input_placement_device: str,
     evaluator: Evaluators,
-    check_inputs: Optional[Callable[[Dict[str, Any]], None]] = None,
-) -> Dict[str, Any]:
+    check_inputs: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
     """Run a model over a loader's batches, each sample once, and evaluate. Collective; LiBai's arguments.
 
     Args:
@@ -136,8 +137,8 @@ def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _rows(inputs: Dict[str, Any]) -> int:
-    leaves: Dict[str, Any] = {}
+def _rows(inputs: dict[str, Any]) -> int:
+    leaves: dict[str, Any] = {}
     taken_apart(inputs, leaves)
     for value in leaves.values():
         if getattr(value, "ndim", 0) > 0:
@@ -145,14 +146,14 @@ def _rows(inputs: Dict[str, Any]) -> int:
     raise SchemaError(f"get_batch returned {sorted(inputs)}, none of which has a batch dim")
 
 
-def _on_rank0(tensors: Dict[str, Any], rows: int, valid: int) -> Dict[str, Any]:
+def _on_rank0(tensors: dict[str, Any], rows: int, valid: int) -> dict[str, Any]:
     """Bring tensors, also nested ones, to rank 0, and cut those with the batch's rows to the valid ones.
 
     Strings, which never were of all ranks, are left out.
     """
-    leaves: Dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     skeleton = taken_apart(tensors, leaves)
-    whole: Dict[str, Any] = {}
+    whole: dict[str, Any] = {}
     for name, tensor in leaves.items():
         if is_texts(tensor):
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Optional
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         self,
         scores_name: str = "prediction_scores",
         labels_name: str = "labels",
-        losses_name: Optional[str] = None,
+        losses_name: str | None = None,
         mask_name: str = "loss_mask",
     ) -> None:
         self.input_fields = (labels_name, mask_name)
@@ -50,7 +50,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._sum = 0.0
         self._count = 0
 
-    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+    def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         """The loss of each sample or token, a tensor on the ranks that hold the scores."""
         import oneflow as flow
 
@@ -77,7 +77,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         )
         return {_LOSSES: losses.reshape(*labels.shape)}
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Add up one batch, in float64."""
         losses = np.asarray(outputs[_LOSSES].numpy(), dtype=np.float64)
         if losses.ndim == 0:
@@ -94,7 +94,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._sum += float(losses.sum())
         self._count += losses.size
 
-    def evaluate(self) -> Dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """The mean on rank 0, {} elsewhere."""
         return {"loss": self._mean()} if is_main_process() else {}
 
@@ -107,7 +107,7 @@ class MeanLossEvaluator(DatasetEvaluator):
 class PerplexityEvaluator(MeanLossEvaluator):
     """Perplexity of a language model, e to the mean loss of all tokens, and that mean: "perplexity" and "loss"."""
 
-    def evaluate(self) -> Dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Both on rank 0, {} elsewhere."""
         if not is_main_process():
             return {}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
 
-def flatten_results_dict(results: Mapping[str, Any]) -> Dict[str, Any]:
+def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
     """Make {"task/metric": value} of {"task": {"metric": value}}, at any depth."""
-    flat: Dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in results.items():
         if isinstance(value, Mapping):
             flat.update({f"{name}/{inner}": number for inner, number in flatten_results_dict(value).items()})

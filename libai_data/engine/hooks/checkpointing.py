@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from typing import Any, List, Optional
+from typing import Any
 
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.train_loop import HookBase
@@ -29,7 +29,7 @@ class PeriodicCheckpointer(HookBase):
     """
 
     def __init__(
-        self, checkpointer: Checkpointer, period: int, max_to_keep: Optional[int] = None, file_prefix: str = "model"
+        self, checkpointer: Checkpointer, period: int, max_to_keep: int | None = None, file_prefix: str = "model"
     ) -> None:
         if int(period) < 1:
             raise ConfigError(f"train.checkpointer.period is {period}; it must be at least 1 step")
@@ -39,7 +39,7 @@ class PeriodicCheckpointer(HookBase):
         self._period = int(period)
         self._max_to_keep = max_to_keep
         self._prefix = file_prefix
-        self._recent: List[str] = []
+        self._recent: list[str] = []
 
     def before_train(self) -> None:
         """Count those that the resumed run left."""
@@ -103,8 +103,8 @@ class BestCheckpointer(HookBase):
         self._metric = val_metric
         self._sign = 1.0 if mode == "max" else -1.0
         self._name = file_prefix
-        self.best_metric: Optional[float] = None
-        self.best_iter: Optional[int] = None
+        self.best_metric: float | None = None
+        self.best_iter: int | None = None
 
     def before_train(self) -> None:
         """After a resume, the best so far is what the kept checkpoint says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
@@ -35,7 +35,7 @@ class DataProgress(HookBase):
         iteration = self.trainer.iter
         if (iteration + 1) % self._period and iteration != self.trainer.max_iter - 1:
             return
-        numbers: Dict[str, float] = {}
+        numbers: dict[str, float] = {}
         state = stream_state_of(self._loader)
         if state is not None:
             numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)

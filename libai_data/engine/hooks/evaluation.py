@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from libai_data.engine.evaluation.results import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
@@ -17,7 +17,7 @@ class EvalHook(HookBase):
         eval_function: takes nothing, returns a (nested) dict of numbers.
     """
 
-    def __init__(self, eval_period: int, eval_function: Callable[[], Dict[str, Any]]) -> None:
+    def __init__(self, eval_period: int, eval_function: Callable[[], dict[str, Any]]) -> None:
         self._period = int(eval_period)
         self._eval_function = eval_function
 

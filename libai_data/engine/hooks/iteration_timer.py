@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from typing import Union
 
 from libai_data.engine.train_loop import HookBase
 from libai_data.samplers.schedule import StepSchedule
@@ -28,7 +27,7 @@ class IterationTimer(HookBase):
         warmup_iter: so many first steps are left out of the summary, since they compile and fill caches.
     """
 
-    def __init__(self, steps: Union[int, StepSchedule], period: int = 20, warmup_iter: int = 3) -> None:
+    def __init__(self, steps: int | StepSchedule, period: int = 20, warmup_iter: int = 3) -> None:
         self._schedule = steps if isinstance(steps, StepSchedule) else StepSchedule(((0, steps),))
         self._period = period
         self._warmup_iter = warmup_iter

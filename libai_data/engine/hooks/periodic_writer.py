@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Sequence, Set
+from collections.abc import Sequence
 
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
@@ -29,7 +29,7 @@ class PeriodicWriter(HookBase):
             if not isinstance(writer, EventWriter):
                 raise TypeError(f"a writer must derive from EventWriter, got {type(writer).__name__}")
         self._period = period
-        self._failing: Set[EventWriter] = set()
+        self._failing: set[EventWriter] = set()
 
     def after_step(self) -> None:
         """Write, where it is due."""

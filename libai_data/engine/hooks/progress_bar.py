@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 from libai_data.engine.train_loop import HookBase
 
@@ -36,7 +36,7 @@ class ProgressBar(HookBase):
         if self._bar is not None:
             self._bar.close()
 
-    def _numbers(self) -> Dict[str, str]:
+    def _numbers(self) -> dict[str, str]:
         latest = self.trainer.storage.latest()
         shown = {}
         for label, name, form in (

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
-from typing import Any, Dict, Optional, Sequence
+from typing import Any
 
 from libai_data.engine.liveness import watch_over_ranks
 from libai_data.engine.train_loop import HookBase, TrainingStopped
@@ -39,8 +40,8 @@ class StopOnSignal(HookBase):
                     f"train.checkpointer.stop_signals has {name!r}; known are {sorted(_KNOWN)}.{nearest(name, _KNOWN)}"
                 )
         self._signals = [_KNOWN[name] for name in signals]
-        self._before: Dict[int, Any] = {}
-        self._got: Optional[int] = None
+        self._before: dict[int, Any] = {}
+        self._got: int | None = None
 
     def before_train(self) -> None:
         """Listen to the signals."""
@@ -80,6 +81,6 @@ class StopOnSignal(HookBase):
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         self._before.clear()
 
-    def _take(self, signum: int, frame: Optional[FrameType]) -> None:
+    def _take(self, signum: int, frame: FrameType | None) -> None:
         self._got = signum
         self._liveness.ask_to_stop()

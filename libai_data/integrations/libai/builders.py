@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from copy import deepcopy
 from functools import wraps
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
@@ -54,7 +54,7 @@ build_image_train_loader = build_nlp_train_loader
 build_nlp_train_val_test_loader = _for_libai(build.build_nlp_train_val_test_loader)
 
 
-def _translated(arguments: Dict[str, Any]) -> Dict[str, Any]:
+def _translated(arguments: dict[str, Any]) -> dict[str, Any]:
     """LiBai's arguments as ours: None for a sampler or a collator is the default, and its classes are ours."""
     translated = {}
     for name, value in arguments.items():

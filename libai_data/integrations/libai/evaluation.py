@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
-from typing import Any, Dict
+from typing import Any
 
 from libai_data.engine.evaluation import DatasetEvaluator
 
@@ -22,7 +22,7 @@ class LiBaiEvaluator(DatasetEvaluator):
         """Begin a new round."""
         self._evaluator.reset()
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         """Take one batch, without padding. Called on rank 0."""
         self._evaluator.process(inputs, outputs)
 

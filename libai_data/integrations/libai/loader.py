@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Iterator, Mapping, Optional
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from libai_data.global_batch.to_global import compare_with_other_ranks
 from libai_data.integrations.libai.trainer import take_part
@@ -36,9 +37,9 @@ class LiBaiLoader:
     def __iter__(self) -> Iterator[Instance]:
         return _Pass(self)
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The place after the last batch that was taken, as JSON."""
-        state: Dict[str, Any] = self._loader.state_dict()
+        state: dict[str, Any] = self._loader.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
@@ -65,7 +66,7 @@ class _Pass:
 
     def __init__(self, loader: LiBaiLoader) -> None:
         self._loader = loader
-        self._batches: Optional[Iterator[Instance]] = None
+        self._batches: Iterator[Instance] | None = None
         self._restored = loader._restored
 
     def __iter__(self) -> _Pass:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class DataPipeline:
 
 
 @contextmanager
-def _our_builders(sections: List[Any]) -> Iterator[None]:
+def _our_builders(sections: list[Any]) -> Iterator[None]:
     from libai_data.integrations.libai.builders import BUILDERS, TARGET, defer, is_of_libai, undefer
 
     changed = []
@@ -125,12 +126,12 @@ class _Place:
         self._override = tuple(override)
         self.restored = False
 
-    def state_dict(self) -> Dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """The loader's state."""
-        state: Dict[str, Any] = self._loader.state_dict()
+        state: dict[str, Any] = self._loader.state_dict()
         return state
 
-    def load_state_dict(self, state: Dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the loader."""
         self._loader.load_state_dict(state, self._override)
         self.restored = True

@@ -12,7 +12,7 @@ import os
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import oneflow as flow
 
@@ -44,7 +44,7 @@ def _mixup(mode: str) -> Mixup:
     return Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, mode=mode, num_classes=CLASSES)
 
 
-SCENARIOS: Dict[str, Callable[[], Tuple[Compose, Any]]] = {
+SCENARIOS: dict[str, Callable[[], tuple[Compose, Any]]] = {
     "floats": lambda: (_FLOATS, None),
     "bytes, mixed in batches": lambda: (Compose(_BYTES), _mixup("batch")),
     "floats, mixed in pairs": lambda: (_FLOATS, _mixup("pair")),
@@ -52,7 +52,7 @@ SCENARIOS: Dict[str, Callable[[], Tuple[Compose, Any]]] = {
 }
 
 
-def rows_of(batch: Any) -> List[str]:
+def rows_of(batch: Any) -> list[str]:
     """A digest of each row."""
     arrays = [value.tensor.numpy() for value in batch.get_fields().values()]
     return [hashlib.sha256(b"".join(field.tobytes() for field in row)).hexdigest() for row in zip(*arrays)]
@@ -70,8 +70,8 @@ def loader_of(images: Path, name: str, ranks: int, readers: str, workers: int) -
 def main() -> None:
     folder = Path(sys.argv[1])
     rank = flow.env.get_rank()
-    found: Dict[str, List[Any]] = {name: [] for name in SCENARIOS}
-    states: Dict[str, Any] = {}
+    found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
+    states: dict[str, Any] = {}
     for leg in LEGS:
         set_mesh(None)
         set_mesh(ParallelMesh(*leg.mesh, 1, rank=rank))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -34,7 +35,7 @@ SEED = 5
 class Samples:
     """Two fields of the same shape and one number; `alter` may change a sample's arrays."""
 
-    def __init__(self, samples: int = 50, alter: Optional[Callable[[int, Dict[str, np.ndarray]], None]] = None) -> None:
+    def __init__(self, samples: int = 50, alter: Callable[[int, dict[str, np.ndarray]], None] | None = None) -> None:
         self.samples = samples
         self.alter = alter
 
@@ -52,7 +53,7 @@ class Samples:
 
 Batches = Iterator[Instance]
 Plant = Callable[[], Batches]
-Tensors = Dict[str, Any]
+Tensors = dict[str, Any]
 
 
 def batches_of(
@@ -149,20 +150,20 @@ def another_dtype(batch: Instance, last: Tensors) -> None:
 def rank_state() -> Batches:
     rng = np.random.default_rng(RANK)
 
-    def alter(index: int, arrays: Dict[str, np.ndarray]) -> None:
+    def alter(index: int, arrays: dict[str, np.ndarray]) -> None:
         arrays["tokens"] += rng.integers(0, 2, 6)
 
     return batches_of(Samples(alter=alter))
 
 
 def neighbour_sample() -> Batches:
-    def alter(index: int, arrays: Dict[str, np.ndarray]) -> None:
+    def alter(index: int, arrays: dict[str, np.ndarray]) -> None:
         arrays["number"] += 1
 
     return batches_of(Samples(alter=alter if on(3) else None))
 
 
-FAULTS: Dict[str, Plant] = {
+FAULTS: dict[str, Plant] = {
     "another seed on a data-parallel rank": lambda: batches_of(seed=SEED + 2 * on(2, 3)),
     "another seed on a tensor peer": lambda: batches_of(seed=SEED + on(3)),
     "no shuffling on one rank": lambda: batches_of(shuffle=not on(2)),
@@ -185,7 +186,7 @@ FAULTS: Dict[str, Plant] = {
 }
 
 
-def named(plant: Plant) -> Tuple[int, str]:
+def named(plant: Plant) -> tuple[int, str]:
     """At which step which error came; -1 if none did."""
     batches = plant()
     for step in range(STEPS):
@@ -214,12 +215,12 @@ def clean_steps(readers: str) -> int:
     return steps
 
 
-def cost() -> Dict[str, float]:
+def cost() -> dict[str, float]:
     """Seconds of one check, the median of some, by the size of a rank's batch."""
     seconds = {}
     tokens = {f"tokens{n}": np.ones((32, 1024), np.int64) for n in range(4)}
     images = {"images": np.ones((32, 3, 224, 224), np.uint8)}
-    batches: List[Tuple[str, Dict[str, Any]]] = [
+    batches: list[tuple[str, dict[str, Any]]] = [
         ("tokens 4 x int64 [32, 1024]", tokens),
         ("images uint8 [32, 3, 224, 224]", images),
     ]
@@ -235,12 +236,12 @@ def cost() -> Dict[str, float]:
 
 
 def main() -> None:
-    found: Dict[str, Any] = {"faults": {}, "clean": {}}
+    found: dict[str, Any] = {"faults": {}, "clean": {}}
     set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
     for name, plant in FAULTS.items():
         found["faults"][name] = named(plant)
         flow.comm.barrier()
-    meshes: List[Tuple[int, int, int]] = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)]
+    meshes: list[tuple[int, int, int]] = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)]
     for sizes in meshes:
         set_mesh(ParallelMesh(*sizes, rank=RANK))
         for readers in ("data_parallel", "node", "rank0"):

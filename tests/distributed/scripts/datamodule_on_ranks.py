@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import oneflow as flow
 
@@ -46,7 +46,7 @@ def outcome(module: Module) -> Any:
         stages.enter("fit")
     except (OSError, PeerError) as error:
         return f"{type(error).__name__}: {error}"
-    found: List[Any] = []
+    found: list[Any] = []
     for batch, _ in zip(stages.loaders("train")[0], range(3)):
         found.append([rows_of(batch), int(stages.inputs(batch)["y"].shape[0])])
     stages.leave("fit")
@@ -55,7 +55,7 @@ def outcome(module: Module) -> Any:
 
 def main() -> None:
     set_mesh(ParallelMesh(4, 1, 1, rank=RANK))
-    found: Dict[str, Any] = {
+    found: dict[str, Any] = {
         "once a node": outcome(Module("node", True)),
         "once": outcome(Module("job", False)),
         "fails": outcome(Module("failing", True, fails=True)),

@@ -10,7 +10,7 @@ import hashlib
 import json
 import sys
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -28,12 +28,12 @@ def digest(array: np.ndarray) -> str:
     return f"{array.dtype} {list(array.shape)} {content}"
 
 
-def describe(batch: Any) -> Dict[str, Any]:
+def describe(batch: Any) -> dict[str, Any]:
     info = batch_info(batch)
     assert info is not None
     tensors = to_global(batch)
     assert list(tensors) == list(LAYOUTS)
-    found: Dict[str, Any] = {"position": info.position, "epoch": info.epoch, "valid": info.valid}
+    found: dict[str, Any] = {"position": info.position, "epoch": info.epoch, "valid": info.valid}
     for name, tensor in tensors.items():
         own = tensor.to_local().numpy()
         whole = tensor_to_rank0(tensor, to_local=True).numpy()
@@ -41,7 +41,7 @@ def describe(batch: Any) -> Dict[str, Any]:
     return found
 
 
-def deliver(case: Case, mesh: ParallelMesh) -> List[Dict[str, Any]]:
+def deliver(case: Case, mesh: ParallelMesh) -> list[dict[str, Any]]:
     loader, _, _ = build_nlp_train_loader(
         ManyLayouts(),
         case.global_batch_size // mesh.data_parallel_size,
@@ -63,7 +63,7 @@ def deliver(case: Case, mesh: ParallelMesh) -> List[Dict[str, Any]]:
 
 def main() -> None:
     rank, world_size = flow.env.get_rank(), flow.env.get_world_size()
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for data, tensor, pipeline in MESHES[world_size]:
         mesh = ParallelMesh(data, tensor, pipeline, rank=rank)
         set_mesh(mesh)

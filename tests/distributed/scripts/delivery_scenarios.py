@@ -13,9 +13,10 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -36,7 +37,7 @@ LARGE = (64, 320)
 SEED = 3
 MODES = ("data_parallel", "node", "rank0")
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
-MESHES: Dict[int, List[Tuple[int, int, int]]] = {
+MESHES: dict[int, list[tuple[int, int, int]]] = {
     1: [(1, 1, 1)],
     2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
     4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)],
@@ -44,7 +45,7 @@ MESHES: Dict[int, List[Tuple[int, int, int]]] = {
 THOROUGH = [(1, 1, 1), (2, 1, 1), (2, 2, 1)]
 BRIEF = ("stream", "rounds", "broken_off", "counted")
 
-Options = Dict[str, Any]
+Options = dict[str, Any]
 
 
 class Samples:
@@ -73,18 +74,18 @@ class Samples:
             tokens = rng.integers(0, 99, (1 + index * 7 % 23,))
             return Instance(tokens=DistTensorData(tokens), index=DistTensorData(index))
         if self.kind == "dtypes":
-            fields: Dict[str, Any] = {name: (rng.random((3, 2)) * 9).astype(name).T for name in DTYPES}
+            fields: dict[str, Any] = {name: (rng.random((3, 2)) * 9).astype(name).T for name in DTYPES}
             fields.update({f"{name}_number": fields[name][0, 0] for name in DTYPES})
             return Instance(**fields, none=np.zeros((0, 5), np.float32), wide=rng.random((2, 3, 70)).astype(np.float32))
         image = rng.random((4, 6) if self.kind == "plain" else LARGE).astype(np.float32)
         return Instance(image=DistTensorData(image), label=DistTensorData(index, placement_idx=-1))
 
 
-def seen(batch: Any, convert: bool = True) -> Dict[str, Any]:
+def seen(batch: Any, convert: bool = True) -> dict[str, Any]:
     """A batch's place, and each row's digest by field."""
     info = batch_info(batch)
     assert info is not None
-    rows: Dict[str, Optional[List[str]]] = {}
+    rows: dict[str, list[str] | None] = {}
     for name, data in batch.get_fields().items():
         array = data.tensor.numpy()
         if name in batch._absent:
@@ -101,7 +102,7 @@ def seen(batch: Any, convert: bool = True) -> Dict[str, Any]:
     return {"shard": get_mesh().data_parallel_rank, "place": place, "rows": rows}
 
 
-def ranks_of_this_node() -> List[int]:
+def ranks_of_this_node() -> list[int]:
     per_node = get_mesh().ranks_per_node
     return [rank for rank in range(get_mesh().world_size) if rank // per_node == RANK // per_node]
 
@@ -122,7 +123,7 @@ def test_loader(readers: str, dataset: Any = None, **options: Any) -> Any:
     return build_nlp_test_loader(dataset, micro_batch(), seed=SEED, readers=readers, **options)
 
 
-def drain(loader: Any, batches: Iterable[Any]) -> List[Any]:
+def drain(loader: Any, batches: Iterable[Any]) -> list[Any]:
     found = [seen(batch) for batch in batches]
     loader.close()
     return found
@@ -235,7 +236,7 @@ def received_over_network(loader: Any) -> int:
     return int.from_bytes(feed._link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)[128:136], "little")
 
 
-SCENARIOS: Dict[str, Callable[..., Any]] = {
+SCENARIOS: dict[str, Callable[..., Any]] = {
     each.__name__: each for each in (stream, rounds, ragged, dtypes, broken_off, resumed, two_loaders, kept, counted)
 }
 THREADS: Options = {"num_workers": 2, "worker_type": "thread"}
@@ -248,13 +249,13 @@ class Warnings(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.messages: List[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.messages.append(record.getMessage())
 
 
-def live_through(name: str, modes: Iterable[str], options: Options, warnings: Warnings) -> Dict[str, Any]:
+def live_through(name: str, modes: Iterable[str], options: Options, warnings: Warnings) -> dict[str, Any]:
     found = {}
     for readers in modes:
         warnings.messages.clear()
@@ -265,7 +266,7 @@ def live_through(name: str, modes: Iterable[str], options: Options, warnings: Wa
 def main() -> None:
     warnings = Warnings()
     logging.getLogger("libai_data").addHandler(warnings)
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     world_size = flow.env.get_world_size()
     for sizes in MESHES[world_size]:
         set_mesh(ParallelMesh(*sizes, rank=RANK, num_nodes=NODES))

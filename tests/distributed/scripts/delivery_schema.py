@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -20,9 +20,9 @@ from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance
 
 RANK = flow.env.get_rank()
-Fields = Dict[str, np.ndarray]
+Fields = dict[str, np.ndarray]
 
-CASES: Dict[str, Callable[[Fields], Fields]] = {
+CASES: dict[str, Callable[[Fields], Fields]] = {
     "a missing field": lambda fields: {"x": fields["x"]},
     "another order": lambda fields: {"y": fields["y"], "x": fields["x"]},
     "another dtype": lambda fields: {"x": fields["x"].astype(np.float64), "y": fields["y"]},
@@ -39,7 +39,7 @@ class Samples:
     def __len__(self) -> int:
         return 64
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return self.change({"x": np.full(6, index, np.float32), "y": np.asarray(index)})
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -32,11 +32,11 @@ class Samples:
     def __len__(self) -> int:
         return 1000
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": np.full(16, index, np.float32), "y": index}
 
 
-def in_use() -> Dict[str, int]:
+def in_use() -> dict[str, int]:
     """What would grow if something were not given back."""
     gc.collect()
     status = Path("/proc/self/status").read_text()
@@ -53,7 +53,7 @@ def in_use() -> Dict[str, int]:
 def main() -> None:
     world_size = flow.env.get_world_size()
     set_mesh(ParallelMesh(world_size, 1, 1, rank=RANK, num_nodes=flow.env.get_node_size()))
-    found: Dict[str, List[Dict[str, int]]] = {"batches": [], "loaders": []}
+    found: dict[str, list[dict[str, int]]] = {"batches": [], "loaders": []}
     everyone = flow.placement("cpu", list(range(world_size)))
     loader, _, _ = build_nlp_train_loader(
         LazyCall(Samples)(), 4, num_workers=2, readers=sys.argv[2], start_method="fork", check_every=50

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -30,7 +31,7 @@ class Samples:
     def __len__(self) -> int:
         return 8
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         return dict(self.fields)
 
 
@@ -39,12 +40,12 @@ class LongerLater(Samples):
 
     reads = 0
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         self.reads += 1
         return {"tokens": np.zeros(5 if RANK == 1 and self.reads > 4 else 3)}
 
 
-def stacked(samples: Any) -> Dict[str, Any]:
+def stacked(samples: Any) -> dict[str, Any]:
     return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
@@ -65,7 +66,7 @@ def on_one_rank(rank: int, odd: Any, usual: Any) -> Any:
 
 
 BOTH = {"x": X, "y": Y}
-CASES: Dict[str, Callable[[], Any]] = {
+CASES: dict[str, Callable[[], Any]] = {
     "agree": lambda: to_global(BOTH),
     "missing on rank 0": lambda: to_global(on_one_rank(0, {"x": X}, BOTH)),
     "missing on rank 1": lambda: to_global(on_one_rank(1, {"x": X}, BOTH)),

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, Dict, List, NamedTuple, Tuple
+from typing import Any, ClassVar, NamedTuple
 
 import oneflow as flow
 
@@ -26,10 +26,10 @@ LENGTH = 150
 class Leg(NamedTuple):
     """Two steps of the training."""
 
-    mesh: Tuple[int, int]
+    mesh: tuple[int, int]
     readers: str
     workers: int = 0
-    sizes: Tuple[Any, Any] = (None, 1)
+    sizes: tuple[Any, Any] = (None, 1)
     """Micro-batch size and accumulation steps; one of them is open."""
 
 
@@ -44,7 +44,7 @@ LEGS = [
 ]
 
 
-def schedule_keys() -> Dict[str, Any]:
+def schedule_keys() -> dict[str, Any]:
     """What all legs, and the training on one rank, have in common."""
     return {
         "batch_size_schedule": RAMP,
@@ -58,7 +58,7 @@ def schedule_keys() -> Dict[str, Any]:
 class Trainer(RecordingTrainer):
     """Keeps the batches of each step apart."""
 
-    taken: ClassVar[Dict[int, List[List[int]]]] = {}
+    taken: ClassVar[dict[int, list[list[int]]]] = {}
 
     def run_step(self) -> None:
         super().run_step()

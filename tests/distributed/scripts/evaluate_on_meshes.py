@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any
 
 import oneflow as flow
 
@@ -43,7 +44,7 @@ class Scorer(GPT):
     def __init__(self) -> None:
         super().__init__(VOCABULARY, LENGTH, dim=8, depth=2, num_heads=4)
 
-    def forward(self, input_ids: Any, labels: Any, kinds: Any) -> Dict[str, Any]:  # type: ignore[override]
+    def forward(self, input_ids: Any, labels: Any, kinds: Any) -> dict[str, Any]:  # type: ignore[override]
         scores = super().forward(input_ids)["prediction_scores"]
         return {"prediction_scores": scores, "class_scores": scores[:, -1]}
 
@@ -54,19 +55,19 @@ class Seen(DatasetEvaluator):
     input_fields = ("input_ids",)
 
     def reset(self) -> None:
-        self.samples: List[Any] = []
+        self.samples: list[Any] = []
 
-    def prepare(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> Dict[str, Any]:
+    def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
         return {"scores": outputs["class_scores"]}
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         self.samples += list(zip(inputs["input_ids"].numpy().tolist(), outputs["scores"].numpy().tolist()))
 
-    def evaluate(self) -> Dict[str, int]:
+    def evaluate(self) -> dict[str, int]:
         return {"samples": len(self.samples)}
 
 
-def evaluate(case: Case, model: Any) -> Dict[str, Any]:
+def evaluate(case: Case, model: Any) -> dict[str, Any]:
     loader = build_image_test_loader(
         Sentences(case.samples), MICRO_BATCH, num_workers=case.workers, readers=case.readers
     )
@@ -96,7 +97,7 @@ class OfRank:
 
     def __init__(self, rank: int, loader: Any) -> None:
         self._rank, self._loader = rank, loader
-        self._state: Optional[Dict[str, Any]] = None
+        self._state: dict[str, Any] | None = None
 
     def state_dict(self) -> Any:
         return self._state
@@ -142,7 +143,7 @@ def conformance(readers: str, endless: bool) -> str:
 
 def main() -> None:
     rank, world_size = flow.env.get_rank(), flow.env.get_world_size()
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for sizes in MESHES[world_size]:
         data, tensor, pipeline = sizes
         set_mesh(ParallelMesh(data, tensor, pipeline, rank=rank, layer_stage_ids=(0, pipeline - 1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,13 +25,13 @@ class Case(NamedTuple):
         return " ".join(map(str, self))
 
 
-CASES: List[Case] = [
+CASES: list[Case] = [
     *(Case(samples, readers) for samples in (1, 3, 13, 16) for readers in ("data_parallel", "node", "rank0")),
     Case(13, workers=2),
     Case(13, eval_iter=1),
 ]
 
-MESHES: Dict[int, List[Tuple[int, int, int]]] = {
+MESHES: dict[int, list[tuple[int, int, int]]] = {
     1: [(1, 1, 1)],
     2: [(2, 1, 1), (1, 2, 1)],
     4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)],
@@ -54,7 +54,7 @@ class Sentences:
         return len(self.tokens)
 
     def __getitem__(self, index: int) -> Instance:
-        fields: Dict[str, Any] = {
+        fields: dict[str, Any] = {
             "input_ids": DistTensorData(self.tokens[index, :LENGTH]),
             "labels": DistTensorData(self.labels[index], placement_idx=-1),
             "kinds": DistTensorData(self.kinds[index], placement_idx=-1),
@@ -62,6 +62,6 @@ class Sentences:
         return Instance(**fields)
 
 
-def indices_of(tokens: np.ndarray) -> List[int]:
+def indices_of(tokens: np.ndarray) -> list[int]:
     """The index of each sentence, which its first two tokens tell."""
     return (tokens[:, 0] + VOCABULARY * tokens[:, 1]).tolist()

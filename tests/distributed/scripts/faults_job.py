@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -47,7 +47,7 @@ class Samples:
     def __len__(self) -> int:
         return 400
 
-    def __getitem__(self, index: int) -> Dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         if index == self.broken:
             note_fault(self.folder)
             raise OSError(f"sample {index} cannot be read")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -21,7 +21,7 @@ MESHES = [(1, 4, 1), (2, 2, 1), (1, 2, 2)]
 ALONG = {"sbp_list": ["split_0", "split_1"]}
 # The mask's rows go with the tokens that see, its columns with those that are seen.
 SEEN = {"sbp_list": ["split_0", "split_2"]}
-CASES: Dict[str, Tuple[Dict[str, Any], Dict[str, Any]]] = {
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({}, {"input_ids": ALONG, "labels": ALONG}),
     "shuffled, inputs only": ({"shuffle_documents": True}, {"input_ids": ALONG}),
     "rows of the mask": (
@@ -36,7 +36,7 @@ CASES: Dict[str, Tuple[Dict[str, Any], Dict[str, Any]]] = {
 }
 
 
-def expected(dataset: GPTDataset) -> List[Dict[str, np.ndarray]]:
+def expected(dataset: GPTDataset) -> list[dict[str, np.ndarray]]:
     """The batches of one rank."""
     batches = CyclicSampler(dataset, BATCH, shuffle=True, seed=3).batches(0)
     found = []
@@ -46,7 +46,7 @@ def expected(dataset: GPTDataset) -> List[Dict[str, np.ndarray]]:
     return found
 
 
-def check(corpus: str, case: str, readers: str, data: int) -> List[str]:
+def check(corpus: str, case: str, readers: str, data: int) -> list[str]:
     """Compare with the truth; returns the fields of which ranks read their parts alone."""
     options, layouts = CASES[case]
     dataset = GPTDataset(corpus, LENGTH, **options)
@@ -59,7 +59,7 @@ def check(corpus: str, case: str, readers: str, data: int) -> List[str]:
         readers=readers,
         layouts=layouts,
     )
-    parts: List[str] = []
+    parts: list[str] = []
     for truth, batch in zip(expected(dataset), loader):
         parts = sorted(batch._parts)
         made = to_global(batch)
@@ -73,7 +73,7 @@ def check(corpus: str, case: str, readers: str, data: int) -> List[str]:
 
 
 def main() -> None:
-    found: Dict[str, List[str]] = {}
+    found: dict[str, list[str]] = {}
     for data, tensor, pipeline in MESHES:
         stages = (0, 1) if pipeline > 1 else ()
         set_mesh(ParallelMesh(data, tensor, pipeline, rank=flow.env.get_rank(), layer_stage_ids=stages))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable
 
 import numpy as np
 import oneflow as flow
@@ -34,7 +35,7 @@ def micro_batch() -> int:
     return GLOBAL_BATCH // get_mesh().data_parallel_size
 
 
-def drained(loader: Any, count: int) -> List[Any]:
+def drained(loader: Any, count: int) -> list[Any]:
     """Place and own rows of the next batches, which are made global too."""
     found = []
     for batch in islice(iter(loader), count):
@@ -45,7 +46,7 @@ def drained(loader: Any, count: int) -> List[Any]:
     return found
 
 
-def loaded(source: Any, count: int, **options: Any) -> List[Any]:
+def loaded(source: Any, count: int, **options: Any) -> list[Any]:
     loader = from_iterable(source, micro_batch(), check_every=2, **options)
     found = drained(loader, count)
     loader.close()
@@ -67,7 +68,7 @@ def nested() -> Iterator[Any]:
         yield {**sample(number), "inner": {"text": "x" * number, "ids": (np.full(3, number),)}}
 
 
-def texts(readers: str) -> List[Any]:
+def texts(readers: str) -> list[Any]:
     loader = from_iterable(nested, micro_batch(), readers=readers)
     found = []
     for batch in loader:
@@ -79,7 +80,7 @@ def texts(readers: str) -> List[Any]:
     return found
 
 
-def resumed(readers: str) -> List[Any]:
+def resumed(readers: str) -> list[Any]:
     """The stream from its fourth batch on, stopped in another read mode."""
     stopped = from_iterable(numbers, micro_batch(), ends="cycle", readers=MODES[MODES.index(readers) - 1])
     drained(stopped, 3)
@@ -100,7 +101,7 @@ def shards(shard: int, num_shards: int) -> Iterator[Any]:
     yield from (sample(number) for number in range(shard, 30, num_shards))
 
 
-SCENARIOS: Dict[str, Callable[[str], List[Any]]] = {
+SCENARIOS: dict[str, Callable[[str], list[Any]]] = {
     "samples, cycle": lambda readers: loaded(numbers, 7, ends="cycle", readers=readers),
     "samples, drop": lambda readers: loaded(numbers, 7, ends="drop", readers=readers),
     "samples, pad": lambda readers: loaded(numbers, 7, ends="pad", readers=readers),
@@ -144,7 +145,7 @@ def opens() -> Any:
     return iter(())
 
 
-FAULTS: Dict[str, Callable[[str], Any]] = {
+FAULTS: dict[str, Callable[[str], Any]] = {
     "raises on all": lambda readers: loaded(raises(-1), 9, readers=readers),
     "raises on rank 0": lambda readers: loaded(raises(0), 9, readers=readers),
     "raises on rank 1": lambda readers: loaded(raises(1), 9, readers=readers),
@@ -155,7 +156,7 @@ FAULTS: Dict[str, Callable[[str], Any]] = {
 }
 
 
-def error_of(case: Callable[[str], Any], readers: str) -> List[Any]:
+def error_of(case: Callable[[str], Any], readers: str) -> list[Any]:
     """The error that a case ends with, or how many batches came, and how long it took."""
     start = time.monotonic()
     try:
@@ -166,7 +167,7 @@ def error_of(case: Callable[[str], Any], readers: str) -> List[Any]:
 
 
 def main() -> None:
-    found: Dict[str, Any] = {"meshes": {}, "faults": {}}
+    found: dict[str, Any] = {"meshes": {}, "faults": {}}
     for sizes in MESHES[WORLD_SIZE]:
         set_mesh(ParallelMesh(*sizes, rank=RANK, num_nodes=NODES))
         found["meshes"]["x".join(map(str, sizes))] = {

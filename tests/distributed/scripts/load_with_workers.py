@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from itertools import islice
-from typing import Any, Dict, List
+from typing import Any
 
 import numpy as np
 import oneflow as flow
@@ -15,7 +15,7 @@ from tests.loader.sample_datasets import Describing, FlowTensors, Numbers, Slow
 from tests.loader.streams import content, is_running, loading, worker_pids
 
 RANK, WORLD_SIZE = flow.env.get_rank(), flow.env.get_world_size()
-KINDS: List[Dict[str, Any]] = [
+KINDS: list[dict[str, Any]] = [
     {"start_method": "spawn"},
     {"start_method": "fork"},
     {"worker_type": "thread"},
@@ -27,7 +27,7 @@ def sampler(dataset: Any) -> CyclicSampler:
     return CyclicSampler(dataset, 3, True, 0, RANK, WORLD_SIZE, seed=7)
 
 
-def contents(dataset: Any, batches: int, kill: bool = False, **arguments: Any) -> List[Any]:
+def contents(dataset: Any, batches: int, kill: bool = False, **arguments: Any) -> list[Any]:
     """The first batches; if `kill`, one worker is killed after each of the first five."""
     found = []
     with loading(dataset, sampler(dataset), **arguments) as loader:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,14 +36,14 @@ CASES = [
     Case("read by rank 0", 12, RESUMED_STEPS, 0, "rank0"),
 ]
 
-MESHES: Dict[int, List[Tuple[int, int, int]]] = {
+MESHES: dict[int, list[tuple[int, int, int]]] = {
     1: [(1, 1, 1)],
     2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
     4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)],
 }
 """World size -> (data, tensor, pipeline) sizes."""
 
-LAYOUTS: Dict[str, Tuple[Tuple[str, str], int]] = {
+LAYOUTS: dict[str, tuple[tuple[str, str], int]] = {
     "images": (("split_0", "broadcast"), 0),
     "labels": (("split_0", "broadcast"), -1),
     "hidden": (("split_0", "split_1"), 0),
@@ -65,7 +65,7 @@ class ManyLayouts:
 
     def __getitem__(self, index: int) -> Instance:
         rng = np.random.default_rng(index)
-        arrays: Dict[str, Any] = {
+        arrays: dict[str, Any] = {
             "images": rng.integers(0, 256, (3, 4, 5), dtype=np.uint8),
             "labels": np.int64(index - 2**40),
             "hidden": rng.standard_normal((8, 3), dtype=np.float32),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any
 
 import oneflow as flow
 
@@ -24,8 +24,8 @@ class OfSequences(TinyModel):
     """Takes a packed sequence for one point, and its last label for the label."""
 
     def forward(
-        self, points: Any, labels: Optional[Any] = None, segment_ids: Any = None, position_ids: Any = None
-    ) -> Dict[str, Any]:
+        self, points: Any, labels: Any | None = None, segment_ids: Any = None, position_ids: Any = None
+    ) -> dict[str, Any]:
         if segment_ids is None or labels is None:
             return super().forward(points, labels)
         return super().forward(points + segment_ids + position_ids, labels[:, -1])

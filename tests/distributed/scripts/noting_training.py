@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import numpy as np
 
@@ -39,16 +39,16 @@ class RestingTrainer(NotingTrainer):
     """Rests in each step, and knows samples by their points, also on ranks that did not read them."""
 
     @classmethod
-    def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> Dict[str, Any]:
+    def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
         rows = np.ascontiguousarray(data.get("points").tensor.numpy())
         taken.extend(str(INDICES[row.tobytes()]) for row in rows)
         return DefaultTrainer.get_batch(data, input_placement_device, mixup_func)
 
-    def build_hooks(self) -> List[Optional[HookBase]]:
+    def build_hooks(self) -> list[HookBase | None]:
         return [*super().build_hooks(), Rests()]
 
 
-def train_in(readers: str, args: Any, folder: str) -> Dict[str, Any]:
+def train_in(readers: str, args: Any, folder: str) -> dict[str, Any]:
     """Train with a read mode, into a folder of its own."""
     mode, _, steps = readers.partition(":")
     opts = [f"dataloader.train.readers={mode}", f"train.output_dir={folder}"]

@@ -11,7 +11,8 @@ import contextlib
 import errno
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any, Callable
 
 import oneflow as flow
 
@@ -36,7 +37,7 @@ class Stopped(Exception):
     """What ends a training in the middle."""
 
 
-def train(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: Optional[int] = None) -> Any:
+def train(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: int | None = None) -> Any:
     """One training; `stop_after` ends it after that step."""
 
     class Stop(HookBase):
@@ -75,7 +76,7 @@ class Rank0Reads(DefaultTrainer):
         return Loader(), None, None
 
     @classmethod
-    def get_batch(cls, data: Any, mixup_func: Optional[Callable] = None) -> Dict[str, Any]:  # type: ignore[override]
+    def get_batch(cls, data: Any, mixup_func: Callable | None = None) -> dict[str, Any]:  # type: ignore[override]
         if isinstance(data, Instance):
             return super().get_batch(data, "cpu")
         if data is None:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Tuple
+from typing import Any, Callable
 
 import oneflow as flow
 
@@ -31,13 +31,13 @@ STEPS, MICRO_BATCHES, ROWS = 4, 2, 4
 class WritesIntoItsInputs(VisionTransformer):
     """A model that scales its images where they lie."""
 
-    def forward(self, images: Any, labels: Any = None) -> Dict[str, Any]:
+    def forward(self, images: Any, labels: Any = None) -> dict[str, Any]:
         images.mul_(0.5)
-        outputs: Dict[str, Any] = super().forward(images, labels)
+        outputs: dict[str, Any] = super().forward(images, labels)
         return outputs
 
 
-def trainer_of(model_class: Callable[..., Any], graph_mode: bool, micro_batches: int) -> Tuple[Any, List[Any]]:
+def trainer_of(model_class: Callable[..., Any], graph_mode: bool, micro_batches: int) -> tuple[Any, list[Any]]:
     """A trainer of a new model, and the model's parameters."""
     flow.manual_seed(1)
     model = model_class(image_size=4, patch_size=2, in_channels=1, num_classes=3, dim=8, depth=2, num_heads=2)
@@ -49,15 +49,15 @@ def trainer_of(model_class: Callable[..., Any], graph_mode: bool, micro_batches:
     return EagerTrainer(model, [], optimizer, micro_batches), parameters
 
 
-def losses_of(trainer: Any, readers: str, micro_batches: int) -> List[float]:
+def losses_of(trainer: Any, readers: str, micro_batches: int) -> list[float]:
     """Losses of a training; a step sees as many samples with and without accumulation."""
     loader, _, _ = build_image_train_loader(
         TinyImages(40), ROWS * MICRO_BATCHES // micro_batches, num_workers=0, seed=3, readers=readers
     )
     trainer.inputs = StepInputs(loader)
-    losses: List[float] = []
+    losses: list[float] = []
 
-    def write(loss_dict: Dict[str, Any], data_time: float, prefix: str = "") -> None:
+    def write(loss_dict: dict[str, Any], data_time: float, prefix: str = "") -> None:
         losses.append(float(tensor_to_rank0(sum(loss_dict.values()), to_local=True).numpy().sum()))
 
     trainer.write_metrics = write
@@ -69,7 +69,7 @@ def losses_of(trainer: Any, readers: str, micro_batches: int) -> List[float]:
     return losses
 
 
-WAYS: Dict[str, Tuple[Callable[..., Any], bool, int]] = {
+WAYS: dict[str, tuple[Callable[..., Any], bool, int]] = {
     "eager": (VisionTransformer, False, 1),
     "eager, accumulated": (VisionTransformer, False, MICRO_BATCHES),
     "eager, writing into its inputs": (WritesIntoItsInputs, False, 1),
@@ -80,7 +80,7 @@ WAYS: Dict[str, Tuple[Callable[..., Any], bool, int]] = {
 
 def main() -> None:
     set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
-    found: Dict[str, Dict[str, List[float]]] = {}
+    found: dict[str, dict[str, list[float]]] = {}
     trainers = []
     for way, (model_class, graph_mode, micro_batches) in WAYS.items():
         trainer, parameters = trainer_of(model_class, graph_mode, micro_batches)

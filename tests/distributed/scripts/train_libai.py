@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Callable, ClassVar, Dict, List, Optional
+from typing import Any, Callable, ClassVar
 
 from tests.integrations.libai_job import SAMPLES, TEST_SAMPLES, LiBaiPoints, libai_config  # isort: skip
 
@@ -52,11 +52,11 @@ def recorded(trainer: Any) -> Any:
     """A trainer class that notes which samples each of its batches holds; `get_batch` is the trainer's own."""
 
     class Recorded(trainer):
-        seen: ClassVar[List[List[Optional[int]]]] = []
+        seen: ClassVar[list[list[int | None]]] = []
 
         @classmethod
-        def get_batch(cls, data: Any, *rest: Any) -> Dict[str, Any]:
-            inputs: Dict[str, Any] = super().get_batch(data, *rest)
+        def get_batch(cls, data: Any, *rest: Any) -> dict[str, Any]:
+            inputs: dict[str, Any] = super().get_batch(data, *rest)
             points = tensor_to_rank0(inputs["points"], to_local=True)
             if RANK == 0:
                 numbers = [NUMBERS.get(row.tobytes()) for row in points.numpy()]
@@ -83,7 +83,7 @@ class OwnLoader(DefaultTrainer):
         return inside.LiBaiLoader(loader), None, None
 
 
-def trained(kind: Any, cfg: Any) -> Dict[str, Any]:
+def trained(kind: Any, cfg: Any) -> dict[str, Any]:
     """Train, stop, and resume with a trainer and loaders that are made anew."""
     parts = {}
     for name in ("first", "resumed"):
@@ -107,7 +107,7 @@ def changed(cfg: Any, **arguments: Any) -> Any:
     return cfg
 
 
-def checkpoint_without_data() -> Dict[str, Any]:
+def checkpoint_without_data() -> dict[str, Any]:
     """Goes on from a checkpoint that LiBai saved with its own loader."""
     cfg = libai_config(str(FOLDER / f"moved-{RANKS}"), *SIZES)
     parts = trained(DefaultTrainer, cfg)
@@ -123,7 +123,7 @@ def checkpoint_without_data() -> Dict[str, Any]:
     return {"libai": parts, "moved": {"start": running.start_iter, "seen": trainer.seen}}
 
 
-def elastic() -> Dict[str, Any]:
+def elastic() -> dict[str, Any]:
     """Goes on from the checkpoint of other ranks, if they have been here before."""
     other, own = FOLDER / f"two lines, node-{5 - RANKS}", FOLDER / f"elastic-{RANKS}"
     if not other.exists():
@@ -140,7 +140,7 @@ def elastic() -> Dict[str, Any]:
     return {"start": running.start_iter, "seen": trainer.seen}
 
 
-def datasets_made() -> Dict[str, int]:
+def datasets_made() -> dict[str, int]:
     """How many ranks make the dataset, in each read mode."""
     made = {}
     for readers in ("data_parallel", "node", "rank0"):
@@ -168,7 +168,7 @@ class Long:
             out["tokens"][row] = (np.arange(8) + 100 * index)[parts.get("tokens", slice(None))]
 
 
-def field_by_field() -> Dict[str, Any]:
+def field_by_field() -> dict[str, Any]:
     """LiBai's `get_batch`, which makes each field global by itself."""
     cfg = config("fields")
     default_setup(cfg, SimpleNamespace(resume=False))
@@ -194,7 +194,7 @@ def field_by_field() -> Dict[str, Any]:
 class Echo(flow.nn.Module):
     """Its outputs are its inputs, so that an evaluator can tell whether they are still paired."""
 
-    def forward(self, points: Any, labels: Any) -> Dict[str, Any]:
+    def forward(self, points: Any, labels: Any) -> dict[str, Any]:
         return {"prediction_scores": points * 1.0}
 
 
@@ -202,19 +202,19 @@ class Pairs(DatasetEvaluator):
     """Notes the samples, and whether outputs belong to inputs; LiBai's kind of evaluator."""
 
     def reset(self) -> None:
-        self.rows: List[List[float]] = []
+        self.rows: list[list[float]] = []
         self.paired = True
 
-    def process(self, inputs: Dict[str, Any], outputs: Dict[str, Any]) -> None:
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
         points = inputs["points"].numpy()
         self.rows += points.tolist()
         self.paired &= bool((points == outputs["prediction_scores"].numpy()).all())
 
-    def evaluate(self) -> Dict[str, Any]:
+    def evaluate(self) -> dict[str, Any]:
         return {"rows": self.rows, "paired": self.paired}
 
 
-def evaluated(data: int, tensor: int) -> Dict[str, Any]:
+def evaluated(data: int, tensor: int) -> dict[str, Any]:
     """LiBai's `test`, over each sample of a dataset that does not divide by the ranks."""
     cfg = libai_config(str(FOLDER / f"evaluated-{data}"), data, tensor)
     default_setup(cfg, SimpleNamespace(resume=False))
@@ -228,7 +228,7 @@ def evaluated(data: int, tensor: int) -> Dict[str, Any]:
     return {}
 
 
-def on_pipeline() -> Dict[str, Any]:
+def on_pipeline() -> dict[str, Any]:
     """Inputs on the first stage and labels on the last, where LiBai 0.1 mixes up the shards."""
     cfg = libai_config(str(FOLDER / "pipeline"), 2, 1)
     cfg.train.dist.pipeline_parallel_size = 2
@@ -249,7 +249,7 @@ def on_pipeline() -> Dict[str, Any]:
     return {"paired": paired, "sizes": sizes, "same stages": stages == theirs}
 
 
-def of_our_trainer() -> Dict[str, Any]:
+def of_our_trainer() -> dict[str, Any]:
     """The batches of this package's own trainer."""
     cfg = tiny_config(str(FOLDER / f"ours-{RANKS}"), train_iter=9, seed=5)
     cfg.train.dist.update(data_parallel_size=SIZES[0], tensor_parallel_size=SIZES[1])
@@ -269,23 +269,23 @@ def config(name: str, **options: Any) -> Any:
     return libai_config(str(FOLDER / f"{name}-{RANKS}"), *SIZES, **options)
 
 
-def two_lines(readers: str, **options: Any) -> Dict[str, Any]:
+def two_lines(readers: str, **options: Any) -> dict[str, Any]:
     return trained(TwoLines, changed(config(f"two lines, {readers}", **options), readers=readers))
 
 
-def no_line() -> Dict[str, Any]:
+def no_line() -> dict[str, Any]:
     """The config names our builder, and the trainer is LiBai's as it is."""
     return trained(DefaultTrainer, changed(config("no line"), _target_=inside.build_image_train_loader, num_workers=1))
 
 
-def evaluating() -> Dict[str, Any]:
+def evaluating() -> dict[str, Any]:
     """With LiBai's evaluation and best checkpoint in between, which use the loaders too."""
     cfg = changed(config("evaluating"), readers="node")
     cfg.train.evaluation.enabled = True
     return trained(TwoLines, cfg)
 
 
-CASES: Dict[str, Callable[[], Dict[str, Any]]] = {
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "data_parallel": lambda: two_lines("data_parallel"),
     "node": lambda: two_lines("node"),
     "rank0": lambda: two_lines("rank0"),

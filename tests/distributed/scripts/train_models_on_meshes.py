@@ -7,7 +7,7 @@ import json
 import sys
 import time
 import zlib
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ BATCH = 8
 DEPTH = 2
 LENGTH = 7
 # (data, tensor, pipeline) by world size. Models keep 10 classes and 11 tokens, which 4 and 2 ranks do not divide.
-MESHES: Dict[int, List[Tuple[int, int, int]]] = {
+MESHES: dict[int, list[tuple[int, int, int]]] = {
     1: [(1, 1, 1)],
     2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
     4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)],
@@ -48,7 +48,7 @@ class TrainGraph(flow.nn.Graph):
         return loss
 
 
-def build(name: str) -> Tuple[flow.nn.Module, flow.optim.Optimizer]:
+def build(name: str) -> tuple[flow.nn.Module, flow.optim.Optimizer]:
     # One optimizer that sees the size of gradients, and one that hardly does but has more state.
     if name == "vit":
         vit = VisionTransformer(
@@ -60,7 +60,7 @@ def build(name: str) -> Tuple[flow.nn.Module, flow.optim.Optimizer]:
     return gpt, flow.optim.AdamW(gpt.parameters(), lr=3e-3)
 
 
-def global_batch(name: str, step: int) -> Dict[str, Any]:
+def global_batch(name: str, step: int) -> dict[str, Any]:
     random = np.random.default_rng(step)
     if name == "vit":
         labels = random.integers(0, 10, BATCH)
@@ -72,7 +72,7 @@ def global_batch(name: str, step: int) -> Dict[str, Any]:
     return {**batch, **_documents(random)} if name == "documents" else batch
 
 
-def _documents(random: np.random.Generator) -> Dict[str, Any]:
+def _documents(random: np.random.Generator) -> dict[str, Any]:
     """Samples of two documents each: positions, what tokens see, and which labels count."""
     places = np.arange(LENGTH)
     starts = random.integers(1, LENGTH - 1, (BATCH, 1))
@@ -105,7 +105,7 @@ def digest_of_parameters(model: flow.nn.Module) -> int:
     return digest
 
 
-def train(name: str, mode: str) -> Dict[str, Any]:
+def train(name: str, mode: str) -> dict[str, Any]:
     model, optimizer = build(name)
     digest = digest_of_parameters(model)
     model.train()
@@ -132,7 +132,7 @@ def train(name: str, mode: str) -> Dict[str, Any]:
     }
 
 
-def collectives() -> Dict[str, Any]:
+def collectives() -> dict[str, Any]:
     """What the functions of `libai_data.mesh` give on a mesh of more than one rank."""
     last = meshes.get_world_size() - 1
     meshes.synchronize()

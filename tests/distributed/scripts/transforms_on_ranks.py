@@ -11,7 +11,7 @@ import os
 import sys
 from itertools import islice
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple
 
 import oneflow as flow
 
@@ -29,7 +29,7 @@ LENGTHS = [3, 9, 1, 14, 0, 6, 2, 8, 11, 5]
 class Leg(NamedTuple):
     """A few steps."""
 
-    mesh: Tuple[int, int]
+    mesh: tuple[int, int]
     readers: str
     workers: int
 
@@ -52,7 +52,7 @@ def fixed(length: int) -> Documents:
     return Documents([length] * 7)
 
 
-SCENARIOS: Dict[str, Callable[[], Any]] = {
+SCENARIOS: dict[str, Callable[[], Any]] = {
     "blend": lambda: BlendedDataset([fixed(4)] * 3, [0.5, 0.3, 0.2], {40: [0, 1, 1]}),
     "measured": lambda: PackedDataset(documents(), 10),
     "whole, kept": lambda: PackedDataset(documents(), 16, cut=False, keep=is_even),
@@ -61,7 +61,7 @@ SCENARIOS: Dict[str, Callable[[], Any]] = {
 }
 
 
-def rows_of(batch: Any) -> Dict[str, List[Any]]:
+def rows_of(batch: Any) -> dict[str, list[Any]]:
     """The rows of each field."""
     return {name: value.tensor.numpy().tolist() for name, value in batch.get_fields().items()}
 
@@ -74,8 +74,8 @@ def loader_of(make: Callable[[], Any], ranks: int, readers: str, workers: int) -
 def main() -> None:
     folder = Path(sys.argv[1])
     rank = flow.env.get_rank()
-    found: Dict[str, List[Any]] = {name: [] for name in SCENARIOS}
-    states: Dict[str, Any] = {}
+    found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
+    states: dict[str, Any] = {}
     for leg in LEGS:
         set_mesh(None)
         set_mesh(ParallelMesh(*leg.mesh, 1, rank=rank))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 from unittest import mock
 
 import oneflow as flow
@@ -33,7 +33,7 @@ def one_more_key() -> Any:
     return OmegaConf.create({"train": {"seed": 1}, "model": {"width": 2, **({"depth": 3} if IS_ODD else {})}})
 
 
-def told(cfg: Any) -> List[Any]:
+def told(cfg: Any) -> list[Any]:
     try:
         return ["agreed", check_same_start(cfg)]
     except ConfigError as error:
@@ -41,7 +41,7 @@ def told(cfg: Any) -> List[Any]:
 
 
 def main() -> None:
-    cases: Dict[str, Callable[[], Any]] = {
+    cases: dict[str, Callable[[], Any]] = {
         "same": same,
         "another seed": another_seed,
         "one more key": one_more_key,
@@ -53,7 +53,7 @@ def main() -> None:
     for case, make in cases.items():
         odd = {"numpy": "0.0.1"} if IS_ODD and case == "another version" else {}
 
-        def version(name: str, odd: Dict[str, str] = odd) -> str:
+        def version(name: str, odd: dict[str, str] = odd) -> str:
             return odd.get(name) or installed(name)
 
         with mock.patch.object(agreement, "_version", version):

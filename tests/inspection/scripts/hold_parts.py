@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Dict, List, Tuple
 
 import numpy as np
 import oneflow as flow
@@ -24,12 +23,12 @@ SBP = ("split_0", "broadcast", "split_1")
 ROWS, COLUMNS = 4, 8
 
 
-def numbers(array: np.ndarray) -> List[int]:
+def numbers(array: np.ndarray) -> list[int]:
     return [*array.shape, *array.reshape(-1).tolist()]
 
 
 def main() -> None:
-    found: Dict[str, Tuple[List[int], List[int]]] = {}
+    found: dict[str, tuple[list[int], list[int]]] = {}
     for sizes in ((2, 2, 1), (4, 1, 1), (2, 1, 2)):
         mesh = ParallelMesh(*sizes, rank=RANK)
         set_mesh(mesh)
