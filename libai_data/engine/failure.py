@@ -56,11 +56,14 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
 
 def end_process(code: int, message: str) -> None:
     """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        logging.shutdown()
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
+        sys.stdout.flush()
+    finally:
+        # Also when the output is on a full disk, or closed.
+        os._exit(code)
 
 
 def _described(error: Exception) -> str:

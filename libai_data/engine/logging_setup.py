@@ -7,6 +7,8 @@ import os
 import sys
 from contextlib import suppress
 
+from libai_data.engine.append_file import AppendFile
+
 _NAME = "libai_data"
 _FORMAT = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"
 _DATES = "%m/%d %H:%M:%S"
@@ -26,7 +28,43 @@ def has_progress_bar() -> bool:
     return True
 
 
-class _ConsoleHandler(logging.StreamHandler):
+class _KeepsQuiet(logging.Handler):
+    """Says once that lines cannot be written (a full disk, a closed pipe), and not for every line anew."""
+
+    _target = "the output"
+    _has_told = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_told:
+            self._has_told = True
+            with suppress(OSError, ValueError):
+                sys.stderr.write(f"libai_data: log lines cannot be written to {self._target}: {error}\n")
+
+
+class _FileHandler(_KeepsQuiet):
+    """Appends whole lines to a file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = AppendFile(path)
+        self._target = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._file.append(f"{self.format(record)}\n".encode())
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+        super().close()
+
+
+class _ConsoleHandler(_KeepsQuiet, logging.StreamHandler):
     """Writes above a live progress bar, if there is one, instead of through it, and leaves out what it shows."""
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -61,7 +99,7 @@ def setup_logger(output_dir: str | None = None, rank: int = 0) -> logging.Logger
     if output_dir:
         os.makedirs(output_dir, exist_ok=True)
         name = "log.txt" if rank == 0 else f"log.txt.rank{rank}"
-        file = logging.FileHandler(os.path.join(output_dir, name), encoding="utf-8", delay=True)
+        file = _FileHandler(os.path.join(output_dir, name))
         file.setFormatter(logging.Formatter(_FORMAT, _DATES))
         logger.addHandler(file)
     return logger

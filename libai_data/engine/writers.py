@@ -6,9 +6,13 @@ import datetime
 import json
 import logging
 import os
+import socket
 import statistics
-from typing import IO, Any
+import struct
+import time
+from typing import Any
 
+from libai_data.engine.append_file import AppendFile
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
 
@@ -59,9 +63,9 @@ class JSONWriter(EventWriter):
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
-        self._path = json_file
+        self._file = AppendFile(json_file)
         self._start_iter = start_iter
-        self._file: IO[str] | None = None
+        self._has_begun = False
         self._new = NewScalars()
 
     def write(self) -> None:
@@ -70,24 +74,21 @@ class JSONWriter(EventWriter):
         for name, (value, iteration) in self._new.take(get_event_storage()).items():
             finite = value == value and abs(value) != float("inf")
             lines.setdefault(iteration, {"iteration": iteration})[name] = value if finite else None
-        if self._file is None:
-            self._file = self._begin()
-        for _, line in sorted(lines.items()):
-            self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        if not self._has_begun:
+            self._begin()
+        self._file.append("".join(json.dumps(line) + "\n" for _, line in sorted(lines.items())).encode())
 
     def close(self) -> None:
         """Close the file, its contents on disk."""
-        if self._file is not None and not self._file.closed:
-            os.fsync(self._file.fileno())
-            self._file.close()
+        self._file.close()
 
-    def _begin(self) -> IO[str]:
-        temporary = f"{self._path}.partial"
+    def _begin(self) -> None:
+        path = self._file.path
+        temporary = f"{path}.partial"
         with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(_lines_before(self._path, self._start_iter))
-        os.replace(temporary, self._path)
-        return open(self._path, "a", encoding="utf-8")
+            file.writelines(_lines_before(path, self._start_iter))
+        os.replace(temporary, path)
+        self._has_begun = True
 
 
 def _lines_before(path: str, start_iter: int) -> list[str]:
@@ -114,26 +115,44 @@ class TensorboardXWriter(EventWriter):
     """
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
-        self._log_dir = log_dir
+        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+        self._file = AppendFile(os.path.join(log_dir, name))
         self._start_iter = start_iter
-        self._writer: Any = None
         self._new = NewScalars()
 
     def write(self) -> None:
-        """Add the new scalars."""
-        if self._writer is None:
-            # Not before there is something to write: it starts a thread.
-            from tensorboardX import SummaryWriter
+        """Append the new scalars, and return when they are written.
 
-            self._writer = SummaryWriter(log_dir=self._log_dir, purge_step=self._start_iter)
-        for name, (value, iteration) in self._new.take(get_event_storage()).items():
-            self._writer.add_scalar(name, value, iteration)
-        self._writer.flush()
+        tensorboardX's own writer does not do: its thread dies of a full disk, and its queue then blocks the training.
+        """
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        now = time.time()
+        start = SessionLog(status=SessionLog.START)
+        header = (
+            Event(wall_time=now, file_version="brain.Event:2"),
+            Event(wall_time=now, step=self._start_iter, session_log=start),
+        )
+        events = [
+            Event(wall_time=now, step=iteration, summary=scalar(name, value))
+            for name, (value, iteration) in self._new.take(get_event_storage()).items()
+        ]
+        if events:
+            self._file.append(b"".join(map(_record, events)), b"".join(map(_record, header)))
 
     def close(self) -> None:
         """Close the event file."""
-        if self._writer is not None:
-            self._writer.close()
+        self._file.close()
+
+
+def _record(event: Any) -> bytes:
+    """A TFRecord: length, its check sum, the event, its check sum."""
+    from tensorboardX.record_writer import masked_crc32c
+
+    data = event.SerializeToString()
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))
 
 
 class CommonMetricPrinter(EventWriter):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from libai_data.engine.checkpoint.directory import verify
+from tests import full_disk
 from tests.distributed.launcher import launch_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_on_a_full_disk.py"
@@ -18,23 +17,11 @@ KILOBYTES, HIDDEN = 500, 1000
 """Room for three checkpoints of about 125 KB."""
 
 
-def mount(*arguments: str) -> None:
-    subprocess.run(["mount", "-t", "tmpfs", *arguments], check=True, capture_output=True, text=True)
-
-
 @pytest.fixture()
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a full disk. Only root can mount a small file system")
-    try:
-        mount("-o", f"size={KILOBYTES}k", "tmpfs", str(folder))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"NOT TESTED: a full disk. Nothing can be mounted here: {error.stderr}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with full_disk.small_disk(tmp_path / "disk", KILOBYTES) as folder:
+        yield folder
 
 
 def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is_room(small_disk: Path) -> None:
@@ -54,7 +41,7 @@ def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is
     for name in kept:
         verify(small_disk / name)
 
-    mount("-o", "remount,size=4m", "tmpfs", str(small_disk))
+    full_disk.resize(small_disk, 4000)
     resumed = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), timeout=90, end_on_error=False)
     assert resumed.returncode == 0, resumed.output
     assert resumed.output.count("BEGINS AT 6") == RANKS

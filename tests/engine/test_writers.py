@@ -5,17 +5,23 @@ import io
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from libai_data.config import default_argument_parser
+from libai_data.engine import DefaultTrainer, default_setup
+from libai_data.engine.append_file import AppendFile
 from libai_data.engine.events import EventStorage
 from libai_data.engine.hooks import PeriodicWriter, ProgressBar
 from libai_data.engine.logging_setup import ON_BAR, setup_logger
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from tests.engine.tiny import tiny_config
+from tests.full_disk import fill, small_disk
 
 
 def lines_of(path: Path) -> list[Any]:
@@ -185,3 +191,91 @@ def test_a_writer_on_a_full_disk_is_named_once_and_the_training_goes_on(caplog: 
     assert full.tries == 5
     said = "Full cannot write: [Errno 28] No space left on device. The training goes on."
     assert [record.getMessage() for record in caplog.records] == [said, said]
+
+
+def test_a_writer_with_a_bug_is_named_with_its_traceback_and_the_training_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Wrong(EventWriter):
+        def write(self) -> None:
+            raise RuntimeError("no such project")
+
+    class Trainer(TrainerBase):
+        def run_step(self) -> None:
+            pass
+
+    trainer = Trainer()
+    trainer.register_hooks([PeriodicWriter([Wrong()], period=1)])
+    with caplog.at_level("ERROR", "libai_data"):
+        trainer.train(0, 4)
+    (record,) = caplog.records
+    assert record.getMessage() == "Wrong cannot write: no such project. The training goes on."
+    assert record.exc_info is not None
+
+
+def test_a_file_takes_all_of_a_piece_or_nothing(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        file = AppendFile(str(disk / "file"))
+        file.append(b"one\n", header=b"begin\n")
+        with pytest.raises(OSError, match="No space left"):
+            file.append(bytes(100_000))
+        file.append(b"two\n", header=b"begin\n")
+        file.close()
+        assert (disk / "file").read_bytes() == b"begin\none\ntwo\n"
+
+
+class FillsUp(HookBase):
+    """Fills the disk up for the steps 20 to 39; in a step of these, sends a signal."""
+
+    def __init__(self, disk: Path, signal_at: int) -> None:
+        self.disk = disk
+        self.signal_at = signal_at
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 20:
+            self.ballast = fill(self.disk)
+        if self.trainer.iter == 40:
+            self.ballast.unlink()
+        if self.trainer.iter == self.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_disk_that_is_full_for_a_while_costs_what_was_logged_meanwhile_and_nothing_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    """More events than tensorboardX's queue holds, on a disk on which nothing fits; then there is room again."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with small_disk(tmp_path / "disk", 600) as disk:
+        trained_on(disk, signal_at=-1)
+        lines = (disk / "log.txt").read_text().splitlines()
+        iterations = [line["iteration"] for line in lines_of(disk / "metrics.json")]
+        events = EventAccumulator(str(disk)).Reload().Scalars("total_loss")
+    # Rounded to pages: what fits into the last page of a file is still written.
+    for written in (iterations, [event.step for event in events]):
+        assert written == sorted(written)
+        assert set(written) > {*range(20), *range(41, 60)}
+        assert len(written) < 60
+    shown = capfd.readouterr()
+    assert shown.err.count("log lines cannot be written to") == 1
+    for name in ("JSONWriter", "TensorboardXWriter"):
+        assert shown.out.count(f"{name} cannot write: [Errno 28] No space left on device. The training goes on.") == 1
+    assert "iteration 59/59" in lines[-1] or any("iteration 59/59" in line for line in lines)
+
+
+def test_a_signal_stops_a_training_whose_disk_is_full(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "disk", 600) as disk,
+        pytest.raises(Exception, match="model_0000030 could not be written"),
+    ):
+        trained_on(disk, signal_at=30)
+
+
+def trained_on(disk: Path, signal_at: int) -> None:
+    cfg = tiny_config(str(disk), train_iter=60)
+    cfg.train.evaluation.enabled = False
+    cfg.train.checkpointer.period = 1000
+    default_setup(cfg, default_argument_parser().parse_args([]))
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([FillsUp(disk, signal_at)])
+    trainer.train()

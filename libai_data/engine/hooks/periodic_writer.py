@@ -15,8 +15,8 @@ class PeriodicWriter(HookBase):
     """Calls its writers every `period` steps, after the last step, and once more for what came after that (an
     evaluation).
 
-    To be the last hook, so that what the others put is written. A writer that cannot write (a full disk) is named in
-    the log, and the training goes on.
+    To be the last hook, so that what the others put is written. A writer that fails (on a full disk, say) is named in
+    the log, and the training goes on without what it should have written.
 
     Args:
         writers: on rank 0; the other ranks have none.
@@ -55,8 +55,10 @@ class PeriodicWriter(HookBase):
             try:
                 writer.write()
                 self._failing.discard(writer)
-            except OSError as error:
+            except Exception as error:
                 # Once: a disk that is full stays so for a while.
                 if writer not in self._failing:
-                    logger.error("%s cannot write: %s. The training goes on.", type(writer).__name__, error)
+                    traceback = None if isinstance(error, OSError) else error
+                    name = type(writer).__name__
+                    logger.error("%s cannot write: %s. The training goes on.", name, error, exc_info=traceback)
                 self._failing.add(writer)

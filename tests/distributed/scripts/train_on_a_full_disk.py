@@ -7,15 +7,16 @@ After that step not one byte more can be written to the disk.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
+from pathlib import Path
 
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.setup import seed_all
 from libai_data.mesh import get_rank
 from tests.engine.tiny import tiny_config
+from tests.full_disk import fill
 
 
 class FillUp(HookBase):
@@ -23,9 +24,7 @@ class FillUp(HookBase):
 
     def after_step(self) -> None:
         if len(sys.argv) > 3 and self.trainer.iter == int(sys.argv[3]) and get_rank() == 0:
-            with contextlib.suppress(OSError), open(f"{sys.argv[1]}/ballast", "wb", buffering=0) as file:
-                while True:
-                    file.write(bytes(4096))
+            fill(Path(sys.argv[1]))
 
 
 def main() -> None:
