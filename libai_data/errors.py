@@ -53,6 +53,15 @@ class CheckpointError(DataPipelineError, RuntimeError):
     """A checkpoint or a saved state is missing, broken, or belongs to something else."""
 
 
+def error_text(error: BaseException) -> str:
+    """The type and message of any exception, also of one whose `__str__` raises."""
+    try:
+        message = str(error)
+    except Exception as failure:
+        message = f"(its message cannot be shown: __str__ raises {type(failure).__name__})"
+    return f"{type(error).__name__}: {message}"
+
+
 def nearest(name: object, known: Iterable[object]) -> str:
     """The hint to append to an error about an unknown name.
 

@@ -6,6 +6,8 @@ import json
 import os
 from typing import NamedTuple
 
+from libai_data.errors import error_text
+
 _LONGEST_REASON = 4096
 
 
@@ -38,6 +40,6 @@ def note_failure(descriptor: int, error: Exception) -> None:
         error: why.
     """
     times = failures_noted(descriptor).times + 1
-    note = json.dumps([times, f"{type(error).__name__}: {error}"[:_LONGEST_REASON]]).encode()
+    note = json.dumps([times, error_text(error)[:_LONGEST_REASON]]).encode()
     os.pwrite(descriptor, note, 0)
     os.ftruncate(descriptor, len(note))

@@ -186,6 +186,11 @@ class Instance:
     def __init__(self, **fields: Any) -> None:
         self.__dict__["_fields"] = fields
 
+    def __copy__(self) -> Instance:
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__, _fields=dict(self._fields))
+        return copy
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
             super().__setattr__(name, value)

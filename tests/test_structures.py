@@ -26,6 +26,7 @@ from libai_data.structures import (
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]
 names = st.lists(st.sampled_from(["images", "labels", "tokens", "mask", "boxes"]), min_size=1, unique=True)
 shapes = st.lists(st.integers(0, 3), max_size=3).map(tuple)
+CLONES = [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
 TensorMaker = Callable[[np.ndarray], Any]
 
 
@@ -250,12 +251,23 @@ def test_an_instance_is_no_sequence_of_samples() -> None:
         iter(Instance(x=1))
 
 
-@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+@pytest.mark.parametrize("clone", CLONES)
 def test_an_instance_survives_copying_and_pickling(clone: Callable[[Any], Any]) -> None:
     instance = Instance(x=DistTensorData(np.arange(3), ["split_0", "split_1"], -1))
     cloned = clone(instance)
     assert cloned.x.tensor.tolist() == [0, 1, 2]
     assert (cloned.x.sbp_list, cloned.x.placement_idx) == (["split_0", "split_1"], -1)
+
+
+@pytest.mark.parametrize("clone", CLONES)
+def test_a_change_to_a_copy_leaves_the_instance_as_it_is(clone: Callable[[Any], Any]) -> None:
+    instance = Instance(x=DistTensorData(np.ones(2)), y=DistTensorData(np.zeros(2)))
+    copied = clone(instance)
+    copied.z = 1
+    copied.remove("x")
+    copied.set("y", 2)
+    assert list(instance.get_fields()) == ["x", "y"]
+    assert instance.y.tensor.tolist() == [0, 0]
 
 
 def test_dist_tensor_data_takes_numpy_and_oneflow_tensors_as_they_are(tensor: TensorMaker) -> None:

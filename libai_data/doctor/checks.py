@@ -16,6 +16,7 @@ from libai_data.doctor import (
 )
 from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import RED, Facts, Finding, Reports
+from libai_data.errors import error_text
 from libai_data.in_words import numbers_in_words, ranks_by_value
 
 _PROBLEM = "problem"
@@ -61,7 +62,7 @@ def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str
         try:
             facts[check.name] = check.examine(examined)
         except Exception as error:  # a user's dataset may raise anything
-            facts[check.name] = {_PROBLEM: f"{type(error).__name__}: {error}"}
+            facts[check.name] = {_PROBLEM: error_text(error)}
     return facts
 
 

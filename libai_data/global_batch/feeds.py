@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from libai_data.errors import PeerError, SchemaError
+from libai_data.errors import PeerError, SchemaError, error_text
 from libai_data.loader.arena import Arena
 from libai_data.loader.batches import ReadyBatch, info_of
 from libai_data.loader.channel import Channel
@@ -50,7 +50,7 @@ class NodeBatch:
 
 def in_one_line(error: BaseException) -> str:
     """An error as the ranks that did not cause it are told of it; the rank that did prints its traceback."""
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return error_text(error).strip().partition(chr(10))[0]
 
 
 def for_oneself(batch: NodeBatch, arena: Arena) -> dict[str, np.ndarray]:

@@ -40,6 +40,8 @@ def rank_environment(args: argparse.Namespace, local_rank: int, library_path: st
     """Return the environment of one rank: as `oneflow.distributed.launch` sets it, and a shorter time-out."""
     env = dict(os.environ)
     env.setdefault("ONEFLOW_TIMEOUT_SECONDS", str(ONEFLOW_TIMEOUT_SECONDS))
+    # Ranks and their workers order sets of strings alike, in every run.
+    env.setdefault("PYTHONHASHSEED", "0")
     if args.nproc_per_node > 1:
         env.setdefault("OMP_NUM_THREADS", "1")
     if library_path is not None:

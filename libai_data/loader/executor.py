@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from libai_data.errors import SampleError
+from libai_data.errors import SampleError, error_text
 from libai_data.loader.collate import Collator
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
@@ -150,9 +150,7 @@ class TaskRunner:
         except Exception as error:
             # Bare, a StopIteration would end the trainer's loop without a word.
             name = getattr(collator, "__name__", type(collator).__name__)
-            raise SampleError(
-                f"collate_fn {name} over samples {task.indices.tolist()}: {type(error).__name__}: {error}"
-            ) from error
+            raise SampleError(f"collate_fn {name} over samples {task.indices.tolist()}: {error_text(error)}") from error
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)
@@ -178,7 +176,7 @@ class TaskRunner:
                 transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
         except Exception as error:
             raise SampleError(
-                f"{type(transform).__name__} over samples {task.indices.tolist()}: {type(error).__name__}: {error}"
+                f"{type(transform).__name__} over samples {task.indices.tolist()}: {error_text(error)}"
             ) from error
         finally:
             self.reader.count_transform()
@@ -202,7 +200,7 @@ def wants_to_end(task: Task, error: BaseException) -> SampleError:
         task: the task that was being done.
         error: what was raised.
     """
-    wrapped = SampleError(f"one of the samples {task.indices.tolist()}: {type(error).__name__}: {error}")
+    wrapped = SampleError(f"one of the samples {task.indices.tolist()}: {error_text(error)}")
     wrapped.__cause__ = error
     return wrapped
 

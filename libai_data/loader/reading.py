@@ -9,7 +9,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from libai_data.errors import SampleError, SchemaError
+from libai_data.errors import SampleError, SchemaError, error_text
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.schema import SampleSchema
@@ -226,7 +226,7 @@ class SampleReader:
         times.samples += samples
 
     def _failure(self, which: str, error: Exception) -> SampleError:
-        return SampleError(f"{which} of {type(self.dataset).__name__}: {type(error).__name__}: {error}")
+        return SampleError(f"{which} of {type(self.dataset).__name__}: {error_text(error)}")
 
 
 def _started() -> float:

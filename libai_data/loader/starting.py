@@ -14,7 +14,7 @@ import traceback
 from dataclasses import asdict
 from typing import NoReturn
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, error_text
 from libai_data.loader.channel import Channel
 from libai_data.loader.shipping import ship
 from libai_data.loader.worker import JOB_VARIABLES, Cargo, Equipment, prepare_process, work
@@ -59,7 +59,7 @@ class WorkerStarter:
         try:
             self._shipped = ship(self._cargo)
         except Exception as error:
-            reason = f"{self.dataset_name} cannot be sent to a worker process: {type(error).__name__}: {error}"
+            reason = f"{self.dataset_name} cannot be sent to a worker process: {error_text(error)}"
             if must:
                 raise ConfigError(
                     f"{reason}. Open files, connections and locks in the first __getitem__ instead of __init__, or use "
@@ -85,6 +85,9 @@ class WorkerStarter:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             environment.setdefault(name, "1")
+        # With none of their own, the workers of a loader would order sets of strings differently from each other.
+        if not environment.get("PYTHONHASHSEED", "").isdigit():
+            environment["PYTHONHASHSEED"] = "0"
         inherited = [descriptor for name, descriptor in asdict(equipment).items() if name not in ("number", "workers")]
         arguments = json.dumps([asdict(equipment), self._shipped])
         program = subprocess.Popen(

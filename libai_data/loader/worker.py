@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.errors import DataPipelineError, error_text
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.channel import Channel
@@ -216,7 +217,8 @@ def _sendable(name: str, value: Any) -> DistTensorData:
 
 def remote_failure(error: BaseException) -> RemoteFailure:
     """What the trainer is told of an exception."""
-    return RemoteFailure(f"{error}", "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    message = str(error) if isinstance(error, DataPipelineError) else error_text(error)
+    return RemoteFailure(message, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
 def prepare_process(lifeline: int) -> None:

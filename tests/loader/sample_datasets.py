@@ -302,3 +302,22 @@ def unstoppable_collator(samples: list[Any]) -> Any:
 def flow_collator(samples: list[Any]) -> Instance:
     """Makes OneFlow tensors, as LiBai's collators do."""
     return Instance.stack(samples)
+
+
+class Unspeakable(Failing):
+    """Raises an exception whose text cannot be had."""
+
+    def fail(self, index: int) -> None:
+        raise Speechless
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Hashing(Numbers):
+    """Samples that depend on the interpreter's hash seed: {"hash": int64 []}."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"hash": np.array(hash(f"sample {index}"))}

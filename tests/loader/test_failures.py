@@ -22,6 +22,7 @@ from tests.loader.sample_datasets import (
     Failing,
     FailingFilled,
     Numbers,
+    Unspeakable,
     failing_collator,
     stack_dicts,
 )
@@ -51,6 +52,13 @@ def test_a_failing_sample_ends_the_run_with_its_traceback(workers: dict[str, Any
             assert 'raise KeyError(f"no picture {index}")' in text
         with pytest.raises(StopIteration):
             next(iterator)
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("arguments", [{}, {"collate_fn": stack_dicts}], ids=["stacked", "collated"])
+def test_an_exception_that_cannot_be_shown_keeps_its_sample(workers: dict[str, Any], arguments: Any) -> None:
+    with pytest.raises(SampleError, match=r"sample 9 of Unspeakable: Speechless: .*__str__ raises ValueError"):
+        stream(Unspeakable(bad=[9]), batches=3, **arguments, **workers)
 
 
 @EVERYWHERE

@@ -19,6 +19,7 @@ from tests.loader.sample_datasets import (
     Arrays,
     Describing,
     FlowTensors,
+    Hashing,
     Numbers,
     OpenFile,
     WithFunction,
@@ -57,6 +58,17 @@ def test_samples_of_oneflow_tensors_are_read_by_spawned_workers_that_join_no_job
         assert values(dataset, "data", **arguments) == [v for index in range(16) for v in (index, index + 1)]
         assert values(dataset, "job_variables", **arguments) == [0] * 16
         assert values(dataset, "world_size", **arguments) == [1] * 16
+
+
+@pytest.mark.parametrize("seed", [None, "random", "7"])
+def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str | None, monkeypatch: Any) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    program = "import sys; sys.stdout.write(','.join(str(hash(f'sample {i}')) for i in range(16)))"
+    of_seed = {**os.environ, "PYTHONHASHSEED": seed if seed == "7" else "0"}
+    expected = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=of_seed).stdout
+    assert values(Hashing(), "hash", start_method="spawn") == [int(text) for text in expected.split(",")]
 
 
 @PROCESSES
