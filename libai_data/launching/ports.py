@@ -1,22 +1,125 @@
-"""The port on which the ranks of a job find each other."""
+"""The address at which the ranks of a job find each other: a port that is free, and machines that are several."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import random
 import socket
+
+from libai_data.errors import ConfigError
 
 DEFAULT_PORT = 29500
 # Below the ports that Linux hands out to clients, so that none of them takes it before rank 0 listens.
 FREE_PORTS = range(15000, 32000)
 
 
+def listen(port: int, backlog: int = 1) -> socket.socket:
+    """Listen on a TCP port of all addresses of this machine, IPv6 ones too where it has them.
+
+    Args:
+        port: to listen on; 0 lets the system choose.
+        backlog: connections that may wait to be accepted.
+
+    Raises:
+        OSError: Something listens there already.
+    """
+    try:
+        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    except (OSError, ValueError):  # Without IPv6; where the port is taken, the next line says so.
+        listener = socket.create_server(("", port), backlog=backlog)
+    return listener
+
+
 def free_port() -> int:
     """Return a TCP port that nothing on this machine listens on."""
     for port in random.SystemRandom().sample(FREE_PORTS, 200):
-        with socket.socket() as candidate:
-            try:
-                candidate.bind(("", port))
-            except OSError:
-                continue
+        with contextlib.suppress(ConfigError), reserve_port(port):
             return port
     raise OSError(f"no free port among 200 tried of {FREE_PORTS.start} to {FREE_PORTS.stop - 1}; give --master_port")
+
+
+def reserve_port(port: int) -> socket.socket:
+    """Keep the other launchers of this machine from a port, until the returned socket is closed.
+
+    Launchers that start in the same moment both find the port free, and OneFlow lets two jobs of one user share it:
+    their ranks would join each other.
+
+    Args:
+        port: on which rank 0 will listen.
+
+    Raises:
+        ConfigError: Another launcher reserves the port, or a program listens on it.
+    """
+    # The name is free again when its process ends, and belongs to the network namespace, as the port does.
+    reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        reservation.bind(f"\0libai_data.launch/port/{port}")
+        refuse_port_in_use(port)
+    except OSError as error:
+        reservation.close()
+        raise ConfigError(
+            f"port {port} is in use on this machine, by another job's launcher; give each job its own --master_port"
+        ) from error
+    except ConfigError:
+        reservation.close()
+        raise
+    return reservation
+
+
+def refuse_port_in_use(port: int) -> None:
+    """Check that rank 0 can listen on a port.
+
+    Raises:
+        ConfigError: Another program does.
+    """
+    try:
+        listen(port).close()
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} cannot be used on this machine ({error.strerror}); another program, such as rank 0 of another "
+            "job, listens on it: give each job its own --master_port (MASTER_PORT)"
+        ) from error
+
+
+def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
+    """Check that the machines of a job are several; OneFlow 0.9 computes wrong sums between two nodes on one machine.
+
+    Args:
+        nnodes: machines of the job.
+        node_rank: which of them this is.
+        host: address or name of machine 0.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    if nnodes == 1:
+        return
+    if host is None:
+        raise ConfigError(f"--nnodes is {nnodes}, but --master_addr is not given; give the address of machine 0")
+    for address in _addresses_of(host):
+        if ipaddress.ip_address(address).is_loopback or (node_rank > 0 and _is_own(address)):
+            raise ConfigError(
+                f"--master_addr {host} ({address}) is an address of this machine, and this is machine {node_rank} of "
+                f"{nnodes}: OneFlow computes wrong sums when two nodes run on one machine. Start all ranks of a machine "
+                "by one launcher (--nproc_per_node), and give an address of machine 0 that the other machines reach"
+            )
+
+
+def _addresses_of(host: str) -> set[str]:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:  # Whoever connects says so.
+        return set()
+    return {str(address[0]).partition("%")[0] for *_, address in found}
+
+
+def _is_own(address: str) -> bool:
+    """Whether packets to an address would leave from the same address; sends none."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return False
+        return str(probe.getsockname()[0]) == address

@@ -16,9 +16,10 @@ from types import FrameType
 from typing import IO, Union
 
 from libai_data.cuda_libraries import library_path_for_ranks
+from libai_data.errors import ConfigError
 from libai_data.launching.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launching.last_words import LastWords, last_lines, quoted, say
-from libai_data.launching.ports import free_port
+from libai_data.launching.ports import free_port, refuse_one_machine, reserve_port
 from libai_data.waiting_times import seconds_from_environment
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -96,7 +97,27 @@ class Ranks:
 
         Returns:
             Exit code: that of the rank that failed first, else 0.
+
+        Raises:
+            ConfigError: The port of rank 0 is in use, or two nodes would run on one machine.
         """
+        args = self._args
+        refuse_one_machine(args.nnodes, args.node_rank, args.master_addr)
+        with contextlib.ExitStack() as reserved:
+            if args.node_rank == 0:
+                reserved.enter_context(self._reserve_port())
+            return self._run(script_args)
+
+    def _reserve_port(self) -> socket.socket:
+        while True:
+            try:
+                return reserve_port(self._args.master_port)
+            except ConfigError:
+                if not self._args.chooses_port:
+                    raise
+                self.choose_again()
+
+    def _run(self, script_args: list[str]) -> int:
         self.processes, self._files, self._kill_at = [], [], None
         self._words = LastWords(terminal=not self._controlled and os.isatty(2))
         try:

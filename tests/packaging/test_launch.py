@@ -251,7 +251,9 @@ def test_modules_and_programs_are_started_too() -> None:
 def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start: StartJob) -> None:
     script.write_text("import os\nprint('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
     port = launch.free_port()
-    job = start("--nnodes", 2, "--node_rank", 1, "--nproc_per_node", 1, "--master_port", port, script)
+    flags = ["--nnodes", 2, "--node_rank", 1, "--master_addr", "127.0.0.1", "--master_port", port]
+    # Two machines would need two network namespaces.
+    job = start(*flags, script, settings="ranks.refuse_one_machine = lambda *_: None")
     with pytest.raises(subprocess.TimeoutExpired):
         job.process.wait(0.5)
     with socket.create_server(("127.0.0.1", port)):
