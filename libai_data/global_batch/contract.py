@@ -107,7 +107,7 @@ def _by_value(values: Sequence[object]) -> str:
 def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) -> list[str]:
     found = []
     for column, name in enumerate(names):
-        for shard, ranks in _ranks_by_shard(mesh).items():
+        for shard, ranks in ranks_by_shard(mesh).items():
             words = {rank: table[rank, column] for rank in ranks}
             odd = _odd_ones_out({rank: word.tobytes() for rank, word in words.items() if word != _ABSENT})
             if odd:
@@ -121,7 +121,7 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
     found = []
     reader_of: dict[tuple[int, int], int] = {}
     valid_rows = int(heads[0, _VALID])
-    for shard, ranks in _ranks_by_shard(mesh).items():
+    for shard, ranks in ranks_by_shard(mesh).items():
         readers = [rank for rank in ranks if heads[rank, _HAS_ROWS]]
         odd = _odd_ones_out({rank: samples[rank].tobytes() for rank in readers})
         if odd:
@@ -141,7 +141,8 @@ def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: Parallel
     return found
 
 
-def _ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
+def ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
+    """The ranks at each coordinate of the data axis."""
     groups: dict[int, list[int]] = {}
     for rank in range(mesh.world_size):
         groups.setdefault(rank // mesh.tensor_parallel_size % mesh.data_parallel_size, []).append(rank)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ContractError, PeerError
+from libai_data.global_batch.contract import ranks_by_shard
 from libai_data.global_batch.gather import gather_words
 from libai_data.integrations.collation import PieceCollator
 from libai_data.integrations.items import ArgumentNames
 from libai_data.integrations.stream import IterableStream
-from libai_data.mesh import broadcast_py_object
+from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.nesting import Leaf, array_to_text, is_flat, put_together
 from libai_data.structures import Instance
 
@@ -135,8 +136,8 @@ class IterableLoader:
     def _all_have_one(self, batch: Instance | None) -> bool:
         """Compare with all other ranks; whether each of them has a batch."""
         status = _FAILED if self._failure is not None else _ENDED if batch is None else _HAS_BATCH
-        word = self._stream.agreement_word() if self._stream is not None else 0
-        table = gather_words(np.array([status, word], dtype=np.int64))
+        taken = self._stream.taken_rows() if self._stream is not None else (0, 0, 0)
+        table = gather_words(np.array([status, *taken], dtype=np.int64))
         failed = _ranks(table[:, 0] == _FAILED)
         if failed:
             raise PeerError(f"rank(s) {failed} could not read {self._name}; their output tells why")
@@ -146,16 +147,23 @@ class IterableLoader:
                 f"{self._name} has ended on rank(s) {ended}, but goes on for the others; it must yield the same on "
                 "each rank that reads it, or be read by one (readers='rank0')"
             )
-        words = table[:, 1][table[:, 1] != 0]
-        if len(set(words.tolist())) > 1:
-            odd = _ranks((table[:, 1] != 0) & (table[:, 1] != words[0]))
-            first = _ranks(table[:, 1] == words[0])[0]
-            raise ContractError(
-                f"{self._name} yields other samples on rank(s) {odd} than on rank {first}; "
-                "seed its shuffling alike on all ranks and do not let it shard by rank (the loader does that), or use "
-                "readers='rank0'"
-            )
+        for ranks in ranks_by_shard(get_mesh()).values() if self._may_end_apart else [range(len(table))]:
+            self._compare_rows(table[:, 1:], [rank for rank in ranks if table[rank, 1]])
         return not ended
+
+    def _compare_rows(self, taken: np.ndarray, readers: list[int]) -> None:
+        """Refuse that ranks which go through the same rows have taken other ones for this batch."""
+        odd = [rank for rank in readers if taken[rank, 0] != taken[readers[0], 0]]
+        if not odd:
+            return
+        last = f"{self.global_batch_size} rows" if self.global_batch_size else "rows"
+        places = dict.fromkeys(f"row {taken[rank, 2]} of round {taken[rank, 1]}" for rank in (readers[0], odd[0]))
+        raise ContractError(
+            f"{self._name} yields other samples on rank(s) {odd} than on rank {readers[0]}, among the last {last} "
+            f"before {' or '.join(places)}. Seed shuffling and random transforms alike on all ranks, do not let it "
+            "shard by rank (the loader does that), and let it raise instead of skipping bad samples; or use "
+            "readers='rank0'"
+        )
 
     def _in_form(self, batch: Instance) -> Instance:
         if not self._form_is_known:

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.global_batch.gather import digest_of
 from libai_data.integrations.collation import BatchRow
 from libai_data.integrations.digest import running_digest
 from libai_data.integrations.items import leaves_of_batch, named, rows_in
 from libai_data.integrations.pump import Pump
 from libai_data.integrations.sources import Source
 from libai_data.mesh import is_main_process
-
-HASHED_ROWS = 64
-"""So many first rows of a round tell whether it is the same as before."""
 
 
 class Row(NamedTuple):
@@ -50,7 +48,7 @@ class Place:
     Args:
         epoch: the round.
         index: rows of it that were taken.
-        digest: of its first rows, up to `HASHED_ROWS`.
+        digest: of all rows of the round up to here; "" if it is not known.
         mark: the newest one not behind the place.
     """
 
@@ -99,6 +97,7 @@ class RowReader:
         self._before: Mark | None = None
         self._after: Mark | None = None
         self.place = Place()
+        self.taken_word = 0
 
     def begin(self, place: Place, group_size: int) -> None:
         """Go to a place, by the state that its mark holds or by counting.
@@ -125,10 +124,9 @@ class RowReader:
         self._skip(place.index - self.place.index)
         if place.mark is None and place.digest and self.place.digest != place.digest:
             raise CheckpointError(
-                f"{self._source.name} does not replay: its first {min(place.index, HASHED_ROWS)} rows of round "
-                f"{place.epoch} are not those from before the checkpoint, so counting does not lead back to it. Give "
-                "its shuffling a seed (and `epoch`, if each round is shuffled anew), or let it offer "
-                "state_dict/load_state_dict"
+                f"{self._source.name} does not replay: its first {place.index} rows of round {place.epoch} "
+                "are not those from before the checkpoint, so counting does not lead back to it. Give its shuffling a "
+                "seed (and `epoch`, if each round is shuffled anew), or let it offer state_dict/load_state_dict"
             )
         if place.mark is not None:
             self.place = replace(self.place, digest=place.digest)
@@ -161,12 +159,15 @@ class RowReader:
     def take(self, count: int) -> list[Row]:
         """The next rows; fewer at the end of the round, unless the iterable cycles.
 
+        `taken_word` is then a number that readers of the same rows have in common.
+
         Raises:
             ConfigError: It cycles, and a round has no row at all.
             SampleError: The iterable raised, or nothing came in time.
             SchemaError: A batch has no rows, or unequal numbers of them.
         """
         rows: list[Row] = []
+        digests: list[Any] = []
         while len(rows) < count:
             if not self._waiting and not self._fill():
                 if not self._options.cycle:
@@ -176,8 +177,12 @@ class RowReader:
                 self._open(self._epoch + 1, None)
                 continue
             row = self._waiting.popleft()
-            self._note(row)
+            digest = running_digest(self.place.digest if row.number else "", row.piece, self._options.names)
+            self.place = Place(row.epoch, row.number + 1, digest)
+            # The digest begins anew with each round: that of the last row says nothing of a round that ended here.
+            digests.append((row.epoch, row.number, digest))
             rows.append(row)
+        self.taken_word = digest_of(repr(digests).encode())
         mark = self._before if self._waiting else self._after
         self.place = replace(self.place, mark=mark)
         return rows
@@ -188,12 +193,6 @@ class RowReader:
             if not self._fill():
                 return 0
         return len(self._waiting)
-
-    def _note(self, row: Row) -> None:
-        digest = self.place.digest if row.number else ""
-        if row.number < HASHED_ROWS:
-            digest = running_digest(digest, row.piece)
-        self.place = Place(row.epoch, row.number + 1, digest)
 
     def _fill(self) -> bool:
         """Fetch the next group; whether there is one."""

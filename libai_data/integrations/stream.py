@@ -139,8 +139,8 @@ class IterableStream(StreamSampler):
         if not self._is_sharded and "row" in restored:
             kept = restored.get("source")
             mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
-            return (Place(epoch, int(restored["row"]), str(restored.get("digest", "")), mark),)
-        digests = restored.get("digests", {})
+            return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
+        digests = restored.get("rows_digests", {})
         rows, start = position // (self.data_parallel_size if self._is_sharded else 1), 0 if self.endless else epoch
         return tuple(
             Place(start, rows, str(digests.get(str(shard), ""))) for shard in self.shards[: len(self._readers)]
@@ -191,11 +191,13 @@ class IterableStream(StreamSampler):
             rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
         return rows, size, 0 if self.endless else self.epoch
 
-    def agreement_word(self) -> int:
-        """A number that is equal on all ranks that have read the same rows so far; 0 if each has rows of its own."""
-        if self._is_sharded or not self._readers or not self._readers[0].place.digest:
-            return 0
-        return int(self._readers[0].place.digest[:15], 16)
+    def taken_rows(self) -> tuple[int, int, int]:
+        """What ranks that go through the same rows have in common: a word of those taken last, and round and row
+        behind them; the word is 0 on a reader of several shards, with which no other compares."""
+        if len(self._readers) != 1:
+            return 0, 0, 0
+        reader = self._readers[0]
+        return reader.taken_word, reader.place.epoch, reader.place.index
 
     def order_words(self) -> dict[str, Any]:
         """What a state must have in common with the stream that goes on from it."""
@@ -236,11 +238,11 @@ class IterableStream(StreamSampler):
         places = self._places.get(position) if position else None
         if self._is_sharded:
             found["num_shards"] = self.data_parallel_size
-            if places is not None and not self.endless:
-                found["digests"] = {str(shard): place.digest for shard, place in zip(self.shards, places)}
+            if places is not None:
+                found["rows_digests"] = {str(shard): place.digest for shard, place in zip(self.shards, places)}
         elif places is not None:
             (place,) = places
-            found.update(epoch=place.epoch, row=place.index, digest=place.digest)
+            found.update(epoch=place.epoch, row=place.index, rows_digest=place.digest)
             if place.mark is not None:
                 found["source"] = {"row": place.mark.index, "state": place.mark.state}
         return found

@@ -145,6 +145,28 @@ def test_a_rank_that_raises_alone_or_ends_early_or_reads_other_rows_is_named_on_
             assert each["raises on rank 1"][readers][0] == each["differs on rank 1"][readers][0] == "7 batches"
 
 
+@pytest.mark.parametrize(
+    ("fault", "place"),
+    [
+        ("skips a row on rank 1", "last 8 rows before row 232 of round 0"),
+        ("skips a row at the end on rank 1", "last 8 rows before row 2 of round 1"),
+        ("changes a value on rank 1", "last 8 rows before row 96 of round 0"),
+    ],
+)
+def test_a_rank_that_leaves_a_row_out_or_changes_one_is_named_before_the_batch_is_taken(
+    fault: str, place: str, four: Found
+) -> None:
+    for each in four:
+        told = each["faults"][fault]["data_parallel"][0]
+        assert re.match(rf"ContractError: .* yields other samples on rank\(s\) \[1\] than on rank 0, .*{place}", told)
+    assert all("batches" in each["faults"][fault]["rank0"][0] for each in four)
+
+
+def test_ranks_of_one_shard_must_go_through_the_same_rows(four: Found) -> None:
+    for each in four:
+        assert re.match(r"ContractError: .* on rank\(s\) \[1\] than on rank 0, .*row 92 of round 0", each["peers"])
+
+
 def test_a_module_prepares_once_and_all_ranks_hear_of_its_failure(tmp_path: Path) -> None:
     launch = launch_ranks(SCRIPT.with_name("datamodule_on_ranks.py"), 4, str(tmp_path), timeout=60)
     assert launch.returncode == 0, launch.output

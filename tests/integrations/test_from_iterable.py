@@ -243,6 +243,35 @@ def test_a_stream_that_does_not_replay_is_refused() -> None:
         loader.close()
 
 
+@pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
+@pytest.mark.parametrize("change", ["leaves a row out", "changes a value"])
+def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str, batches: bool) -> None:
+    changed = False
+
+    def rows() -> Iterator[Any]:
+        for number in range(300):
+            if changed and number == 200 and change == "leaves a row out":
+                continue
+            x = np.full(3000, number, np.float32)
+            x[-1] += changed and number == 200
+            yield {"x": x, "y": number}
+
+    def source() -> Iterator[Any]:
+        return (default_collate([row]) for row in rows()) if batches else rows()
+
+    stopped = from_iterable(source, 4, batches=batches)
+    state = [stopped.state_dict() for _ in zip(range(60), stopped)][-1]
+    same, other = (from_iterable(source, 4, batches=batches) for _ in range(2))
+    same.load_state_dict(state)
+    assert next(iter(same)).y.tensor.numpy().tolist() == [240, 241, 242, 243]
+    changed = True
+    other.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="does not replay: its first 240 rows of round 0"):
+        next(iter(other))
+    for loader in (stopped, same, other):
+        loader.close()
+
+
 def test_a_stream_that_has_become_shorter_is_refused() -> None:
     stopped = from_iterable(numbers, 4)
     taken(stopped, 4)

@@ -132,6 +132,24 @@ def differs() -> Iterator[Any]:
     yield from (sample(number + (RANK == 1)) for number in range(60))
 
 
+def skips() -> Iterator[Any]:
+    """Leaves out one row on rank 1, as a library does that skips bad samples."""
+    yield from (sample(number) for number in range(400) if not (RANK == 1 and number == 230))
+
+
+def skips_at_the_end() -> Iterator[Any]:
+    """The same, but the round has as many rows on each rank, and the next begins within the batch."""
+    yield from (sample(number) for number in range(22 + (RANK == 1)) if not (RANK == 1 and number == 20))
+
+
+def changes(shard: int = 0, num_shards: int = 1) -> Iterator[Any]:
+    """One value of a large field differs on rank 1, late."""
+    for number in range(200):
+        x = np.full(20_000, number, np.float32)
+        x[15_001] += RANK == 1 and number == 90
+        yield {"x": x, "y": number}
+
+
 def hangs() -> Iterator[Any]:
     yield from (sample(number) for number in range(20))
     if RANK == 0:
@@ -151,9 +169,19 @@ FAULTS: dict[str, Callable[[str], Any]] = {
     "raises on rank 1": lambda readers: loaded(raises(1), 9, readers=readers),
     "ends early on rank 1": lambda readers: loaded(ends_early, 9, readers=readers),
     "differs on rank 1": lambda readers: loaded(differs, 9, readers=readers),
+    "skips a row on rank 1": lambda readers: loaded(skips, 40, readers=readers),
+    "skips a row at the end on rank 1": lambda readers: loaded(skips_at_the_end, 9, readers=readers, ends="cycle"),
+    "changes a value on rank 1": lambda readers: first_batches(lambda: changes(), 40, readers),
     "hangs on rank 0": lambda readers: loaded(hangs, 9, readers=readers, timeout=0.6),
     "cannot be opened on rank 0": lambda readers: loaded(opens, 9, readers=readers),
 }
+
+
+def first_batches(source: Any, count: int, readers: str) -> list[Any]:
+    loader = from_iterable(source, micro_batch(), readers=readers, check_every=0)
+    found = list(islice(loader, count))
+    loader.close()
+    return found
 
 
 def error_of(case: Callable[[str], Any], readers: str) -> list[Any]:
@@ -179,6 +207,9 @@ def main() -> None:
         found["faults"] = {
             name: {readers: error_of(case, readers) for readers in MODES} for name, case in FAULTS.items()
         }
+        # Tensor peers go through one shard.
+        set_mesh(ParallelMesh(WORLD_SIZE // 2, 2, 1, rank=RANK, num_nodes=NODES))
+        found["peers"] = error_of(lambda readers: first_batches(changes, 40, readers), "data_parallel")[0]
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
 
 
