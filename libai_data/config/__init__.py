@@ -9,6 +9,7 @@ from libai_data.config.keys import check_keys, try_get_key
 from libai_data.config.lazy_call import LazyCall
 from libai_data.config.lazy_config import LazyConfig
 from libai_data.config.signatures import check_targets
+from libai_data.config.values import check_values
 
 __all__ = [
     "LazyConfig",
@@ -21,4 +22,5 @@ __all__ = [
     "WRITTEN_TRAIN_KEYS",
     "check_keys",
     "check_targets",
+    "check_values",
 ]

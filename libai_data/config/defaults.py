@@ -13,6 +13,7 @@ WRITTEN_TRAIN_KEYS = (
     "resume",
     "samples",
     "warmup_iter",
+    "computed",
     "dist.num_nodes",
     "dist.num_gpus_per_node",
     "dist.auto_pipeline_stage_id",
@@ -46,16 +47,17 @@ def default_train() -> DictConfig:
             # Steps of the optimizer to train; with train_epoch, the larger of the two is trained.
             "train_iter": 10000,
             "train_epoch": 0,
+            # LiBai's configs have these keys, but nothing uses them: other values are refused.
             "consumed_train_samples": 0,
             "consumed_valid_samples": 0,
             "train_samples": None,
-            # The share of all steps that warms up the learning rate.
+            # The share of all steps that warms up the learning rate; `warmup_iter` gives the steps instead.
             "warmup_ratio": 0,
-            # The first step; set by resuming.
+            # The first step. Resuming sets it.
             "start_iter": 0,
-            # Mixed precision.
+            # Mixed precision (graph mode on GPUs).
             "amp": {"enabled": False},
-            # Compute activations again in the backward pass instead of keeping them.
+            # Compute activations again in the backward pass instead of keeping them (graph mode).
             "activation_checkpoint": {"enabled": False},
             # Fusion of NCCL operations: megabytes, and number of operations.
             "nccl_fusion_threshold_mb": 16,
@@ -75,7 +77,7 @@ def default_train() -> DictConfig:
             "evaluation": {
                 "enabled": True,
                 "evaluator": None,
-                # Every `eval_period` steps, over at most `eval_iter` batches.
+                # Every `eval_period` steps (0: only after the last), over at most `eval_iter` batches (inf: all).
                 "eval_period": 5000,
                 "eval_after_n_epoch": None,
                 "eval_iter": 100000,
@@ -83,11 +85,17 @@ def default_train() -> DictConfig:
                 "eval_metric": "Acc@1",
                 "eval_mode": "max",
             },
-            # Weights to start from.
+            # Weights to start from, or to evaluate with --eval-only.
             "load_weight": "",
+            # Names of weights, as [head.*], in which the model and `load_weight` may differ; all others must match.
+            # null: in a training any may differ, with a warning, and with --eval-only none.
+            "load_weight_may_differ": None,
             # Steps between two lines of the log.
             "log_period": 20,
-            # A LazyCall; the trainer fills in max_iter and warmup_iter.
+            # Stop when a loss is NaN or infinite. Losses are read every `log_period` steps, at least every 100, and
+            # before each periodic checkpoint.
+            "stop_on_nonfinite_loss": True,
+            # A LazyCall; the trainer fills in max_iter and warmup_iter where the config does not give them.
             "scheduler": None,
             "dist": {
                 # The three sizes multiply to the number of ranks; None is derived from the others.

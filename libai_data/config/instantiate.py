@@ -10,7 +10,7 @@ from typing import Any, Callable
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
-from libai_data.config.keys import join_path
+from libai_data.config.keys import join_path, path_of
 from libai_data.config.naming import describe
 from libai_data.config.signatures import (
     RECURSIVE,
@@ -44,7 +44,7 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
             the key in the config and the target, and the original error is its cause. When the target raised one of
             this package's errors, the class stays the same.
     """
-    path = cfg._get_full_key("") if isinstance(cfg, (DictConfig, ListConfig)) else ""
+    path = path_of(cfg)
     try:
         recursive = _recursion_flag(kwargs.pop(RECURSIVE, True), path)
         if isinstance(cfg, (DictConfig, ListConfig)) and cfg._is_none():

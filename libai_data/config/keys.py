@@ -6,7 +6,7 @@ from collections import abc
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import ConfigTypeError, InterpolationResolutionError
 
 from libai_data.errors import ConfigError, nearest
@@ -64,6 +64,15 @@ def check_keys(cfg: Mapping[str, Any], reference: Mapping[str, Any], path: str =
 def join_path(path: str, key: object) -> str:
     """`path.key`, or the key alone at the top of a config."""
     return f"{path}.{key}" if path else str(key)
+
+
+def path_of(node: Any) -> str:
+    """The dotted key of a section or list within its config; "" for anything else."""
+    parts: list[str] = []
+    while isinstance(node, (DictConfig, ListConfig)) and node._key() is not None:
+        parts.insert(0, str(node._key()))
+        node = node._get_parent()
+    return ".".join(parts)
 
 
 def _problems(

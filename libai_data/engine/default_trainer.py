@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, Callable
 
 from libai_data.config import instantiate, try_get_key
+from libai_data.config.values import require
 from libai_data.data_stages import DataStages
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
@@ -36,7 +37,7 @@ from libai_data.engine.models import (
 )
 from libai_data.engine.optim import build_optimizer
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
-from libai_data.engine.setup import complete_train_config, set_key
+from libai_data.engine.setup import complete_train_config
 from libai_data.engine.step_plan import step_plan
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
@@ -91,10 +92,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._resumed_from = folder.get_checkpoint_file() if resume else ""
         saved = folder.peek(self._resumed_from) if self._resumed_from else {}
         self.start_iter = saved["iteration"] + 1 if saved else 0
-        set_key(cfg, "train.start_iter", self.start_iter)
+        require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
         self._plan = step_plan(cfg)
         # What LiBai's overridden `build_train_loader`s look at; our own loader is told more exactly, by its state.
-        set_key(cfg, "dataloader.consumed_samples", self._plan.schedule.position_of(self.start_iter))
+        consumed = self._plan.schedule.position_of(self.start_iter)
+        require(cfg, "dataloader.consumed_samples", consumed, "the checkpoint that it resumes from", default=0)
 
         self.test_loader: list[Any] = []
         if self.data is None:

@@ -13,6 +13,7 @@ from oneflow import nn
 
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
+from libai_data.errors import ConfigError
 from libai_data.mesh import get_data_parallel_size, get_mesh
 
 logger = logging.getLogger(__name__)
@@ -123,8 +124,8 @@ class GraphBase(nn.Graph):
 
     def _needs_gpu(self, what: str) -> bool:
         if self.device != "cuda":
-            logger.warning("%s is enabled, but works on GPUs only; this run goes on without it.", what)
-        return self.device == "cuda"
+            raise ConfigError(f"{what}.enabled is True, but it works on GPUs only. Set {what}.enabled=False.")
+        return True
 
     def _let_model(self, method: str) -> None:
         """Call a static method of the model's class on the graph's proxy of it, as LiBai's models want it."""
@@ -132,7 +133,10 @@ class GraphBase(nn.Graph):
         if hasattr(model_class, method):
             getattr(model_class, method)(self.model)
         elif method == "set_activation_checkpoint":
-            logger.warning("train.activation_checkpoint is enabled, but %s has no %s().", model_class.__name__, method)
+            raise ConfigError(
+                f"train.activation_checkpoint.enabled is True, but {model_class.__name__} has no static method "
+                f"{method}(model). Write it, or set train.activation_checkpoint.enabled=False."
+            )
 
     def _enable_auto_parallel(self, conf: Any) -> None:
         self.config.enable_auto_parallel(True)

@@ -10,7 +10,9 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from libai_data.config import instantiate, try_get_key
+from libai_data.config.keys import path_of
 from libai_data.config.signatures import parameters_of, target_of
+from libai_data.config.values import fill_in, given, require
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
@@ -20,6 +22,9 @@ from libai_data.mesh import get_data_parallel_size
 from libai_data.samplers.schedule import StepSchedule
 
 logger = logging.getLogger(__name__)
+
+# LiBai's number of evaluation batches that stands for all.
+_ALL = 10**9
 
 
 def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
@@ -36,20 +41,21 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
         ConfigError: There is no such section.
     """
     section = required_section(cfg, "dataloader.train", "build_train_loader")
-    _fill_in(section, "seed", cfg.train.seed)
+    rows, key = step_plan(cfg).first.micro_batch_size, "dataloader.train"
+    _fill_in(cfg, key, "seed", cfg.train.seed)
     if _is_of_iterable(section):
-        section.micro_batch_size = step_plan(cfg).first.micro_batch_size
+        _require(cfg, key, "micro_batch_size", rows, "train.train_micro_batch_size")
         return instantiate(section, _recursive_=False)
-    _fill_in(section, "train_batch_size", step_plan(cfg).first.micro_batch_size)
-    _fill_in(section, "test_batch_size", cfg.train.test_micro_batch_size)
-    _fill_in(section, "consumed_samples", try_get_key(cfg, "dataloader.consumed_samples", default=0))
+    _require(cfg, key, "train_batch_size", rows, "train.train_micro_batch_size")
+    _require(cfg, key, "test_batch_size", cfg.train.test_micro_batch_size, "train.test_micro_batch_size")
+    consumed = try_get_key(cfg, "dataloader.consumed_samples", default=0)
+    _require(cfg, key, "consumed_samples", consumed, "the checkpoint", default=0)
     if "train_val_test_num_samples" in section:
-        section.train_val_test_num_samples = _num_samples(cfg)
+        require(cfg, f"{key}.train_val_test_num_samples", _num_samples(cfg), "train.train_iter and train.evaluation")
     for dataset in _datasets(section):
         if "seed" in dataset:
-            dataset.seed = cfg.train.seed
-        if tokenizer is not None:
-            dataset.tokenizer = tokenizer
+            _fill_in(cfg, path_of(dataset), "seed", cfg.train.seed)
+        _give_tokenizer(cfg, dataset, tokenizer)
     return instantiate(section, _recursive_=False)
 
 
@@ -72,12 +78,12 @@ def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
     if not OmegaConf.is_list(sections):
         raise ConfigError("dataloader.test must be a list of loaders; put it into brackets: dataloader.test = [...]")
     for section in sections:
+        key = path_of(section)
         name = "micro_batch_size" if _is_of_iterable(section) else "test_batch_size"
-        _fill_in(section, name, cfg.train.test_micro_batch_size)
-        _fill_in(section, "seed", cfg.train.seed)
-        if tokenizer is not None:
-            for dataset in _datasets(section):
-                dataset.tokenizer = tokenizer
+        _require(cfg, key, name, cfg.train.test_micro_batch_size, "train.test_micro_batch_size")
+        _fill_in(cfg, key, "seed", cfg.train.seed)
+        for dataset in _datasets(section):
+            _give_tokenizer(cfg, dataset, tokenizer)
     return [instantiate(section, _recursive_=False) for section in sections]
 
 
@@ -110,18 +116,15 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     per_epoch = samples / schedule.sizes[-1][1]
     if epochs:
         _require_epochs(per_epoch, "train.train_epoch", "train.train_iter")
-        train.train_iter = max(
-            _steps_of(math.ceil(samples * epochs - 1e-6), data_loader, schedule), train.train_iter or 0
-        )
+        steps = _steps_of(math.ceil(samples * epochs - 1e-6), data_loader, schedule)
+        if steps > (given(cfg, "train.train_iter") or 0):
+            fill_in(cfg, "train.train_iter", steps)
     if not train.train_iter or train.train_iter < 1:
         raise ConfigError(
             f"train.train_iter is {train.train_iter} and train.train_epoch {epochs}: there is nothing to train"
         )
-    ratio = try_get_key(cfg, "train.warmup_ratio", default=0) or 0
-    if not 0 <= ratio < 1:
-        raise ConfigError(f"train.warmup_ratio is {ratio}; it is the share of steps that warm up, 0 <= ratio < 1")
-    set_key(cfg, "train.warmup_iter", math.ceil(train.train_iter * ratio))
-    set_key(cfg, "train.samples", schedule.position_of(train.train_iter))
+    _set_warmup(cfg)
+    fill_in(cfg, "train.samples", schedule.position_of(train.train_iter))
     if try_get_key(cfg, "train.scheduler") is not None:
         _scale_schedule(cfg)
     _scale_period(cfg, "train.evaluation.eval_period", "train.evaluation.eval_after_n_epoch", per_epoch)
@@ -136,17 +139,30 @@ def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
     return schedule.step_at(places - left_out - 1) + 1
 
 
+def _set_warmup(cfg: Any) -> None:
+    steps, ratio = cfg.train.train_iter, try_get_key(cfg, "train.warmup_ratio", default=0) or 0
+    warmup, users = math.ceil(steps * ratio), given(cfg, "train.warmup_iter")
+    if users is None:
+        fill_in(cfg, "train.warmup_iter", warmup)
+    elif users > steps or (ratio and users != warmup):
+        raise ConfigError(
+            f"train.warmup_iter is {users}, but train.warmup_ratio is {ratio} and train.train_iter {steps}: set one of "
+            f"warmup_iter (at most {steps}) and warmup_ratio, and leave the other out"
+        )
+
+
 def _scale_schedule(cfg: Any) -> None:
-    scheduler = cfg.train.scheduler
-    milestones = try_get_key(cfg, "train.scheduler.milestones")
+    key = "train.scheduler"
+    milestones = given(cfg, f"{key}.milestones") or try_get_key(cfg, "train.computed.shares")
     if milestones:
         if any(not 0 <= milestone < 1 for milestone in milestones):
             raise ConfigError(
                 f"train.scheduler.milestones are {list(milestones)}; they are shares of all steps, 0 <= share < 1"
             )
-        scheduler.milestones = [int(milestone * cfg.train.train_iter) for milestone in milestones]
-    _fill_in(scheduler, "warmup_iter", cfg.train.warmup_iter)
-    _fill_in(scheduler, "max_iter", cfg.train.train_iter)
+        set_key(cfg, "train.computed.shares", list(milestones))
+        fill_in(cfg, f"{key}.milestones", [int(milestone * cfg.train.train_iter) for milestone in milestones])
+    _fill_in(cfg, key, "warmup_iter", cfg.train.warmup_iter)
+    _fill_in(cfg, key, "max_iter", cfg.train.train_iter)
 
 
 def _scale_period(cfg: Any, period_key: str, epochs_key: str, per_epoch: float) -> None:
@@ -177,17 +193,34 @@ def _require_epochs(per_epoch: float, key: str, instead: str) -> None:
 def _num_samples(cfg: Any) -> list[int]:
     """LiBai's hint to datasets that lay out samples for the whole training: for train, validation and test."""
     evaluation = cfg.train.evaluation
-    rounds = cfg.train.train_iter // evaluation.eval_period + 1 if evaluation.enabled else 0
-    per_round = evaluation.eval_iter if evaluation.enabled else 1
+    period = evaluation.eval_period or cfg.train.train_iter + 1  # 0: only after the last step
+    rounds = cfg.train.train_iter // period + 1 if evaluation.enabled else 0
+    per_round = min(evaluation.eval_iter, _ALL) if evaluation.enabled else 1
     batch = cfg.train.test_micro_batch_size * get_data_parallel_size()
     return [int(cfg.train.samples), int(max(rounds * per_round, 1) * batch), int(per_round * batch)]
 
 
-def _fill_in(section: Any, name: str, value: Any) -> None:
-    """Set an argument of a LazyCall, if its target takes it."""
-    target = target_of(section, "")
-    if target is None or parameters_of(target).accepts(name):
-        section[name] = value
+def _fill_in(cfg: Any, key: str, name: str, value: Any) -> None:
+    """Set an argument of a LazyCall, if its target takes it and the config does not give it."""
+    if _takes(cfg, key, name) and given(cfg, f"{key}.{name}") is None:
+        fill_in(cfg, f"{key}.{name}", value)
+
+
+def _require(cfg: Any, key: str, name: str, value: Any, source: str, default: Any = None) -> None:
+    """Set an argument of a LazyCall, if its target takes it; the config may not give another value."""
+    if _takes(cfg, key, name):
+        require(cfg, f"{key}.{name}", value, source, default)
+
+
+def _takes(cfg: Any, key: str, name: str) -> bool:
+    target = target_of(try_get_key(cfg, key), key)
+    return target is None or parameters_of(target).accepts(name)
+
+
+def _give_tokenizer(cfg: Any, dataset: Any, tokenizer: Any) -> None:
+    """Give a dataset the config's tokenizer, unless it takes none or has its own."""
+    if tokenizer is not None:
+        _fill_in(cfg, path_of(dataset), "tokenizer", tokenizer)
 
 
 def _is_of_iterable(section: Any) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from libai_data.config import instantiate, try_get_key
+from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.engine.setup import set_key
 from libai_data.errors import ConfigError
-from libai_data.mesh import convert_to_distributed_default_setting
+from libai_data.mesh import convert_to_distributed_default_setting, get_tensor_parallel_size
 
 logger = logging.getLogger(__name__)
+
+_TOKENIZATION_KEYS = ("tokenizer", "append_eod", "make_vocab_size_divisible_by")
 
 
 def required_section(cfg: Any, key: str, method: str) -> Any:
@@ -42,9 +44,11 @@ def build_configured_tokenizer(cfg: Any) -> Any:
     section = try_get_key(cfg, "tokenization")
     if section is None:
         return None
+    check_keys(section, dict.fromkeys(_TOKENIZATION_KEYS), "tokenization")
     tokenizer = instantiate(section.tokenizer)
     if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
-        multiple = section.make_vocab_size_divisible_by * cfg.train.dist.tensor_parallel_size
+        divisor = try_get_key(section, "make_vocab_size_divisible_by", default=128)
+        multiple = divisor * get_tensor_parallel_size()
         cfg.model.cfg.vocab_size = tokenizer.padded_vocab_size(multiple)
     return tokenizer
 

@@ -58,7 +58,12 @@ def get_default_optimizer_params(
         defaults["lr"] = base_lr
     if weight_decay is not None:
         defaults["weight_decay"] = weight_decay
-    if clip_grad_max_norm is not None and clip_grad_norm_type is not None:
+    if (clip_grad_max_norm is None) != (clip_grad_norm_type is None):
+        raise ConfigError(
+            f"optim.params has clip_grad_max_norm {clip_grad_max_norm} and clip_grad_norm_type {clip_grad_norm_type}; "
+            "give both, or neither"
+        )
+    if clip_grad_max_norm is not None:
         defaults.update(clip_grad_max_norm=clip_grad_max_norm, clip_grad_norm_type=clip_grad_norm_type)
 
     groups: dict[tuple[Any, ...], list[Any]] = {}

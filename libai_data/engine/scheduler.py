@@ -118,8 +118,17 @@ def WarmupPolynomialLR(
 
 
 def _warmed_up(schedule: Any, max_iter: int, warmup_factor: float, warmup_iter: int, warmup_method: str) -> Any:
+    for name, value in (("max_iter", max_iter), ("warmup_iter", warmup_iter)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigError(f"{name} is {value!r}; it must be a number of steps")
     if not 0 <= warmup_iter <= max_iter:
-        raise ConfigError(f"warmup takes {warmup_iter} steps of {max_iter}; set train.warmup_ratio to 0 <= ratio < 1")
+        raise ConfigError(
+            f"warmup_iter is {warmup_iter}, and max_iter {max_iter}; the warm-up takes at least 0 steps and at most all"
+        )
+    if not 0 <= warmup_factor <= 1:
+        raise ConfigError(f"warmup_factor is {warmup_factor}; it must be 0 to 1")
+    if warmup_method not in ("linear", "constant"):
+        raise ConfigError(f"warmup_method is {warmup_method!r}; it must be 'linear' or 'constant'")
     if warmup_iter == 0:
         return schedule
     from oneflow.optim.lr_scheduler import WarmUpLR

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
-from libai_data.config import WRITTEN_TRAIN_KEYS, LazyConfig, check_keys, check_targets, default_train, try_get_key
+from libai_data.config import LazyConfig, check_targets, check_values, try_get_key
+from libai_data.config.values import check_device
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.liveness import watch_over_ranks
@@ -38,12 +39,13 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if try_get_key(cfg, "train") is None:
         raise ConfigError("the config has no 'train' section; start from configs/common/train.py")
     set_key(cfg, "train.resume", bool(getattr(args, "resume", try_get_key(cfg, "train.resume", default=False))))
-    output_dir = str(cfg.train.output_dir)
-    check_keys(cfg.train, default_train(), "train", also=WRITTEN_TRAIN_KEYS)
+    check_values(cfg)
     check_targets(cfg)
+    output_dir = str(cfg.train.output_dir)
     mesh = setup_dist_util(cfg.train.dist)
     watch_over_ranks()
     compared = check_same_start(cfg)
+    check_device(cfg, mesh.device_type)
     complete_train_config(cfg)
     if mesh.device_type == "cpu":
         cfg.train.input_placement_device = "cpu"
@@ -81,6 +83,7 @@ def complete_train_config(cfg: Any) -> None:
     Raises:
         ConfigError: They contradict each other.
     """
+    check_values(cfg)
     check_overrides(try_get_key(cfg, OVERRIDE_KEY) or ())
     plan = step_plan(cfg)
     sizes = list(plan.sizes.values())
@@ -102,7 +105,7 @@ def seed_all(seed: int) -> None:
 
     seed_of_rank = seed + get_rank()
     random.seed(seed_of_rank)
-    np.random.seed(seed_of_rank)
+    np.random.seed(seed_of_rank % 2**32)
     flow.manual_seed(seed_of_rank)
     if flow.cuda.is_available():
         flow.cuda.manual_seed(seed_of_rank)

@@ -52,9 +52,10 @@ def test_parameters_are_grouped_by_how_they_are_optimized(model: Any) -> None:
 def test_every_group_clips_if_a_norm_is_given(model: Any) -> None:
     groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0, weight_decay_bias=0.0)
     assert {group["clip_grad_max_norm"] for group in groups} == {1.0}
-    assert not any(
-        "clip_grad_max_norm" in group for group in get_default_optimizer_params(model, clip_grad_max_norm=1.0)
-    )
+    with pytest.raises(ConfigError, match=r"clip_grad_max_norm 1.0 .* give both, or neither"):
+        get_default_optimizer_params(model, clip_grad_max_norm=1.0)
+    with pytest.raises(ConfigError, match=r"clip_grad_norm_type 2.0; give both, or neither"):
+        get_default_optimizer_params(model, clip_grad_norm_type=2.0)
 
 
 def test_frozen_and_shared_parameters_are_taken_once_or_not_at_all(model: Any) -> None:

@@ -57,7 +57,7 @@ def test_without_warm_up_the_schedule_begins_at_the_base_rate() -> None:
 
 
 def test_a_warm_up_longer_than_the_training_is_refused() -> None:
-    with pytest.raises(ConfigError, match="30 steps of 20"):
+    with pytest.raises(ConfigError, match="warmup_iter is 30, and max_iter 20"):
         schedules.WarmupCosineLR(optimizer(), 20, 0.1, 30)
 
 

@@ -1,0 +1,252 @@
+"""Which values the keys of `train`, `graph` and `tokenization` can have, checked before anything is built."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any, Callable, NamedTuple
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
+from libai_data.config.keys import check_keys, try_get_key
+from libai_data.errors import ConfigError, nearest
+
+
+class _Rule(NamedTuple):
+    """What a key accepts.
+
+    Args:
+        allowed: in words, for the message.
+        accept: returns the value to use, or raises TypeError, ValueError or OverflowError.
+        choices: for the hint.
+    """
+
+    allowed: str
+    accept: Callable[[Any], Any]
+    choices: tuple[Any, ...] = ()
+
+
+def _number(least: float, below: float = math.inf, whole: bool = True, inf: bool = False) -> _Rule:
+    def accept(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError
+        if inf and value == math.inf:
+            return value
+        number = int(value) if whole else value
+        if number != value or not least <= number < below:
+            raise ValueError
+        return number
+
+    limits = f"at least {least}" if below == math.inf else f"at least {least} and less than {below}"
+    return _Rule(f"a{' whole' * whole} number, {limits}{', or inf' * inf}", accept)
+
+
+def _one_of(*choices: Any) -> _Rule:
+    def accept(value: Any) -> Any:
+        if any(choice == value and type(choice) is type(value) for choice in choices):
+            return value
+        raise ValueError
+
+    return _Rule(" or ".join(map(repr, choices)), accept, choices)
+
+
+def _unused(default: Any, instead: str) -> _Rule:
+    return _Rule(f"{default!r}, since nothing uses it. {instead}", _one_of(default).accept)
+
+
+def _or_none(rule: _Rule) -> _Rule:
+    return rule._replace(
+        allowed=f"{rule.allowed}, or None", accept=lambda value: None if value is None else rule.accept(value)
+    )
+
+
+def _list_of(kind: type, words: str) -> _Rule:
+    def accept(value: Any) -> Any:
+        if not isinstance(value, (list, tuple, ListConfig)) or not all(type(each) is kind for each in value):
+            raise TypeError
+        return value
+
+    return _Rule(f"a list of {words}", accept)
+
+
+def _text(least: int) -> _Rule:
+    def accept(value: Any) -> str:
+        text = os.fspath(value)
+        if not isinstance(text, str):
+            raise TypeError
+        if len(text) < least:
+            raise ValueError
+        return text
+
+    return _Rule("a text" if not least else "a text that is not empty", accept)
+
+
+_FLAG, _COUNT = _one_of(True, False), _number(1)
+_EPOCHS = _or_none(_number(0, whole=False))
+_TEXTS = _or_none(_list_of(str, "texts"))
+
+_RULES: dict[str, _Rule] = {
+    "train.output_dir": _text(1),
+    "train.train_micro_batch_size": _or_none(_COUNT),
+    "train.global_batch_size": _or_none(_COUNT),
+    "train.num_accumulation_steps": _or_none(_COUNT),
+    "train.resume_override": _TEXTS,
+    "train.may_differ": _TEXTS,
+    "train.train_iter": _or_none(_number(0)),
+    "train.train_epoch": _EPOCHS,
+    "train.train_samples": _unused(None, "Set train.train_iter or train.train_epoch"),
+    "train.consumed_train_samples": _unused(
+        0, "A checkpoint holds the place in the data; 'libai-data state edit CHECKPOINT --position N' changes it"
+    ),
+    "train.consumed_valid_samples": _unused(0, "Every evaluation begins with the first sample"),
+    "train.warmup_ratio": _or_none(_number(0, 1, whole=False)),
+    "train.warmup_iter": _or_none(_number(0)),
+    "train.amp.enabled": _FLAG,
+    "train.activation_checkpoint.enabled": _FLAG,
+    "train.nccl_fusion_threshold_mb": _number(0),
+    "train.nccl_fusion_max_ops": _COUNT,
+    "train.zero_optimization.enabled": _FLAG,
+    "train.zero_optimization.stage": _one_of(1, 2, 3),
+    "train.checkpointer.period": _COUNT,
+    "train.checkpointer.max_to_keep": _or_none(_COUNT),
+    "train.checkpointer.save_model_after_n_epoch": _EPOCHS,
+    "train.checkpointer.stop_signals": _TEXTS,
+    "train.test_micro_batch_size": _COUNT,
+    "train.evaluation.enabled": _FLAG,
+    "train.evaluation.eval_period": _number(0),
+    "train.evaluation.eval_after_n_epoch": _EPOCHS,
+    "train.evaluation.eval_iter": _number(1, inf=True),
+    "train.evaluation.eval_metric": _text(1),
+    "train.evaluation.eval_mode": _one_of("max", "min"),
+    "train.load_weight": _or_none(_text(0)),
+    "train.load_weight_may_differ": _TEXTS,
+    "train.log_period": _COUNT,
+    "train.stop_on_nonfinite_loss": _FLAG,
+    "train.dist.pipeline_num_layers": _or_none(_COUNT),
+    "train.dist.custom_pipeline_stage_id": _or_none(_list_of(int, "whole numbers")),
+    "train.input_placement_device": _one_of("cuda", "cpu"),
+    "train.rdma_enabled": _FLAG,
+    "train.seed": _number(0, 2**32),
+    "train.resume": _FLAG,
+    "graph.enabled": _FLAG,
+    "graph.debug": _number(-1, 4),
+    "graph.auto_parallel.enabled": _FLAG,
+    "graph.auto_parallel.enable_auto_parallel_ignore_user_sbp_config": _FLAG,
+    "graph.auto_parallel.trunk_algo": _FLAG,
+    "graph.auto_parallel.sbp_collector": _FLAG,
+    "graph.global_mode.enabled": _FLAG,
+    "tokenization.append_eod": _unused(False, "'libai-data preprocess --append-eod' ends each document with the token"),
+    "tokenization.make_vocab_size_divisible_by": _COUNT,
+}
+
+_GPU_ONLY = ("train.amp.enabled", "train.zero_optimization.enabled")
+_GRAPH_ONLY = (
+    *_GPU_ONLY,
+    "train.activation_checkpoint.enabled",
+    "graph.auto_parallel.enabled",
+    "graph.global_mode.enabled",
+)
+_ABSENT = object()
+
+
+def check_values(cfg: Any) -> None:
+    """Refuse unknown keys of `train` and `graph`, and values that cannot work.
+
+    A key of `train` that the config does not have gets its default. A float such as 1e9 becomes an int where an int is
+    meant.
+
+    Args:
+        cfg: the whole config; it is completed.
+
+    Raises:
+        ConfigError: Naming the key, its value and what is allowed.
+    """
+    check_keys(cfg.train, default_train(), "train", also=WRITTEN_TRAIN_KEYS)
+    if try_get_key(cfg, "graph") is not None:
+        check_keys(cfg.graph, default_graph(), "graph")
+    defaults = DictConfig({"train": default_train()}, flags={"allow_objects": True})
+    problems = []
+    for key, rule in _RULES.items():
+        value = _value_of(cfg, key)
+        if value is _ABSENT:
+            if try_get_key(defaults, key) is not None:
+                OmegaConf.update(cfg, key, try_get_key(defaults, key), force_add=True)
+            continue
+        try:
+            accepted = rule.accept(value)
+        except (TypeError, ValueError, OverflowError):
+            hint = nearest(value, rule.choices) if isinstance(value, str) else ""
+            problems.append(f"{key} is {value!r}; it must be {rule.allowed}.{hint}")
+            continue
+        if accepted is not value:
+            OmegaConf.update(cfg, key, accepted)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    if not try_get_key(cfg, "graph.enabled", default=False):
+        for key in _GRAPH_ONLY:
+            if try_get_key(cfg, key):
+                raise ConfigError(
+                    f"{key} is True, but graph.enabled is not: it works in graph mode only. Set graph.enabled=True, or "
+                    f"{key}=False."
+                )
+
+
+def check_device(cfg: Any, device_type: str) -> None:
+    """Refuse keys that need a GPU where there is none.
+
+    Args:
+        cfg: the whole config.
+        device_type: of the mesh.
+
+    Raises:
+        ConfigError: Naming the key.
+    """
+    for key in _GPU_ONLY if device_type == "cpu" else ():
+        if try_get_key(cfg, key):
+            raise ConfigError(
+                f"{key} is True, but it works on GPUs only, and this job runs on the CPU. Set {key}=False."
+            )
+
+
+def fill_in(cfg: Any, key: str, value: Any) -> None:
+    """Set a key that the trainer computes, and note the value, so that `given` does not take it for the user's."""
+    OmegaConf.update(cfg, key, value, force_add=True)
+    OmegaConf.update(cfg, _record_of(key), value, force_add=True)
+
+
+def given(cfg: Any, key: str) -> Any:
+    """The user's value of a key that the trainer else computes; None where there is none."""
+    value, computed = try_get_key(cfg, key), try_get_key(cfg, _record_of(key), default=_ABSENT)
+    return None if value is computed or (type(value) is type(computed) and value == computed) else value
+
+
+def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) -> None:
+    """Set a key that only the trainer may decide.
+
+    Args:
+        cfg: the whole config.
+        key: dotted.
+        value: the trainer's.
+        source: where that comes from.
+        default: what stands in configs that do not decide it.
+
+    Raises:
+        ConfigError: The user gave another value.
+    """
+    users = given(cfg, key)
+    if users not in (None, default, value):
+        raise ConfigError(f"{key} is {users!r}, but the trainer sets it to {value!r}, from {source}. Delete {key}.")
+    fill_in(cfg, key, value)
+
+
+def _record_of(key: str) -> str:
+    return "train.computed." + key.replace(".", "/")
+
+
+def _value_of(cfg: Any, key: str) -> Any:
+    try:
+        return OmegaConf.select(cfg, key, default=_ABSENT, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{key} has no value: {error}") from error
