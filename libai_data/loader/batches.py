@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -12,10 +12,10 @@ import numpy as np
 from libai_data.errors import ConfigError, SchemaError, nearest
 from libai_data.global_tensor import as_flow_tensor
 from libai_data.loader.executor import Collated, Executor, Task, TaskResult
-from libai_data.loader.failures import FailureLog
+from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.loader.reading import row_slices
 from libai_data.loader.row_writer import row_writer
-from libai_data.loader.schema import Layout, SampleSchema, TensorPart, own_parts
+from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.samplers.sampler import IndexBatch
@@ -38,6 +38,7 @@ class PendingBatch:
     abandoned: bool = False
     collated: Collated | None = None
     error: Exception | None = None
+    skipped: list[SkippedSample] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -113,6 +114,7 @@ class BatchReader:
         self._tasks: dict[int, PendingBatch] = {}
         self._next_task = 0
         self._collated_bytes = 0
+        self._rows_delivered = 0
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
         """Send out a batch's tasks.
@@ -199,16 +201,14 @@ class BatchReader:
     def _take_in(self, result: TaskResult) -> None:
         owner = self._tasks.pop(result.number)
         owner.tasks_left -= 1
-        owner.error = owner.error or result.error
+        owner.error = first_error(owner.error, result.error)
+        owner.skipped += result.skipped
         owner.collated = result.collated
         self.times.add(result.times)
         if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
             self._ring.move(owner.slot, *result.collated.moved_to)
-        if owner.abandoned:
-            if not owner.tasks_left:
-                self._give_back(owner)
-        elif result.skipped:
-            self._failures.add(result.skipped)
+        if owner.abandoned and not owner.tasks_left:
+            self._give_back(owner)
 
     def is_done(self, pending: PendingBatch) -> bool:
         """Whether all tasks of a batch are done; takes in the results that have come."""
@@ -223,8 +223,14 @@ class BatchReader:
             Exception: What a task of the batch failed with.
         """
         self.wait(pending)
+        if isinstance(pending.error, SchemaMismatch):
+            alike = self._rows_delivered + pending.rows - pending.error.looked_at
+            pending.error = pending.error.with_counts({pending.error.expected: alike}, alike)
+        over_budget = self._failures.deliver(pending.rows, pending.skipped)
+        pending.error = pending.error or over_budget
         if pending.error is not None:
             raise pending.error
+        self._rows_delivered += pending.rows
         collated, slot = pending.collated, pending.slot
         if collated is not None:
             layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs

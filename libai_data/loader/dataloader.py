@@ -61,6 +61,7 @@ class DataLoader:
         batch_transform: applied to the rows of each batch by whoever reads them.
         on_error: "raise", "skip" or "quarantine"; see `ErrorPolicy`.
         quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
+        replacement_budget: share of the samples that "skip" and "quarantine" may replace; see `ErrorPolicy`.
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits for ever.
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
         check_every: batches from one comparison between the ranks of what they hold to the next (see
@@ -88,6 +89,7 @@ class DataLoader:
         batch_transform: BatchTransform | None = None,
         on_error: str = "raise",
         quarantine_file: str | None = None,
+        replacement_budget: float = 0.01,
         timeout: float = 600.0,
         start_method: str = "auto",
         check_every: int = 100,
@@ -124,7 +126,7 @@ class DataLoader:
             dataset if batch_transform is None else batch_transform.prepared(dataset),
             None if collate_fn is trivial_batch_collator else collate_fn,
             seed,
-            ErrorPolicy(on_error, quarantine_file),
+            ErrorPolicy(on_error, quarantine_file, replacement_budget),
             batch_transform,
         )
         self._layouts = parse_layouts(layouts)

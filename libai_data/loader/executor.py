@@ -242,7 +242,7 @@ class InProcessExecutor:
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Read the sample from which the schema is learned."""
-        return self._runner.reader.sample(epoch, index)
+        return self._runner.reader.first_sample(epoch, index)
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, SampleError, nearest
 from libai_data.mixing import combine64
 
 logger = logging.getLogger(__name__)
@@ -17,6 +18,11 @@ logger = logging.getLogger(__name__)
 POLICIES = ("raise", "skip", "quarantine")
 SUBSTITUTES = 100
 """How many other samples are tried in the place of one that fails."""
+
+SAMPLES_BEFORE_BUDGET = 1000
+"""The budget of replaced samples counts from this number of delivered samples on."""
+
+_LONGEST_EXAMPLE = 300
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,16 @@ class ErrorPolicy:
         quarantine_file: JSON lines of {"index", "error"}; the samples it lists at the start are skipped without being
             read.
 
+        replacement_budget: share of the samples that may be replaced, once 1,000 have been delivered; those that
+            `quarantine_file` lists at the start do not count.
+
     Raises:
-        ConfigError: An unknown policy, or "quarantine" without a file.
+        ConfigError: An unknown policy, "quarantine" without a file, or a budget that is no share.
     """
 
     on_error: str = "raise"
     quarantine_file: str | None = None
+    replacement_budget: float = 0.01
     known_bad: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
@@ -42,6 +52,10 @@ class ErrorPolicy:
             raise ConfigError(f"on_error is {self.on_error!r}; known are {POLICIES}.{nearest(self.on_error, POLICIES)}")
         if self.on_error == "quarantine" and not self.quarantine_file:
             raise ConfigError("on_error='quarantine' needs quarantine_file, the file to write failing samples to")
+        if not 0 <= self.replacement_budget <= 1:
+            raise ConfigError(
+                f"replacement_budget is {self.replacement_budget!r}; it must be a share from 0 to 1 (0.01 is 1 %)"
+            )
         if self.quarantine_file and not self.known_bad:
             object.__setattr__(self, "known_bad", read_quarantine(Path(self.quarantine_file)))
 
@@ -53,12 +67,13 @@ class ErrorPolicy:
 
 @dataclass(frozen=True)
 class SkippedSample:
-    """A sample that failed, and the one that was read in its place."""
+    """A sample that failed, the one that was read in its place, and the kind of failure; "" if it was known before."""
 
     epoch: int
     index: int
     substitute: int
     error: str
+    kind: str = ""
 
 
 def substitute_index(seed: int, epoch: int, index: int, attempt: int, size: int) -> int:
@@ -97,11 +112,34 @@ class FailureLog:
         self._dataset_name = dataset_name
         self._recorded = set(policy.known_bad)
         self.skipped = 0
+        self._delivered = 0
+        self._kinds: Counter[str] = Counter()
+        self._examples: dict[str, SkippedSample] = {}
 
-    def add(self, samples: Iterable[SkippedSample]) -> None:
-        """Take note of skipped samples."""
+    def deliver(self, rows: int, samples: Iterable[SkippedSample]) -> SampleError | None:
+        """Take note of a batch and its skipped samples; returns the error that ends the run if they are too many."""
+        self._delivered += rows
+        self._note(samples)
+        replaced, budget = sum(self._kinds.values()), self._policy.replacement_budget
+        if self._delivered < SAMPLES_BEFORE_BUDGET or replaced <= budget * self._delivered:
+            return None
+        reasons = "; ".join(
+            f"{kind} {count} times, such as sample {self._examples[kind].index}: "
+            f"{self._examples[kind].error[:_LONGEST_EXAMPLE]}"
+            for kind, count in self._kinds.most_common()
+        )
+        return SampleError(
+            f"on_error={self._policy.on_error!r} has replaced {replaced} of {self._delivered} samples of "
+            f"{self._dataset_name}, more than replacement_budget={budget:g} allows. Reasons: {reasons}. Repair the "
+            "data, list bad samples in quarantine_file, or raise replacement_budget"
+        )
+
+    def _note(self, samples: Iterable[SkippedSample]) -> None:
         for sample in samples:
             self.skipped += 1
+            if sample.kind:
+                self._kinds[sample.kind] += 1
+                self._examples.setdefault(sample.kind, sample)
             if sample.index in self._recorded:
                 continue
             self._recorded.add(sample.index)

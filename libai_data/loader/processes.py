@@ -9,6 +9,8 @@ import time
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from libai_data.errors import SampleError
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
@@ -25,7 +27,8 @@ logger = logging.getLogger(__name__)
 _DEATHS_ALLOWED_WITHOUT_TASK = 3
 """How often each worker may die, on the average, before any has read something."""
 
-_TRIES_OF_FIRST_SAMPLE = 3
+_FIRST_SAMPLE = -1
+"""The number of the task that reads the sample from which the schema is learned."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _SECONDS_TO_PRINT_STACKS = 0.3
 _SECONDS_TO_START = 60.0
@@ -61,7 +64,10 @@ class ProcessExecutor:
         self._first_sample: deque[Any] = deque()
         self._fatal: SampleError | None = None
         self._submitted: dict[int | None, float] = {}
+        self._first_task: Task | None = None
+        self._deadly: tuple[str, bool] | None = None
         self._heard = [_start_is_due()] * workers
+        self._is_ready = [False] * workers
         self._last_look = time.monotonic()
         self._board = Board(workers)
         try:
@@ -83,20 +89,27 @@ class ProcessExecutor:
             RuntimeError: The executor has been closed.
         """
         self._check_open()
-        for _ in range(_TRIES_OF_FIRST_SAMPLE):
-            asked, process = time.monotonic(), self._crew.processes[0]
-            self._crew.tell(0, ("first sample", (epoch, index)))
-            while not self._first_sample and process is self._crew.processes[0]:
-                self._hear_or_look()
-                seconds = time.monotonic() - max(asked, self._heard[0])
-                if self._timeout and seconds > self._timeout and process is self._crew.processes[0]:
-                    self._end_hung(0, f"reading sample {index}", seconds)
-            if self._first_sample:
-                answer = self._first_sample.popleft()
-                if isinstance(answer, RemoteFailure):
-                    raise self._sample_error(answer, 0)
-                return answer
-        raise SampleError(f"worker 0 died {_TRIES_OF_FIRST_SAMPLE} times over sample {index}, the first of the stream")
+        task = self._first_task = Task(_FIRST_SAMPLE, np.array([epoch]), np.array([index]), 0, 1)
+        while not self._first_sample:
+            self._ask_first_sample(task)
+            if not self._first_sample and self._deadly:
+                [task] = self._redo.after_death(task, *self._deadly)
+        self._first_task = None
+        answer = self._first_sample.popleft()
+        if isinstance(answer, RemoteFailure):
+            raise self._sample_error(answer, 0)
+        return answer
+
+    def _ask_first_sample(self, task: Task) -> None:
+        """Let the first worker read the first sample, until there is an answer or the worker has ended."""
+        self._deadly = None
+        asked, process = time.monotonic(), self._crew.processes[0]
+        self._crew.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
+        while not self._first_sample and process is self._crew.processes[0]:
+            self._hear_or_look()
+            seconds = time.monotonic() - max(asked, self._heard[0])
+            if self._timeout and seconds > self._timeout and process is self._crew.processes[0]:
+                self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""
@@ -186,7 +199,9 @@ class ProcessExecutor:
             self._crew.tell(number, ("room", self._arena.allocate(content + content // 4)))
         elif kind == "first sample":
             self._first_sample.append(content)
-        elif kind != "ready":
+        elif kind == "ready":
+            self._is_ready[number] = True
+        else:
             raise self._sample_error(content, number)
 
     def _finish(self, place: int, result: TaskResult) -> None:
@@ -220,7 +235,10 @@ class ProcessExecutor:
         place, _ = self._board.claim(number)
         self._board.clear_claim(number)
         task = None if place is None or self._board.is_waiting(place) else self._tasks.pop(place, None)
-        if task is None:
+        if task is None and number == 0 and self._first_task is not None and self._is_ready[0]:
+            self._deadly = f"worker {number}, which {how}", bool(hung)
+            lost = f"sample {int(self._first_task.indices[0])} is read again"
+        elif task is None:
             self._deaths_without_task += 1
             if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._crew):
                 self._fatal = SampleError(f"worker {number} (process {pid}) {how}, again and again, before it read")
@@ -231,7 +249,7 @@ class ProcessExecutor:
             lost = f"samples {task.indices.tolist()} are read again"
         logger.warning("Worker %d (process %d) %s; it is replaced, and %s.", number, pid, how, lost)
         self._crew.replace(number)
-        self._heard[number] = _start_is_due()
+        self._heard[number], self._is_ready[number] = _start_is_due(), False
         if task is not None:
             self._do_again(task, f"worker {number}, which {how}", bool(hung))
         # The dead worker may have been woken for a task that it did not take.

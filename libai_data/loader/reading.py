@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Callable, TypeVar
@@ -12,13 +13,15 @@ import numpy as np
 from libai_data.errors import SampleError, SchemaError, error_text
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
-from libai_data.loader.schema import SampleSchema
+from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.timing import StageTimes
 from libai_data.sample_random import SampleKey, SampleKeys, failed_sample, reading_samples
 from libai_data.structures import Fields, Instance, fields_of
 from libai_data.transforms.timing import take_transform_time
 
 Result = TypeVar("Result")
+
+_WORKERS_ENDED = "workers ended over it", "a worker that died or hung"
 
 
 class SampleReader:
@@ -65,6 +68,28 @@ class SampleReader:
         """
         return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
+    def first_sample(self, epoch: int, index: int, hopeless: bool = False) -> Fields:
+        """Read the sample from which the schema is learned, or its substitute.
+
+        Args:
+            epoch: of the sample.
+            index: of the sample.
+            hopeless: workers have ended over it; another one is to take its place untried.
+
+        Raises:
+            SampleError: The dataset raised; its exception is the cause.
+            SchemaError: The sample cannot become tensors.
+        """
+        if hopeless:
+            sample = self._substitute(epoch, index, lambda chosen: self._get(epoch, chosen), *_WORKERS_ENDED)
+        else:
+            sample = self.sample(epoch, index)
+        try:
+            SampleSchema.of(sample)
+        except SchemaError as error:
+            raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
+        return sample
+
     def samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Fields]:
         """Read some samples, in this order; see `sample`."""
         if self._get_items is not None and self._may_read_together(indices):
@@ -85,22 +110,31 @@ class SampleReader:
             indices: int64 [n].
 
         Raises:
-            SampleError: The dataset raised, or a sample does not fit the schema; the index is named.
+            SampleError: The dataset raised; the index is named.
+            SchemaMismatch: A sample can be read, but does not fit the schema.
         """
+        try:
+            self._read_rows(schema, rows, epochs, indices)
+        except SchemaMismatch as mismatch:
+            raise mismatch.with_counts(self._schemas(epochs, indices), len(indices)) from None
+
+    def _read_rows(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         if self._read_batch is not None and self._may_read_together(indices):
             try:
                 self._fill_together(schema, rows, epochs, indices)
                 return
+            except SchemaMismatch:
+                raise
             except SampleError:
                 if not self._policy.substitutes:
                     raise
         write = row_writer(schema, rows)
         if self._read_batch is None and self._get_items is not None:
             for row, sample in enumerate(self.samples(epochs, indices)):
-                self._write(write, row, sample, int(indices[row]))
+                self._write(schema, write, row, sample, int(indices[row]))
             return
         if self._read_batch is None and not self._policy.substitutes:
-            self._fill_one_by_one(write, epochs, indices)
+            self._fill_one_by_one(schema, write, epochs, indices)
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
             self._or_substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch))
@@ -109,9 +143,9 @@ class SampleReader:
         """Read the substitutes of samples over which workers have ended; see `read_into`."""
         write = row_writer(schema, rows)
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-            self._substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch), "workers ended over it")
+            self._substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch), *_WORKERS_ENDED)
 
-    def _fill_one_by_one(self, write: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
+    def _fill_one_by_one(self, schema: SampleSchema, write: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read sample after sample, with as little in between as can be."""
         dataset = self.dataset
         keys = SampleKey(self.seed, epochs, indices)
@@ -127,7 +161,7 @@ class SampleReader:
                 try:
                     write(row, sample._fields if type(sample) is Instance else fields_of(sample))
                 except SchemaError as error:
-                    raise self._failure(f"sample {index}", error) from error
+                    raise self._mismatch(schema, index, str(error)) from error
                 copy += perf_counter() - read
         self._count(perf_counter() - begin - copy, copy, len(indices))
 
@@ -137,7 +171,7 @@ class SampleReader:
         if self._read_batch is not None:
             own = {name: array[row : row + 1] for name, array in rows.items()}
             return lambda index: self._fill_together(schema, own, np.array([epoch]), np.array([index]))
-        return lambda index: self._write(write, row, self._get(epoch, index), index)
+        return lambda index: self._write(schema, write, row, self._get(epoch, index), index)
 
     def _may_read_together(self, indices: np.ndarray) -> bool:
         return not self._policy.known_bad or self._policy.known_bad.isdisjoint(indices.tolist())
@@ -146,24 +180,28 @@ class SampleReader:
         """Read a sample; if it fails and the policy allows, read the first of its substitutes that does not."""
         if not self._policy.substitutes:
             return read(index)
-        reason = "listed in the quarantine file"
+        reason, kind = "listed in the quarantine file", ""
         if index not in self._policy.known_bad:
             try:
                 return read(index)
+            except SchemaMismatch:
+                raise
             except SampleError as error:
-                reason = str(error)
-        return self._substitute(epoch, index, read, reason)
+                reason, kind = str(error), type(error.__cause__ or error).__name__
+        return self._substitute(epoch, index, read, reason, kind)
 
-    def _substitute(self, epoch: int, index: int, read: Callable[[int], Result], reason: str) -> Result:
+    def _substitute(self, epoch: int, index: int, read: Callable[[int], Result], reason: str, kind: str) -> Result:
         for attempt in range(SUBSTITUTES):
             chosen = substitute_index(self.seed, epoch, index, attempt, len(self.dataset))
             if chosen == index or chosen in self._policy.known_bad:
                 continue
             try:
                 result = read(chosen)
+            except SchemaMismatch:
+                raise
             except SampleError:
                 continue
-            self._skipped.append(SkippedSample(epoch, index, chosen, reason))
+            self._skipped.append(SkippedSample(epoch, index, chosen, reason, kind))
             return result
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
@@ -201,17 +239,44 @@ class SampleReader:
                     self._read_batch(indices, rows)  # type: ignore[misc]
         except Exception as error:
             failed = failed_sample()
+            # Where others may take their place, each is read alone after this.
+            if len(indices) == 1 or not self._policy.substitutes:
+                self._refuse_unlike(schema, epochs, indices)
             which = f"one of the samples {indices.tolist()}" if failed is None else f"sample {failed}"
             raise self._failure(which, error) from error
         finally:
             self._count_source(start, len(indices))
 
-    def _write(self, write: RowWriter, row: int, sample: Fields, index: int) -> None:
+    def _refuse_unlike(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
+        """Raise SchemaMismatch if one of some samples over which `read_batch` failed can be read, but differs."""
+        for row, index in enumerate(indices.tolist()):
+            [found] = self._schemas(epochs[row : row + 1], indices[row : row + 1]) or [schema.describe()]
+            if found != schema.describe():
+                raise self._mismatch(schema, index, f"it has {found}")
+
+    def _schemas(self, epochs: np.ndarray, indices: np.ndarray) -> Counter[str]:
+        """How many of some samples have which schema; those that cannot be read are left out."""
+        counts: Counter[str] = Counter()
+        for epoch, index in zip(epochs.tolist(), indices.tolist()):
+            try:
+                sample = self._get(epoch, index)
+            except SampleError:
+                continue
+            try:
+                counts[SampleSchema.of(sample).describe()] += 1
+            except SchemaError as error:
+                counts[f"({error})"] += 1
+        return counts
+
+    def _mismatch(self, schema: SampleSchema, index: int, problem: str) -> SchemaMismatch:
+        return SchemaMismatch(type(self.dataset).__name__, index, problem, schema.describe())
+
+    def _write(self, schema: SampleSchema, write: RowWriter, row: int, sample: Fields, index: int) -> None:
         start = perf_counter()
         try:
             write(row, fields_of(sample))
         except SchemaError as error:
-            raise self._failure(f"sample {index}", error) from error
+            raise self._mismatch(schema, index, str(error)) from error
         finally:
             self._times.copy += perf_counter() - start
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Task, TaskResult
+from libai_data.loader.schema import first_error
 from libai_data.loader.timing import StageTimes
 
 DEATHS_ALLOWED = 3
 """How often workers may end over the same samples before these are given up."""
 
-_A_HANG_COUNTS = 2
+A_HANG_COUNTS = 2
 
 
 class Redo:
@@ -43,7 +46,7 @@ class Redo:
             SampleError: Workers have ended over it too often.
         """
         key = task.number, task.first_row
-        deaths = self._deaths.pop(key, 0) + (_A_HANG_COUNTS if hung else 1)
+        deaths = self._deaths.pop(key, 0) + (A_HANG_COUNTS if hung else 1)
         count = len(task.indices)
         if count > self._together and self._may_part:
             parts = [_part_of(task, row, self._together) for row in range(0, count, self._together)]
@@ -88,5 +91,5 @@ def _together(number: int, results: list[TaskResult]) -> TaskResult:
     times = StageTimes()
     for result in results:
         times.add(result.times)
-    error = next((result.error for result in results if result.error is not None), None)
+    error = reduce(first_error, (result.error for result in results))
     return TaskResult(number, error, None, times, [skip for result in results for skip in result.skipped])

@@ -103,6 +103,6 @@ def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
     if array.shape != spec.shape or array.dtype != spec.dtype:
         raise SchemaError(
             f"field '{spec.name}' is {array.dtype} {list(array.shape)}, in the samples before it "
-            f"{spec.describe()}; make all samples alike, or use a padding collator"
+            f"{spec.dtype} {list(spec.shape)}"
         )
     return array

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
 from libai_data.global_tensor import split_dims
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
 from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
@@ -50,6 +50,7 @@ class FieldSpec:
         shape: of what is read of a sample, without a batch dim.
         layout: of the field.
         part: for each dim of the sample what is read of it, where that is not all.
+        whole: shape of the sample itself, where not all of it is read.
     """
 
     name: str
@@ -57,10 +58,14 @@ class FieldSpec:
     shape: tuple[int, ...]
     layout: Layout
     part: tuple[slice, ...] | None = None
+    whole: tuple[int, ...] | None = None
 
     def describe(self) -> str:
-        """Shape and dtype in words."""
-        return f"{self.dtype} {list(self.shape)}"
+        """Shape, dtype and an unusual layout in words."""
+        layout = (
+            "" if self.layout == Layout() else f" {list(self.layout.sbp_list)} on layer {self.layout.placement_idx}"
+        )
+        return f"{self.dtype} {list(self.whole or self.shape)}{layout}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ class SampleSchema:
     """The fields that every sample of a dataset has, in the order in which the first one names them."""
 
     fields: tuple[FieldSpec, ...]
+
+    def describe(self) -> str:
+        """Fields with dtypes, shapes and unusual layouts, whatever the order of the fields."""
+        return "{" + ", ".join(sorted(f"{field.name}: {field.describe()}" for field in self.fields)) + "}"
 
     @cached_property
     def layouts(self) -> dict[str, Layout]:
@@ -124,6 +133,56 @@ class SampleSchema:
         return SampleSchema(fields)
 
 
+class SchemaMismatch(SchemaError, SampleError):
+    """A sample can be read, but has another schema than the first one; no other sample may take its place.
+
+    Args:
+        dataset_name: of its class.
+        index: of the sample.
+        problem: what differs.
+        expected: the schema of the first sample.
+        counts: schema -> how many samples have it, of those that were looked at.
+        looked_at: samples that were looked at, some of which may not be readable.
+    """
+
+    def __init__(
+        self,
+        dataset_name: str,
+        index: int,
+        problem: str,
+        expected: str,
+        counts: Mapping[str, int] | None = None,
+        looked_at: int = 0,
+    ) -> None:
+        super().__init__(dataset_name, index, problem, expected, counts, looked_at)
+        self.dataset_name, self.index, self.problem, self.expected = dataset_name, index, problem, expected
+        self.counts, self.looked_at = dict(counts or {}), looked_at
+
+    def with_counts(self, counts: Mapping[str, int], looked_at: int) -> SchemaMismatch:
+        """The same with more samples looked at."""
+        added = {schema: self.counts.get(schema, 0) + counts.get(schema, 0) for schema in {**self.counts, **counts}}
+        return SchemaMismatch(
+            self.dataset_name, self.index, self.problem, self.expected, added, self.looked_at + looked_at
+        )
+
+    def __str__(self) -> str:
+        counts = {self.expected: 0, **self.counts}
+        seen = ", ".join(f"{count} of {schema}" for schema, count in counts.items())
+        return (
+            f"sample {self.index} of {self.dataset_name} has another schema than the first sample: {self.problem}. "
+            f"Samples so far: {seen}. Only samples that cannot be read are replaced, so make all samples alike in the "
+            "dataset (convert images to one mode and size, cast to one dtype, return the same fields), or pad them "
+            "with collate_fn=PadCollator(...)"
+        )
+
+
+def first_error(error: Exception | None, other: Exception | None) -> Exception | None:
+    """The error of two tasks of one batch; two schema mismatches become one."""
+    if isinstance(error, SchemaMismatch) and isinstance(other, SchemaMismatch):
+        return error.with_counts(other.counts, other.looked_at)
+    return error or other
+
+
 def _part_of(field: FieldSpec, place: TensorPart, changes: Mapping[str, Any]) -> FieldSpec:
     _, split = split_dims(replace(field.layout, **changes).sbp_list)
     dim = -1 if split is None else split - 1
@@ -133,7 +192,7 @@ def _part_of(field: FieldSpec, place: TensorPart, changes: Mapping[str, Any]) ->
     length = field.shape[dim] // place.size
     own = slice(place.rank * length, (place.rank + 1) * length)
     part = tuple(own if other == dim else slice(0, size) for other, size in enumerate(field.shape))
-    return replace(field, shape=tuple(each.stop - each.start for each in part), part=part)
+    return replace(field, shape=tuple(each.stop - each.start for each in part), part=part, whole=field.shape)
 
 
 def _spec(name: str, value: Any) -> FieldSpec:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from typing import Callable
+
+import numpy as np
 
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_end
@@ -13,6 +16,8 @@ from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+_FIRST_SAMPLE = -1
+"""The number of the task that reads the sample from which the schema is learned."""
 
 
 class ThreadExecutor:
@@ -30,6 +35,7 @@ class ThreadExecutor:
         self._runners = [make_runner() for _ in range(workers)]
         self._timeout = timeout
         self._closed = False
+        self._first_sample: deque[Fields] = deque()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
         self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
@@ -50,7 +56,10 @@ class ThreadExecutor:
             self._working[number] = (time.monotonic(), task)
             runner.reader.count_idle(time.perf_counter() - idle_since)
             try:
-                result = runner.run(task)
+                if task.number == _FIRST_SAMPLE:
+                    result = self._read_first(runner, task)
+                else:
+                    result = runner.run(task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task, error))
             self._results.put(result)
@@ -58,9 +67,20 @@ class ThreadExecutor:
             # While it waits, a thread keeps nobody's batch alive.
             del task, result
 
+    def _read_first(self, runner: TaskRunner, task: Task) -> TaskResult:
+        try:
+            self._first_sample.append(runner.reader.first_sample(int(task.epochs[0]), int(task.indices[0])))
+        except Exception as error:
+            return TaskResult(task.number, error)
+        return TaskResult(task.number)
+
     def first_sample(self, epoch: int, index: int) -> Fields:
-        """Read the sample from which the schema is learned, in the caller's thread."""
-        return self._runners[0].reader.sample(epoch, index)
+        """Read the sample from which the schema is learned, in one of the threads; see `next_result`."""
+        self.submit(Task(_FIRST_SAMPLE, np.array([epoch]), np.array([index]), 0, 1))
+        error = self.next_result().error
+        if error is not None:
+            raise error
+        return self._first_sample.popleft()
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""

@@ -25,7 +25,7 @@ from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, w
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.lifeline import hold_on
 from libai_data.loader.reading import SampleReader
-from libai_data.loader.schema import array_of, layout_of
+from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
 from libai_data.loader.timing import StageTimes
@@ -163,11 +163,10 @@ class _Worker:
         except EOFError:
             os._exit(0)
 
-    def _first_sample(self, epoch: int, index: int) -> Any:
+    def _first_sample(self, epoch: int, index: int, hopeless: bool) -> Any:
         try:
-            return {
-                name: _sendable(name, value) for name, value in fields_of(self._reader.sample(epoch, index)).items()
-            }
+            fields = fields_of(self._reader.first_sample(epoch, index, hopeless))
+            return {name: _sendable(name, value) for name, value in fields.items()}
         except BaseException as error:
             return remote_failure(error)
 
@@ -185,7 +184,9 @@ class _Worker:
             result = TaskResult(task.number, wants_to_end(task, unusual))
         if result.says_only_done:
             return result.times
-        error: Any = None if result.error is None else remote_failure(result.error)
+        error: Any = result.error
+        if error is not None and not isinstance(error, SchemaMismatch):
+            error = remote_failure(error)
         collated: Collated | None = None
         if result.collated is not None:
             collated = self._put_into_slot(entry, result)

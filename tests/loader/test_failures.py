@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import re
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.errors import ConfigError, DataPipelineError, SampleError
+from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, read_quarantine, substitute_index
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.structures import DistTensorData
 from tests.loader.sample_datasets import (
     ExitingPolitely,
     Failing,
@@ -214,13 +217,106 @@ def test_policies_are_checked() -> None:
         ErrorPolicy("quarantine")
 
 
-@WITHOUT_SPAWN
-def test_a_sample_unlike_the_others_is_skipped_as_well(workers: dict[str, Any]) -> None:
-    found = indices_of(stream(OddSample(), batches=16, on_error="skip", **workers))
-    assert found[9] != 9
-    assert [index for place, index in enumerate(found) if place != 9] == [*range(9), *range(10, 64)]
+class Mixed(Numbers):
+    """Greyscale images among others, or samples that differ in something else."""
 
+    def __init__(self, grey: Sequence[int], what: str = "shape", size: int = 64) -> None:
+        super().__init__(size)
+        self.grey, self.what = frozenset(grey), what
 
-class OddSample(Numbers):
     def __getitem__(self, index: int) -> Any:
-        return {"index": np.array(index, np.int64 if index != 9 else np.int32)}
+        image, grey = np.zeros((2, 2, 3), np.uint8), index in self.grey
+        if grey and self.what == "no dict":
+            return None
+        sample = {"image": image, "index": DistTensorData(np.array(index))}
+        if grey:
+            changed = {"shape": image[..., 0], "dtype": image.astype(np.float32), "layout": layout(image)}
+            sample["image"] = changed.get(self.what, image)
+            if self.what == "fields":
+                del sample["image"]
+            if self.what == "no tensor":
+                sample["image"] = "a name"
+        return sample
+
+
+def layout(image: np.ndarray) -> DistTensorData:
+    return DistTensorData(image, placement_idx=-1)
+
+
+class MixedTogether(Mixed):
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+class MixedFilled(Mixed):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        for row, index in enumerate(indices.tolist()):
+            out["image"][row][...] = self[index]["image"]
+            out["index"][row] = index
+
+
+KINDS_OF_MIXED = [
+    *itertools.product(WORKERS[:3], [Mixed, MixedTogether, MixedFilled], ["skip"]),
+    (WORKERS[3], Mixed, "skip"),
+    (WORKERS[2], MixedFilled, "raise"),
+    (WORKERS[0], Mixed, "raise"),
+]
+
+
+@pytest.mark.parametrize(("workers", "dataset", "on_error"), KINDS_OF_MIXED)
+def test_a_sample_that_differs_ends_the_run_with_both_schemas_and_their_counts(
+    workers: dict[str, Any], dataset: Any, on_error: str
+) -> None:
+    first = "{image: uint8 [2, 2], index: int64 []}"
+    other = "{image: uint8 [2, 2, 3], index: int64 []}"
+    with pytest.raises(SampleError) as raised:
+        stream(dataset([*range(7), 10]), batches=4, on_error=on_error, **workers)
+    text = str(raised.value)
+    assert isinstance(raised.value, SchemaError)
+    assert "sample 7 of Mixed" in text
+    assert f"7 of {first}, 1 of {other}" in text
+    assert "make all samples alike" in text
+    assert "PadCollator" in text
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize("what", ["dtype", "layout", "fields", "no tensor", "no dict"])
+def test_no_difference_of_a_sample_is_skipped(workers: dict[str, Any], what: str) -> None:
+    with pytest.raises(SampleError, match=r"(?s)sample 9 of Mixed has another schema.*11 of {image: uint8"):
+        stream(Mixed([9], what), batches=3, on_error="skip", **workers)
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize("what", ["no tensor", "no dict"])
+def test_a_first_sample_that_is_no_sample_is_named_and_not_skipped(workers: dict[str, Any], what: str) -> None:
+    with pytest.raises(DataPipelineError, match="sample 0 of Mixed: "):
+        stream(Mixed([0], what), batches=1, on_error="skip", **workers)
+
+
+@pytest.mark.parametrize("workers", [WORKERS[0], WORKERS[2]])
+@DATASETS
+def test_more_replaced_samples_than_the_budget_allows_end_the_run(workers: dict[str, Any], dataset: Any) -> None:
+    bad = dataset(2000, bad=range(30, 1000, 60))
+    sampler = CyclicSampler(bad, 50)
+    with loading(bad, sampler, on_error="skip", **workers) as loader:
+        iterator = iter(loader)
+        found = [index for _ in range(19) for index in next(iterator).index.tensor.numpy().tolist()]
+        # The smallest number of samples is what counts first: until then, 1 % may be any number.
+        assert len(set(found) - bad.bad) >= 950 - 2 * 16
+        with pytest.raises(SampleError, match=r"replaced 17 of 1000 samples.*KeyError 17 times, such as sample 30: "):
+            next(iterator)
+    found = stream(bad, CyclicSampler(bad, 50), 20, on_error="skip", replacement_budget=0.017, **workers)
+    assert len(found) == 20
+
+
+def test_samples_that_the_quarantine_file_lists_do_not_count_as_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("".join(f'{{"index": {index}}}\n' for index in range(0, 2000, 10)))
+    dataset = Numbers(2000)
+    assert len(stream(dataset, CyclicSampler(dataset, 50), 40, on_error="skip", quarantine_file=str(path))) == 40
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1, float("nan")])
+def test_a_budget_is_a_share(budget: float) -> None:
+    with pytest.raises(ConfigError, match=r"replacement_budget is .*a share from 0 to 1"):
+        ErrorPolicy("skip", replacement_budget=budget)
