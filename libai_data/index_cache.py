@@ -13,6 +13,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError, PeerError
 from libai_data.failure_notes import failures_noted, note_failure
+from libai_data.file_map import FileMap, npy_array
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def _write(path: Path, arrays: Sequence[np.ndarray]) -> None:
 
 def _load(path: Path) -> list[np.ndarray] | None:
     try:
-        whole = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+        whole = npy_array(FileMap(path).array)
         count = int(whole[0])
         ends = 1 + count + np.cumsum(whole[1 : 1 + count])
         if whole.dtype != _NUMBERS or int(ends[-1]) != len(whole):

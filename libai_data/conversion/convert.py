@@ -12,6 +12,7 @@ from typing import Any, Callable
 from libai_data.conversion.shard_job import ShardJob, ShardReport, WriteShard
 from libai_data.conversion.shard_writers import FORMATS, schema_of
 from libai_data.errors import ConfigError, FormatError, nearest
+from libai_data.identity import key_of
 from libai_data.shard_work.crew import Work, WorkError, done_by_processes
 from libai_data.shard_work.folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.sources.opening import open_source, source_format
@@ -77,7 +78,8 @@ def convert(
     """Write the records of a source, in their order, as shards of another format.
 
     Each shard is read again before it gets its name, and must hold what was written. Finished shards are kept
-    whatever ends the run; the same call goes on from them. A hidden file in the folder says how the shards were made.
+    whatever ends the run, and the same call writes the missing ones. A shard is written again if a file that it was
+    made of has changed since. A hidden file in the folder says how the shards were made.
 
     Args:
         conversion: what becomes what.
@@ -87,7 +89,8 @@ def convert(
     Raises:
         ConfigError: There are no records, or shards of another conversion in the folder.
         FormatError: The source cannot be read.
-        ConversionError: A process failed: a record cannot be read or written, or a shard is not what was written.
+        ConversionError: A process failed: a record cannot be read or written, a shard is not what was written, or a
+            file of the source changed meanwhile.
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; at least 1 process is needed")
@@ -97,7 +100,7 @@ def convert(
     source = open_source(asked, form)
     if not len(source):
         raise ConfigError(f"{paths} hold no record")
-    plan = _plan(conversion, source.identity, len(source))
+    plan = _plan(conversion, len(source))
     output = Path(conversion.output)
     folder = output / _UNFINISHED
     with own_folder(folder):
@@ -105,15 +108,21 @@ def convert(
         if before:
             check_same_plan(output, before["plan"], plan)
         keep_to_plan(folder, plan)
-        jobs = _jobs(conversion, len(source))
+        schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _TELL_COLUMNS))))
+        jobs = _jobs(conversion, source, schema)
         reports = _Reports(folder, before.get("shards", {}))
         missing = [job for job in jobs if reports.of(job) is None]
+        if missing:
+            # What it says of these shards would be wrong if this run is ended.
+            reports.begin(missing)
+            (output / MANIFEST).unlink(missing_ok=True)
         result = Converted([job.path for job in jobs], len(source), kept=len(jobs) - len(missing))
         done = len(source) - sum(job.stop - job.first for job in missing)
         progress(done, len(source))
-        schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _TELL_COLUMNS))))
         work = Work(WriteShard(asked, form, conversion.to, schema, str(folder)), _name, ConversionError)
         for job, report in done_by_processes(work, missing, workers):
+            if _input(source, job.first, job.stop, schema) != job.input:
+                raise ConversionError(f"the source of {_name(job)} changed while it was read; run the same again")
             reports.add(job, report)
             done += report.records
             progress(done, result.records)
@@ -124,19 +133,25 @@ def convert(
     return result
 
 
-def _plan(conversion: Conversion, identity: str, records: int) -> dict[str, Any]:
+def _plan(conversion: Conversion, records: int) -> dict[str, Any]:
     how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
-    return {**how, "source": identity, "records": records}
+    return {**how, "records": records}
 
 
-def _jobs(conversion: Conversion, records: int) -> list[ShardJob]:
+def _input(source: Any, first: int, stop: int, schema: Any) -> str:
+    return key_of(source.identity_of(first, stop), str(schema))
+
+
+def _jobs(conversion: Conversion, source: Any, schema: Any) -> list[ShardJob]:
+    records = len(source)
     count = -(-records // conversion.records_per_shard)
     ending = FORMATS[conversion.to].ending
 
     def all_jobs() -> Iterator[ShardJob]:
         for number in range(count):
             path = Path(conversion.output) / f"{conversion.name}-{number:05d}-of-{count:05d}.{ending}"
-            yield ShardJob(str(path), records * number // count, records * (number + 1) // count)
+            first, stop = records * number // count, records * (number + 1) // count
+            yield ShardJob(str(path), first, stop, _input(source, first, stop, schema))
 
     return list(all_jobs())
 
@@ -171,12 +186,19 @@ class _Reports:
         try:
             noted = self._manifest.get(path.name) or json.loads(self._note(job).read_text("utf-8"))
             report = ShardReport(**noted)
-            if path.stat().st_size != report.size:
+            if path.stat().st_size != report.size or report.input != job.input:
                 return None
         except (OSError, ValueError, TypeError):
             return None
         self.found[job.path] = report
         return report
+
+    def begin(self, missing: Sequence[ShardJob]) -> None:
+        """Note the shards that are kept, and that these are not finished."""
+        for name, report in self.found.items():
+            write_json(self._folder / f"{Path(name).name}.json", asdict(report))
+        for job in missing:
+            self._note(job).unlink(missing_ok=True)
 
     def add(self, job: ShardJob, report: ShardReport) -> None:
         """Note that a shard is finished."""

@@ -27,11 +27,13 @@ class ShardJob:
         path: of its file.
         first: index of the first record.
         stop: behind the last.
+        input: identity of these records, and of what all shards have in common.
     """
 
     path: str
     first: int
     stop: int
+    input: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,13 @@ class ShardReport:
         records: how many.
         size: bytes of the file.
         digest: of the records, as a source gives them.
+        input: the job's; a shard whose input has another identity now is written again.
     """
 
     records: int
     size: int
     digest: str
+    input: str = ""
 
 
 class WriteShard:
@@ -86,7 +90,7 @@ class WriteShard:
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)
-        return ShardReport(job.stop - job.first, path.stat().st_size, written)
+        return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input)
 
     def _write(self, path: Path, job: ShardJob) -> str:
         digest = _Digest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from libai_data.datasets import gpt_index
 from libai_data.datasets.combine import check_index
 from libai_data.datasets.gpt_batch import BatchFiller, SampleForm
 from libai_data.errors import ConfigError
+from libai_data.identity import key_of
 from libai_data.index_cache import cached_arrays
 from libai_data.sources.indexed import IndexedSource
 from libai_data.structures import DistTensorData, Instance
@@ -85,7 +85,7 @@ class GPTDataset:
         self._packing = packing
         self._depends_on: dict[str, Any] = {
             "version": list(gpt_index.INDEX_VERSION),
-            "corpus": self.source.layout_hash,
+            "corpus": self.source.fingerprint,
             "num_epochs": num_epochs,
             "seed": seed if shuffle_documents else None,
             "packed": max_seq_length if packing else None,
@@ -164,7 +164,6 @@ class GPTDataset:
                 return gpt_index.packed(bounds, self.max_seq_length, num_epochs, seed)
             return list(gpt_index.documents(bounds, num_epochs, seed))
 
-        text = json.dumps(self._depends_on, sort_keys=True)
-        key = f"gpt-{hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}"
+        key = f"gpt-{key_of(json.dumps(self._depends_on, sort_keys=True))}"
         starts, offsets, *firsts = cached_arrays(folder, key, build)
         return gpt_index.Pieces(starts, offsets), firsts[0] if firsts else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.errors import ConfigError
+from libai_data.identity import key_of
 from libai_data.index_cache import cached_arrays
 from libai_data.mixing import combine64, mix64_array
 from libai_data.sources.indexed import IndexedSource
@@ -84,8 +84,8 @@ def sentence_samples(source: IndexedSource, rule: SentenceRule, cache_dir: str |
     Raises:
         ConfigError: No document has enough sentences.
     """
-    depends_on = {"version": _VERSION, "corpus": source.layout_hash, **asdict(rule)}
-    key = hashlib.blake2b(json.dumps(depends_on, sort_keys=True).encode(), digest_size=12).hexdigest()
+    depends_on = {"version": _VERSION, "corpus": source.fingerprint, **asdict(rule)}
+    key = key_of(json.dumps(depends_on, sort_keys=True))
     folder = Path(cache_dir or f"{source.prefix}.cache")
     return SentenceSamples(*cached_arrays(folder, f"sentences-{key}", lambda: list(find_samples(source, rule))))
 

@@ -87,7 +87,7 @@ class SentenceCorpus:
         Args:
             **arguments: of the dataset.
         """
-        return {"corpus": self.source.layout_hash, **asdict(self.rule), **arguments}
+        return {"corpus": self.source.fingerprint, **asdict(self.rule), **arguments}
 
 
 def vocabulary_hash(tokenizer: Any) -> str:

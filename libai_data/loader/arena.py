@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.file_map import map_descriptor
+
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Arena:
@@ -133,16 +131,8 @@ class PrivateArena(Arena):
 
 
 def _map(descriptor: int, offset: int, size: int, kind: int = mmap.MAP_SHARED) -> Any:
-    """Shared memory as a ctypes array, unmapped when nothing refers to it.
-
-    `mmap.mmap` would keep a descriptor open for each range, and so a user who keeps batches would run out of them.
-    """
-    address = _libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, descriptor, offset)
-    if address == _MAP_FAILED:
-        raise _last_error(f"cannot map {size} bytes of shared memory")
-    mapped = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(mapped, _libc.munmap, address, size).atexit = False
-    return mapped
+    """Shared memory as a ctypes array, which holds no descriptor, so that a user may keep any number of batches."""
+    return map_descriptor(descriptor, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, ctypes.c_ubyte)
 
 
 def _last_error(what: str) -> OSError:

@@ -12,6 +12,8 @@ from typing import Any, Callable
 import cloudpickle
 import numpy as np
 
+from libai_data.file_map import reduce_mapped
+
 _HEADER = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
 _ALIGNMENT = 4096
@@ -22,7 +24,7 @@ class _Pickler(cloudpickle.CloudPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
-            reduced = _reduce_map(obj)
+            reduced = reduce_mapped(obj) or _reduce_map(obj)
             if reduced is not None:
                 return reduced
         return super().reducer_override(obj)

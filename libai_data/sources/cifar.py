@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
+from libai_data.file_map import FileMap
+from libai_data.identity import file_identity
 from libai_data.sources.download import downloaded
 from libai_data.sources.whole_folder import written_together
 
@@ -114,6 +116,11 @@ class CIFARSource:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
+    @property
+    def identity(self) -> list[Any]:
+        """The identity of the files as they are now; see `libai_data.identity`."""
+        return [file_identity(path) for path in self._paths]
+
     def read(self, index: int) -> tuple[np.ndarray, int]:
         """An image, uint8 [32, 32, 3], and its label.
 
@@ -154,13 +161,14 @@ class CIFARSource:
             raise ConfigError(
                 f"there is no {path}{found}; give download=True, or unpack {self.kind.url} in {path.parent.parent}"
             )
-        record, size = self.kind.labels + _PIXELS, path.stat().st_size
+        content = FileMap(path).array
+        record, size = self.kind.labels + _PIXELS, len(content)
         if size % record or not size:
             raise FormatError(
                 f"{path} has {size} bytes, which is no number of images of {record} bytes; it is cut short at offset "
                 f"{size - size % record}, or another file"
             )
-        return np.memmap(path, np.uint8, mode="r", shape=(size // record, record))
+        return content.reshape(-1, record)
 
     def _class_names(self) -> tuple[str, ...]:
         path = self.folder / self.kind.names

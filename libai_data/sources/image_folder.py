@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ConfigError
+from libai_data.identity import file_identity, key_of
 from libai_data.index_cache import cached_arrays
 from libai_data.sources.folder_listing import FolderListing, TooManyEntries, folders_in, list_folder
 from libai_data.sources.remote import is_remote
@@ -88,6 +90,19 @@ class ImageFolderSource:
         """Where an image lies: its path."""
         return str(self[index][0])
 
+    def identity_of(self, first: int, stop: int) -> str:
+        """The identity of images `first` to `stop` - 1 as they are now: real path, size and time of change of each."""
+        roots = {label: os.path.realpath(self.root / name) for label, name in enumerate(self.classes)}
+        found = hashlib.blake2b(digest_size=12)
+        for index in range(first, stop):
+            path, label = self[index]
+            status = os.lstat(path)
+            known: list[Any] = [roots[label], self._names[index], status.st_size, status.st_mtime_ns]
+            if stat.S_ISLNK(status.st_mode):
+                known = file_identity(path)
+            found.update(repr((label, known)).encode())
+        return found.hexdigest()
+
     def fingerprint(self) -> dict[str, Any]:
         """What a checkpoint keeps: how many images there are, and a hash of their classes and names."""
         digest = hashlib.blake2b(repr(self.classes).encode(errors="surrogateescape"), digest_size=12)
@@ -99,8 +114,7 @@ class ImageFolderSource:
         def build() -> list[np.ndarray]:
             return list_folder(self.root, self.classes, suffixes).numbers()
 
-        known = repr((os.path.abspath(self.root), suffixes))
-        key = hashlib.blake2b(known.encode(errors="surrogateescape"), digest_size=12).hexdigest()
+        key = key_of("folder", os.path.realpath(self.root), suffixes)
         found = cached_arrays(
             folder, key, build, lambda numbers: FolderListing.from_numbers(numbers).is_current(self.root)
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.identity import key_of
 from libai_data.sources.sharded import Indices
 
 LABEL = "cls"
@@ -30,14 +31,16 @@ class ImageRecords:
 
     Args:
         images: a source whose `read(index)` gives an image, encoded or uint8 [H, W] or [H, W, C], and a label, and that
-            has a `fingerprint()`.
+            has an `identity`.
+
+    Attributes:
+        identity: of the records; see `libai_data.identity`.
     """
 
     def __init__(self, images: Any) -> None:
         self._images = images
         self._field = _kind_of(_encoded(images.read(0)[0])) if len(images) else ""
-        self.identity = f"{type(images).__name__} {images.fingerprint()!r}"
-        """Tells the records from those of other images."""
+        self.identity = self.identity_of(0, len(images))
 
     def __len__(self) -> int:
         return len(self._images)
@@ -45,6 +48,12 @@ class ImageRecords:
     def __getitem__(self, index: int) -> dict[str, Any]:
         image, label = self._images.read(operator.index(index))
         return {self._field: _encoded(image), LABEL: int(label)}
+
+    def identity_of(self, first: int, stop: int) -> str:
+        """The identity of records `first` to `stop` - 1, with their files as they are now."""
+        of_range = getattr(self._images, "identity_of", None)
+        images = self._images.identity if of_range is None else of_range(first, stop)
+        return key_of(type(self._images).__name__, self._field, images, first, stop)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[index] for index in range(len(self)))

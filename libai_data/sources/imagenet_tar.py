@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import operator
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
+from libai_data.identity import file_identity, key_of
 from libai_data.index_cache import cached_arrays
+from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.packed_names import PackedNames
 from libai_data.sources.storage import cache_home
 from libai_data.sources.tar_index import TarIndex, index_tar
@@ -57,9 +58,8 @@ class ImageNetTarSource:
         kept_in = Path(cache_dir or cache_home() / "indices")
         if not self.path.is_file():
             raise ConfigError(f"there is no {self.path}, and no folder {Path(root) / ('train' if train else 'val')}")
-        status = self.path.stat()
-        known = repr((os.path.abspath(self.path), status.st_size, status.st_mtime_ns)).encode(errors="surrogateescape")
-        key = hashlib.blake2b(known, digest_size=12).hexdigest()
+        self._file = MappedFile(self.path)
+        self._paths, key = [self.path], key_of("imagenet", train, self._file.identity)
         if train:
             found = cached_arrays(kept_in, key, lambda: _index_of_classes(self.path))
             self.classes = tuple(PackedNames.from_numbers(found[0], found[1]))
@@ -68,6 +68,7 @@ class ImageNetTarSource:
             self._index = TarIndex.from_numbers(cached_arrays(kept_in, key, lambda: index_tar(self.path).numbers()))
             labels = Path(val_labels or Path(root) / VAL_LABELS)
             of_images = _classes_of(labels, list(self._index.names))
+            self._paths.append(labels)
             train_tar = Path(root) / TRAIN_TAR
             self.classes = _classes_in(train_tar) if train_tar.is_file() else tuple(sorted(set(of_images)))
             self._labels = _numbered(of_images, self.classes, labels)
@@ -75,15 +76,16 @@ class ImageNetTarSource:
     def __len__(self) -> int:
         return len(self._index)
 
+    @property
+    def identity(self) -> list[Any]:
+        """The identity of the archive and of the file of labels as they are now; see `libai_data.identity`."""
+        return [file_identity(path) for path in self._paths]
+
     def read(self, index: int) -> tuple[bytes, int]:
         """An image as it lies in the archive, and its label."""
         place = operator.index(index)
-        size = int(self._index.sizes[place])
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(descriptor, size, int(self._index.offsets[place])), int(self._labels[place])
-        finally:
-            os.close(descriptor)
+        start = int(self._index.offsets[place])
+        return self._file.bytes[start : start + int(self._index.sizes[place])], int(self._labels[place])
 
     def name(self, index: int) -> str:
         """Where an image lies: its name in the archive."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, FormatError, nearest
+from libai_data.file_map import FileMap, FileStatus
 from libai_data.sources.indexed_format import SequenceIndex, parse_index
 
 _HASHED_AT_ONCE = 1 << 24
@@ -31,7 +32,9 @@ class IndexedSource:
 
     def __init__(self, prefix: str | Path) -> None:
         self.prefix = str(prefix)
-        content, data = (_map(self.prefix, ending) for ending in (".idx", ".bin"))
+        maps = [_map(self.prefix, ending) for ending in (".idx", ".bin")]
+        self._statuses = [each.status for each in maps]
+        content, data = (each.array for each in maps)
         self._index: SequenceIndex = parse_index(content, len(data), f"{self.prefix}.idx")
         self.tokens: np.ndarray = data.view(self._index.dtype)
         """All tokens, one sequence behind the other."""
@@ -106,8 +109,8 @@ class IndexedSource:
         return starts
 
     @cached_property
-    def layout_hash(self) -> str:
-        """Hash of dtype, sizes and documents: all but the tokens themselves."""
+    def fingerprint(self) -> str:
+        """What a checkpoint keeps: a digest of dtype, sizes and documents, which are all but the tokens themselves."""
         found = hashlib.blake2b(str(self.dtype).encode(), digest_size=16)
         for array in (self._index.sizes, self._index.documents):
             found.update(str(len(array)).encode())
@@ -115,21 +118,28 @@ class IndexedSource:
                 found.update(np.ascontiguousarray(array[first : first + _HASHED_AT_ONCE]).data)
         return found.hexdigest()
 
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return type(self), (self.prefix,)
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return _opened_again, (type(self), self.prefix, self._statuses)
 
 
-def _map(prefix: str, ending: str) -> np.ndarray:
+def _opened_again(kind: type[IndexedSource], prefix: str, statuses: list[FileStatus]) -> IndexedSource:
+    source = kind(prefix)
+    if source._statuses != statuses:
+        raise FormatError(
+            f"{prefix}.bin and .idx have changed since they were opened: they were {statuses}, and are "
+            f"{source._statuses}; open them anew"
+        )
+    return source
+
+
+def _map(prefix: str, ending: str) -> FileMap:
     path = Path(prefix + ending)
     if not path.is_file():
         there = [each.stem for each in path.parent.glob("*" + ending)] if path.parent.is_dir() else []
         hint = nearest(Path(prefix).name, there)
         without = " Leave out the ending." if prefix.endswith((".bin", ".idx")) else ""
         raise ConfigError(f"there is no file {path}.{hint}{without}")
-    if not path.stat().st_size:
-        return np.empty(0, np.uint8)
-    # A plain array: each view of a memmap costs ten times as much.
-    return np.asarray(np.memmap(path, dtype=np.uint8, mode="r"))
+    return FileMap(path)
 
 
 def _checked(number: int, count: int, what: str, prefix: str) -> int:

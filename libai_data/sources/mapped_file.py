@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import mmap
-import os
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libai_data.errors import FormatError
+from libai_data.file_map import FileMap, FileStatus
+from libai_data.identity import file_identity
 from libai_data.sources.storage import LocalFile, PathLike
+
+_SECONDS_BETWEEN_CHECKS = 1.0
 
 
 class MappedFile:
@@ -18,6 +20,10 @@ class MappedFile:
 
     Args:
         source: path or address; a file of a store is read from a copy, see `storage.LocalFile`.
+
+    Attributes:
+        source: path or address.
+        identity: of the file when this object was made; see `libai_data.identity`.
 
     Raises:
         ConfigError: It is not there.
@@ -27,11 +33,11 @@ class MappedFile:
     def __init__(self, source: PathLike) -> None:
         self._local = LocalFile(source)
         self.source = self._local.source
-        """Path or address."""
-        status = os.stat(self.path)
-        self._status = (status.st_size, status.st_mtime_ns)
-        self._bytes: Any | None = None
+        self._status = FileStatus.of(self.path)
+        self.identity = self.current_identity()
+        self._map: FileMap | None = None
         self._array: np.ndarray | None = None
+        self._checked = 0.0
 
     @property
     def path(self) -> Path:
@@ -43,41 +49,43 @@ class MappedFile:
         """Whether it is the copy of a store's file."""
         return bool(self._local.identity)
 
-    @property
-    def identity(self) -> str:
-        """Tells it from other files, and from itself after a change."""
-        where = self.source if self.is_copy else os.path.abspath(self.path)
-        return f"{where} {self._local.identity or self._status}"
+    def current_identity(self) -> list[Any]:
+        """The identity of the file that has the path now; a file of a store has the one that it was opened with."""
+        return [self.source, self._local.identity] if self.is_copy else file_identity(self.path)
 
     @property
     def size(self) -> int:
         """In bytes."""
-        return self._status[0]
+        return self._status.size
 
     @property
     def bytes(self) -> Any:
         """What a slice is taken of: a map, or no bytes if the file is empty.
 
+        A file that is replaced or removed while it is mapped stays readable as it was. One that is written to does not:
+        this is noticed within a second.
+
         Raises:
             FormatError: The file is another one than it was when this object was made.
         """
-        if self._bytes is None:
-            with open(self.path, "rb") as file:
-                status = os.fstat(file.fileno())
-                if (status.st_size, status.st_mtime_ns) != self._status and not self.is_copy:
-                    raise FormatError(
-                        f"{self.source} has changed since it was opened: from {self._status[0]} bytes to "
-                        f"{status.st_size}, or at another time; make the source anew"
-                    )
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self.size else b""
-        return self._bytes
+        return self._mapped().bytes
 
     @property
     def array(self) -> np.ndarray:
         """The same bytes, uint8 [size]."""
+        mapped = self._mapped()
         if self._array is None:
-            self._array = np.frombuffer(self.bytes, np.uint8)
+            self._array = mapped.array
         return self._array
 
+    def _mapped(self) -> FileMap:
+        now = time.monotonic()
+        if self._map is None:
+            self._map, self._checked = FileMap(self.path, None if self.is_copy else self._status), now
+        elif now - self._checked > _SECONDS_BETWEEN_CHECKS:
+            self._map.check_not_written()
+            self._checked = now
+        return self._map
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bytes": None, "_array": None}
+        return {**self.__dict__, "_map": None, "_array": None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import pickle
 import struct
@@ -12,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ConfigError
+from libai_data.identity import key_of
 from libai_data.sources.node_memory import NodeMemory, opened_memory, shared_memory
 
 _HEAD = struct.Struct("<QQ")
 _BYTES, _PICKLED = 0, 1
-_READ_AT_ONCE = 4096
+_READ_AT_ONCE = 256
 
 
 class InMemorySource:
@@ -27,21 +27,21 @@ class InMemorySource:
 
     Args:
         source: of records that can be pickled, with a length.
-        name: says what the records are. By default a source of files tells by itself, from its arguments and the files'
-            paths, sizes and times of change.
+        name: says what the records are, together with the source's class, length, and `identity` if it has one. A
+            source of files has one: its arguments, and the files' real paths, sizes and times of change.
 
     Raises:
         ConfigError: The source cannot tell what it holds, and no name is given.
     """
 
     def __init__(self, source: Any, name: str = "") -> None:
-        identity = name or getattr(source, "identity", "")
-        if not identity:
+        identity = getattr(source, "identity", "")
+        if not name and not identity:
             raise ConfigError(
                 f"{type(source).__name__} cannot tell its records from others; give InMemorySource a name for them, "
                 "with a version"
             )
-        self._name = hashlib.blake2b(identity.encode(), digest_size=16).hexdigest()
+        self._name = key_of(name, type(source).__qualname__, len(source), identity)
         self._source = source
         self._attach(shared_memory(self._name, self._fill))
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
+from libai_data.file_map import FileMap
+from libai_data.identity import file_identity
 from libai_data.sources.download import downloaded
 from libai_data.sources.whole_folder import written_together
 
@@ -127,6 +129,11 @@ class MNISTSource:
     def __len__(self) -> int:
         return len(self._images)
 
+    @property
+    def identity(self) -> list[Any]:
+        """The identity of the two files as they are now; see `libai_data.identity`."""
+        return [file_identity(path) for path in self._paths]
+
     def read(self, index: int) -> tuple[np.ndarray, int]:
         """An image, uint8 [28, 28], and its label.
 
@@ -169,7 +176,7 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FormatError(f"{path} cannot be decompressed: {error}") from error
     else:
-        data = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+        data = FileMap(path).array
     head = 4 + 4 * dims
     magic = bytes([0, 0, _BYTES, dims])
     if data[:4].tobytes() != magic:

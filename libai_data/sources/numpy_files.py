@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError, SchemaError
+from libai_data.file_map import npy_array
 from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.sharded import Paths, ShardedSource, opened
 
@@ -39,14 +39,14 @@ class NumpySource(ShardedSource):
             if len(set(counts.values())) != 1:
                 raise SchemaError(f"the fields must have equally many files each; there are {counts}")
             rows = list(zip(*fields.values()))
-            self._files = [_Shard(dict(zip(fields, map(_open_npy, row))), row[0].source) for row in rows]
+            shards = [_Shard(dict(zip(fields, map(_open_npy, row))), row[0].source) for row in rows]
             files = [file for row in rows for file in row]
         else:
             files = opened(paths)
-            self._files = [_Shard(_open(file), file.source) for file in files]
-        for each in self._files:
-            each.check_like(self._files[0])
-        super().__init__(files, self._files, list(paths) if isinstance(paths, Mapping) else None)
+            shards = [_Shard(_open(file), file.source) for file in files]
+        for each in shards:
+            each.check_like(shards[0])
+        super().__init__(files, shards, list(paths) if isinstance(paths, Mapping) else None)
 
     def read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         """Fill a batch.
@@ -56,7 +56,7 @@ class NumpySource(ShardedSource):
             out: {field: [n, ...]}.
         """
         for number, places, rows in self.located(indices):
-            for name, array in self._files[number].arrays.items():
+            for name, array in self._shards[number].arrays.items():
                 out[name][places] = array[rows]
 
 
@@ -90,7 +90,7 @@ def _open(file: MappedFile) -> dict[str, np.ndarray]:
 
 def _open_npy(file: MappedFile) -> np.ndarray:
     try:
-        return np.asarray(np.load(file.path, mmap_mode="r", allow_pickle=False))
+        return npy_array(file.array)
     except (ValueError, EOFError, OSError) as error:
         raise FormatError(f"{file.source}, offset 0: no .npy file of numbers, or it is cut short: {error}") from error
 
@@ -104,7 +104,7 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
                 member = info.filename
                 name = member[: -len(".npy")] if member.endswith(".npy") else member
                 if info.compress_type == zipfile.ZIP_STORED:
-                    arrays[name] = _mapped_member(file.path, info)
+                    arrays[name] = _mapped_member(file, info)
                 else:
                     with archive.open(info) as content:
                         arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
@@ -117,24 +117,11 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _mapped_member(path: Path, info: zipfile.ZipInfo) -> np.ndarray:
+def _mapped_member(file: MappedFile, info: zipfile.ZipInfo) -> np.ndarray:
     """An array that lies in the archive as it is, through the memory map."""
-    with open(path, "rb") as file:
-        file.seek(info.header_offset)
-        header = file.read(_LOCAL_HEADER)
-        if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
-            raise ValueError(f"offset {info.header_offset}: there is no member")
-        file.seek(int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little"), 1)
-        start = file.tell()
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran_order, dtype = read(file)
-        if dtype.hasobject:
-            raise ValueError("it holds Python objects")
-        offset = file.tell()
-    if offset - start + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize != info.file_size:
-        raise ValueError(f"offset {start}: {info.file_size} bytes are no array of {dtype} {shape}")
-    if not np.prod(shape):
-        return np.empty(shape, dtype)
-    order = "F" if fortran_order else "C"
-    return np.asarray(np.memmap(path, dtype, "r", offset, tuple(shape), order))  # type: ignore[call-overload]
+    header = file.bytes[info.header_offset : info.header_offset + _LOCAL_HEADER]
+    if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+        raise ValueError(f"offset {info.header_offset}: there is no member")
+    names = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
+    start = info.header_offset + _LOCAL_HEADER + names
+    return npy_array(file.array[start : start + info.file_size])

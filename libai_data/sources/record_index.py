@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import Callable
 
 import numpy as np
 
+from libai_data.identity import key_of
 from libai_data.index_cache import cached_arrays
 from libai_data.sources.mapped_file import MappedFile
-from libai_data.sources.storage import PathLike
+from libai_data.sources.storage import CACHE_DIR, PathLike, cache_home
 
 FOLDER = ".libai_data_index"
 
@@ -26,8 +26,9 @@ def record_index(
         file: of records.
         kind: what the index is of, with its version.
         build: makes the index, int64 [n] each.
-        cache_dir: folder for index files. By default `.libai_data_index` beside the file, or `libai_data/index` in the
-            user's cache where nothing can be written there, and for files of stores.
+        cache_dir: folder for index files. By default `indices` in the folder that LIBAI_DATA_CACHE_DIR names. Where it
+            is not set, `.libai_data_index` beside the file, or `indices` in `cache_home()` if nothing can be written
+            beside the file.
 
     Returns:
         The arrays, read-only views of the index file's memory map.
@@ -35,14 +36,14 @@ def record_index(
     Raises:
         ConfigError: The folder cannot be written to.
     """
-    digest = hashlib.blake2b(f"{kind} {file.identity}".encode(), digest_size=12).hexdigest()
-    return cached_arrays(_folder(file, cache_dir), f"{file.path.name}-{digest}", build)
+    return cached_arrays(_folder(file, cache_dir), f"{file.path.name}-{key_of(kind, file.identity)}", build)
 
 
 def _folder(file: MappedFile, cache_dir: PathLike | None) -> Path:
     if cache_dir is not None:
         return Path(cache_dir)
     beside = file.path.parent / FOLDER
-    if not file.is_copy and os.access(beside if beside.is_dir() else file.path.parent, os.W_OK):
-        return beside
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libai_data" / "index"
+    writable = os.access(beside if beside.is_dir() else file.path.parent, os.W_OK)
+    if file.is_copy or os.environ.get(CACHE_DIR) or not writable:
+        return cache_home() / "indices"
+    return beside

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
-import hashlib
 import logging
 import os
 import random
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from libai_data.errors import ConfigError, StorageError
+from libai_data.identity import key_of
 from libai_data.sources.checksum import md5_of
 
 logger = logging.getLogger(__name__)
@@ -197,9 +197,7 @@ def _described(url: str, info: dict[str, Any]) -> RemoteFile:
         raise ConfigError(f"{url} is a folder, where a file is expected")
     md5, sure = _told_md5(_protocol_of(url), info)
     version = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
-    known = repr((info.get("size"), sorted(version.items())))
-    identity = hashlib.blake2b(known.encode(), digest_size=12).hexdigest()
-    return RemoteFile(url, info.get("size"), md5, sure, identity)
+    return RemoteFile(url, info.get("size"), md5, sure, key_of(info.get("size"), sorted(version.items())))
 
 
 def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Union
 
 import numpy as np
 
+from libai_data.identity import key_of
 from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.storage import PathLike, listed
 
@@ -39,15 +40,18 @@ class ShardedSource:
         files: the files.
         shards: the records of each file, or of several files at the same place in their lists.
         options: what else the records depend on.
+
+    Attributes:
+        paths: the files.
+        identity: of the records; see `libai_data.identity`.
     """
 
     def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
-        self._shards = list(shards)
+        self._shards: list[Any] = list(shards)
         self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
         self.paths: list[str] = [file.source for file in files]
-        """The files."""
-        self.identity = f"{type(self).__name__} {options!r} {[file.identity for file in files]}"
-        """Tells the records from those of any other source of files."""
+        self._files, self._options = list(files), options
+        self.identity = key_of(type(self).__name__, options, [file.identity for file in files])
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -86,6 +90,17 @@ class ShardedSource:
 
     # What loaders ask for samples by.
     __getitems__ = read_many
+
+    def identity_of(self, first: int, stop: int) -> str:
+        """The identity of records `first` to `stop` - 1, with their files as they are now."""
+        begins = np.concatenate([[0], self._ends[:-1]])
+        of_shard = len(self._files) // max(len(self._shards), 1)
+        parts = []
+        for number in np.flatnonzero((begins < stop) & (self._ends > first)).tolist():
+            files = self._files[number * of_shard : (number + 1) * of_shard]
+            rows = [max(first - int(begins[number]), 0), min(stop, int(self._ends[number])) - int(begins[number])]
+            parts.append([[file.current_identity() for file in files], rows])
+        return key_of(type(self).__name__, self._options, parts)
 
     def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Where records lie: shard by shard its number, which of the indices are its, and their rows there.

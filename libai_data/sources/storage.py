@@ -11,7 +11,6 @@ default 5).
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import re
 import weakref
@@ -22,10 +21,12 @@ from pathlib import Path
 from typing import Any, Union
 
 from libai_data.errors import ConfigError, StorageError
+from libai_data.identity import key_of
 from libai_data.sources.local_cache import LocalCache
 from libai_data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
 
 PathLike = Union[str, Path]
+CACHE_DIR = "LIBAI_DATA_CACHE_DIR"
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _LONGEST_NAME = 100
@@ -118,7 +119,7 @@ class LocalFile:
             raise StorageError(
                 f"{self.source} has changed since it was first opened; start again with what is there now"
             )
-        key = hashlib.blake2b(f"{remote.url}\n{remote.identity}".encode(), digest_size=12).hexdigest()
+        key = key_of(remote.url, remote.identity)
         name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", remote.url)[0].rsplit("/", 1)[-1])[-_LONGEST_NAME:]
         cache = LocalCache(storage.directory, storage.size)
         path, lock = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, storage.attempts))
@@ -129,7 +130,7 @@ class LocalFile:
 
 def cache_home() -> Path:
     """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
-    named = os.environ.get("LIBAI_DATA_CACHE_DIR")
+    named = os.environ.get(CACHE_DIR)
     return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libai_data"
 
 

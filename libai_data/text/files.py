@@ -5,7 +5,6 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,9 +154,3 @@ def _zstandard(path: Path) -> Any:
     except ModuleNotFoundError as error:
         raise ConfigError(f"{path} needs the package zstandard: pip install zstandard") from error
     return zstandard
-
-
-def identity_of(path: Path) -> list[Any]:
-    """What tells a file from a changed one: path, size in bytes, time of change in ns."""
-    status = os.stat(path)
-    return [str(path), status.st_size, status.st_mtime_ns]

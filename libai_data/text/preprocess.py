@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Callable
 
 from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.identity import file_identity
 from libai_data.shard_work.folder import keep_to_plan, own_folder
 from libai_data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.text.crew import tokenize_parts
-from libai_data.text.files import find_inputs, identity_of
+from libai_data.text.files import find_inputs
 from libai_data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.text.ray_data import tokenize_on_ray
 from libai_data.text.shards import ShardReport, Task, finished_shard, shard_prefix
@@ -111,7 +112,7 @@ def preprocess(
 
 def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> dict[str, Any]:
     plan: dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
-    plan.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[identity_of(path) for path in paths])
+    plan.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[file_identity(path) for path in paths])
     return plan
 
 

@@ -119,17 +119,55 @@ def test_shards_do_not_depend_on_workers_and_a_second_run_keeps_them_but_those_t
     assert again.kept == 2 and contents(tmp_path / "out") == whole and again.size == first.size
 
 
-@pytest.mark.parametrize("changed", [{"records_per_shard": 10}, {"to": "parquet"}, {"name": "other"}, "source"])
+@pytest.mark.parametrize("changed", [{"records_per_shard": 10}, {"to": "parquet"}, {"name": "other"}, "records"])
 def test_shards_of_another_conversion_are_not_mixed_with(tmp_path: Path, changed: Any) -> None:
     write("jsonl", tmp_path / "a.jsonl", texts(5))
     converted(tmp_path)
     before = contents(tmp_path / "out")
-    if changed == "source":
-        write("jsonl", tmp_path / "a.jsonl", texts(5, seed=2))
-    told = changed if changed == "source" else next(iter(changed))
+    if changed == "records":
+        write("jsonl", tmp_path / "a.jsonl", texts(6))
+    told = changed if changed == "records" else next(iter(changed))
     with pytest.raises(ConfigError, match=rf"out holds shards of another run: {told} was .*, or remove the folder"):
-        converted(tmp_path, **({} if changed == "source" else changed))
+        converted(tmp_path, **({} if changed == "records" else changed))
     assert contents(tmp_path / "out") == before
+
+
+def test_shards_are_written_again_if_a_file_they_were_made_of_has_changed(tmp_path: Path) -> None:
+    for name in "abcd":
+        write("jsonl", tmp_path / f"{name}.jsonl", texts(20, seed=ord(name)))
+    paths = [str(tmp_path / f"{name}.jsonl") for name in "abcd"]
+
+    def again(output: str = "out") -> Converted:
+        return convert(Conversion(paths, "webdataset", tmp_path / output, records_per_shard=20))
+
+    again()
+    corrected = tmp_path / "b.jsonl"
+    corrected.write_text(corrected.read_text().replace('"number": 7', '"number": 9'))
+    os.utime(corrected, ns=(0, 1))
+    assert again().kept == 3
+    # The same bytes at another place in the records.
+    os.rename(tmp_path / "c.jsonl", tmp_path / "x.jsonl")
+    os.rename(tmp_path / "d.jsonl", tmp_path / "c.jsonl")
+    os.rename(tmp_path / "x.jsonl", tmp_path / "d.jsonl")
+    assert again().kept == 2 and again().kept == 4
+    again("whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_source_that_changes_while_it_is_converted_ends_the_run_and_the_next_run_is_right(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(40))
+    conversion = Conversion([str(tmp_path / "a.jsonl")], "webdataset", tmp_path / "out", records_per_shard=20)
+
+    def change(done: int, total: int) -> None:
+        if done == 20:
+            write("jsonl", tmp_path / "new", texts(40, seed=1))
+            os.replace(tmp_path / "new", tmp_path / "a.jsonl")
+
+    with pytest.raises(ConversionError, match=r"records 20 to 39. changed while it was read; run the same again"):
+        convert(conversion, 1, change)
+    convert(conversion)
+    converted(tmp_path, output=tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 SLOW = """

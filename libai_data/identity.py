@@ -1,0 +1,34 @@
+"""The identity of data: what tells a file, or all files of a source, from any other and from itself after a change.
+
+A file is known by its real path, its size and its time of change; a file of a store by its address and the version that
+the store names. Whatever is kept for later or shared, such as an index, a converted shard or records in memory, has
+the identity of its data in its name. A checkpoint keeps a fingerprint instead (`datasets/fingerprint.py`), since data
+may move between two runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any, Union
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+def file_identity(path: PathLike) -> list[Any]:
+    """[real path, size in bytes, time of change in ns] of a file of this machine.
+
+    Raises:
+        OSError: It is not there.
+    """
+    status = os.stat(path)
+    return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+
+
+def key_of(*parts: Any) -> str:
+    """A name for what depends on some values: 24 hexadecimal digits.
+
+    Args:
+        *parts: lists, strings and numbers, whose `repr` says all.
+    """
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
