@@ -49,6 +49,10 @@ class PeerError(DataPipelineError, ConnectionError):
     """Another rank of the job has failed, or cannot be reached; that rank tells the cause."""
 
 
+class NonFiniteLossError(DataPipelineError, FloatingPointError):
+    """A loss is NaN or infinite."""
+
+
 class CheckpointError(DataPipelineError, RuntimeError):
     """A checkpoint or a saved state is missing, broken, or belongs to something else."""
 

@@ -10,6 +10,7 @@ from libai_data.errors import (
     DataPipelineError,
     FormatError,
     MeshError,
+    NonFiniteLossError,
     SampleError,
     SchemaError,
     StorageError,
@@ -26,6 +27,7 @@ from libai_data.errors import (
         (FormatError, ValueError),
         (SampleError, RuntimeError),
         (CheckpointError, RuntimeError),
+        (NonFiniteLossError, FloatingPointError),
         (StorageError, OSError),
     ],
 )

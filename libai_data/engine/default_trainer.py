@@ -7,6 +7,7 @@ import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Callable
 
 from libai_data.config import instantiate, try_get_key
@@ -29,6 +30,7 @@ from libai_data.engine.loaders import (
     scale_to_epochs,
 )
 from libai_data.engine.logging_setup import setup_logger
+from libai_data.engine.losses import samples_in_words
 from libai_data.engine.models import (
     build_configured_graph,
     build_configured_model,
@@ -335,7 +337,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
             trainer = GraphTrainer(self.graph_train, self.train_loader, steps, check_inputs)
         else:
             trainer = EagerTrainer(self.model, self.train_loader, self.optimizer, steps, check_inputs)
-        trainer.losses.period = self.cfg.train.log_period
+        train = self.cfg.train
+        # Before a checkpoint is written too, so that none follows a loss that stops the training.
+        trainer.losses.periods = (train.log_period, train.checkpointer.period)
+        trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss
+        trainer.losses.samples_of = partial(samples_in_words, loader)
         self.losses = trainer.losses
         return trainer
 

@@ -3,15 +3,19 @@ it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
+from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.events import EventStorage
-from libai_data.errors import SchemaError
-from libai_data.mesh import is_main_process, tensor_to_rank0
+from libai_data.errors import NonFiniteLossError, SchemaError
+from libai_data.mesh import broadcast_py_object, is_main_process, tensor_to_rank0
+from libai_data.samplers.ledger import Ledger
 
 # Unread losses are at most this many steps old, however rarely the training logs.
 _LONGEST_PERIOD = 100
+_MOST_SAMPLES = 256
 
 
 def total_loss(outputs: Any) -> Any:
@@ -47,16 +51,22 @@ class LossBuffer:
     """The losses of the steps since they were last read.
 
     Args:
-        period: read after every so many steps.
+        periods: the losses are read after every so many steps, for each of these numbers.
+
+    Attributes:
+        stop_on_nonfinite: raise an error when a loss that is read is NaN or infinite.
+        samples_of: a step -> its samples, in words for the error.
     """
 
-    def __init__(self, period: int = 1) -> None:
-        self.period = period
+    def __init__(self, periods: tuple[int, ...] = (1,)) -> None:
+        self.periods = periods
+        self.stop_on_nonfinite = True
+        self.samples_of: Callable[[int], str] = lambda step: ""
         self._unread: list[tuple[int, dict[str, Any]]] = []
 
     def is_due(self, iteration: int) -> bool:
         """Whether the losses are to be read after step `iteration`; the same answer on all ranks."""
-        return (iteration + 1) % self.period == 0 or len(self._unread) >= _LONGEST_PERIOD
+        return len(self._unread) >= _LONGEST_PERIOD or any((iteration + 1) % period == 0 for period in self.periods)
 
     def add(self, iteration: int, losses: Mapping[str, Any]) -> None:
         """Keep the losses of a step.
@@ -73,20 +83,54 @@ class LossBuffer:
         Args:
             storage: gets each loss, and their sum as "total_loss".
             prefix: put before "total_loss".
+
+        Raises:
+            NonFiniteLossError: A loss is NaN or infinite; on all ranks.
         """
+        problem = ""
         for iteration, losses in self._unread:
             values = {name: _read(losses[name]) for name in losses}
             if not is_main_process():
                 continue
-            storage.put_scalar(
-                prefix + "total_loss",
-                sum(value for name, value in values.items() if "loss" in name),
-                iteration=iteration,
-            )
+            summed = {name: value for name, value in values.items() if "loss" in name}
+            storage.put_scalar(prefix + "total_loss", sum(summed.values()), iteration=iteration)
             if len(values) > 1:
                 for name, value in values.items():
                     storage.put_scalar(name, value, iteration=iteration)
+            if self.stop_on_nonfinite and not problem and not math.isfinite(sum(summed.values())):
+                shown = ", ".join(f"{name} = {value}" for name, value in summed.items())
+                problem = (
+                    f"step {iteration} has a loss that is NaN or infinite: {shown}.{self.samples_of(iteration)} To "
+                    "train on in spite of such losses, set train.stop_on_nonfinite_loss=False."
+                )
         self._unread.clear()
+        if self.stop_on_nonfinite:
+            problem = broadcast_py_object(problem)
+        if problem:
+            raise NonFiniteLossError(problem)
+
+
+def samples_in_words(loader: Any, step: int) -> str:
+    """Which samples made up a step, and how to leave them out; "" for a loader of another make.
+
+    Args:
+        loader: the train loader.
+        step: index of the step.
+    """
+    state = stream_state_of(loader)
+    if state is None or state.schedule is None:
+        return ""
+    if state.start is not None:
+        first, end = state.schedule.position_of(step), state.schedule.position_of(step + 1)
+        return f" The step took the positions {first} to {end - 1} of the stream."
+    epochs, indices = Ledger(state).samples_of(step)
+    shown = [f"{epoch}:{index}" for epoch, index in zip(epochs.tolist(), indices.tolist())]
+    more = f" and {len(shown) - _MOST_SAMPLES} more" if len(shown) > _MOST_SAMPLES else ""
+    skip = "" if state.left_out.ranges else f"=[[{step}, {step}]]"
+    return (
+        f" The step's samples, as epoch:index, are {', '.join(shown[:_MOST_SAMPLES])}{more}. To leave them out, resume "
+        f"from an earlier checkpoint with train.skip_steps{skip}."
+    )
 
 
 def _read(value: Any) -> float:
