@@ -352,8 +352,8 @@ class Agreement:
     """What the ranks have found out about each other's batches; shared by all batches of a loader.
 
     Args:
-        per_batch: shapes may change from batch to batch, as with a padding collator, so that fields are compared each
-            time instead of once.
+        per_batch: shapes may change from batch to batch, as with a padding collator or a sampler of the user's own, so
+            that fields and places are compared each time instead of once.
         check_every: batches from one comparison of contents to the next; 0 never compares them.
         order: what decides the order of the samples, such as the seed, in words.
         fields_agree: all ranks have the same fields.

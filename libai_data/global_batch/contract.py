@@ -49,18 +49,39 @@ def check_contract(
     mesh = get_mesh()
     if mesh.world_size == 1:
         return
+    heads = check_places(fields, info, rows, order)
+    count = int(heads[0, _SIZE]) // mesh.data_parallel_size
+    whole = {name: value for name, value in fields.items() if name not in parts}
+    table = gather_words(np.concatenate([_checksums(whole, absent), _samples(rows, count)]))
+    problems = _different_bytes(table, list(whole), mesh)
+    _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh))
+
+
+def check_places(
+    fields: Mapping[str, DistTensorData], info: BatchInfo | None, rows: RowIndices | None = None, order: str = ""
+) -> np.ndarray:
+    """Compare fields, shapes and place of this batch, not what it holds. Collective, like `check_contract`.
+
+    Args:
+        fields, info, rows, order: as of `check_contract`.
+
+    Returns:
+        What the ranks told, int64 [world size, words].
+
+    Raises:
+        SchemaError: On every rank alike: the fields differ.
+        ContractError: On every rank alike: places, orders or numbers of rows differ.
+    """
     signature = signature_of(fields)
     heads = gather_words(_head(info, rows, order, digest_of(repr(signature).encode())))
-    if len(set(heads[:, _FIELDS].tolist())) > 1:
+    # Ranks with batches of different sizes differ in their shapes only because of that.
+    if len(set(heads[:, _FIELDS].tolist())) > 1 and len(set(heads[:, _SIZE].tolist())) == 1:
         raise_differences(signature)
-    # Ranks at different places may hold different numbers of rows, which could not be gathered.
-    problems = [*_different_orders(heads, order), *_different_places(heads)]
-    if not problems:
-        count = int(heads[0, _SIZE]) // mesh.data_parallel_size
-        whole = {name: value for name, value in fields.items() if name not in parts}
-        table = gather_words(np.concatenate([_checksums(whole, absent), _samples(rows, count)]))
-        problems = _different_bytes(table, list(whole), mesh)
-        problems += _samples_read_wrongly(heads, table[:, len(whole) :], mesh)
+    _refuse(heads, [*_different_orders(heads, order), *_different_places(heads)])
+    return heads
+
+
+def _refuse(heads: np.ndarray, problems: Sequence[str]) -> None:
     if problems:
         raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
 
@@ -91,11 +112,14 @@ def _different_orders(heads: np.ndarray, order: str) -> list[str]:
 
 
 def _different_places(heads: np.ndarray) -> list[str]:
-    return [
+    found = [
         f"the {name} differs: {_by_value(heads[:, column].tolist())}"
         for column, name in enumerate(_NAMES)
         if len(set(heads[:, column].tolist())) > 1
     ]
+    if len(set(heads[:, _SIZE].tolist())) > 1:
+        found.append("lists of a batch_sampler of your own must be equally long on all ranks")
+    return found
 
 
 def _by_value(values: Sequence[object]) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from libai_data.errors import MeshError, SchemaError
-from libai_data.global_batch.contract import check_contract
+from libai_data.global_batch.contract import check_contract, check_places
 from libai_data.global_batch.schema_check import check_same_on_all_ranks, signature_of
 from libai_data.global_tensor import local_to_global
+from libai_data.mesh import get_mesh
 from libai_data.nesting import is_texts, put_together, taken_apart
 from libai_data.structures import DistTensorData, Fields, Instance, fields_of
 
@@ -16,7 +17,7 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
     """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
 
     The ranks' fields are compared at the first batch of a loader, whenever contents are compared too, and at each batch
-    that a collator made or that comes from no loader.
+    that a collator made, that a sampler of the user's own listed, or that comes from no loader.
 
     Args:
         batch: fields [rows of this rank, ...]; bare tensors get the default layout. Fields may be nested (mappings,
@@ -28,6 +29,7 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
 
     Raises:
         SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
+        ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank alike).
         MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
     """
     given = fields_of(batch)
@@ -69,6 +71,8 @@ def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) 
     is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
     if is_due and isinstance(batch, Instance) and agreement is not None:
         check_contract(fields, batch._info, batch._rows, agreement.order, batch._parts, batch._absent)
+    elif agreement is not None and agreement.per_batch and get_mesh().world_size > 1:
+        check_places(fields, batch._info if isinstance(batch, Instance) else None)
     elif agreement is None or not agreement.fields_agree:
         check_same_on_all_ranks(signature_of(fields))
     if agreement is not None:

@@ -26,7 +26,7 @@ from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
 from libai_data.mesh import get_data_parallel_size
 from libai_data.samplers.listed import as_stream
-from libai_data.samplers.sampler import can_follow, order_in_words
+from libai_data.samplers.sampler import StreamSampler, can_follow, order_in_words
 from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
 from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
@@ -157,7 +157,8 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Instance]:
         iteration = self.begin(self._place_of_next_pass())
-        agreement = Agreement(self.collates, self.check_every, order_in_words(self.stream))
+        per_batch = self.collates or not isinstance(self.stream, StreamSampler)
+        agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream))
         # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
         # so that whoever has the iterator has the loader.
         return map(partial(self._instance, agreement), iteration)

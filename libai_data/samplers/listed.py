@@ -2,33 +2,54 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict, abc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.mesh import get_data_parallel_size
+from libai_data.mesh import get_data_parallel_rank, get_data_parallel_size
 from libai_data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.samplers.stream_state import check_position
+
+_DIGESTS_KEPT = 1024
+"""More than batches can be between the one that is listed and the one that the trainer has taken."""
+
+_STATE = {"position", "epoch", "lists_digest", "data_parallel_rank"}
 
 
 class ListedBatches:
     """Makes any iterable of index lists serve the loader.
 
     Such a sampler decides alone which rank reads what, and it has no place to jump to: restoring replays it from its
-    beginning, so it must give the same batches again. All ranks' lists of one batch must be equally long.
+    beginning. A digest of the lists tells whether they are the same again. All ranks' lists of one batch must be
+    equally long.
 
     Args:
-        batches: an iterable of this rank's lists of indices; iterated anew each round.
+        batches: an iterable of this rank's lists of indices; iterated anew each round. If it, or its `sampler`, has
+            `set_epoch`, this is called with the number of each round.
+
+    Raises:
+        ConfigError: It is an iterator, which has no second round.
     """
 
     endless = False
 
     def __init__(self, batches: Iterable[Sequence[int]]) -> None:
+        if isinstance(batches, abc.Iterator):
+            raise ConfigError(_once(batches))
         self._batches = batches
         self.position = 0
         self.epoch = -1
+        self._rounds = 0
+        """Rounds of the sampler that were begun in this process."""
+        self._lists = 0
+        self._iterator: Iterator[Sequence[int]] | None = None
+        self._digests: OrderedDict[int, str] = OrderedDict()
+        self._expected = ""
 
     @property
     def global_batch_size(self) -> None:
@@ -38,34 +59,121 @@ class ListedBatches:
     def batches(self, position: int) -> Iterator[IndexBatch]:
         """This round's batches from `position`, counted in samples of all ranks together, on.
 
-        A round that begins at 0 is a new epoch, so that random transforms draw anew.
+        A round that begins at 0 is a new epoch, so that random transforms draw anew. If a restored position is the end
+        of its round, the next round follows.
+
+        Raises:
+            CheckpointError: The lists are not those from before the checkpoint.
+            ConfigError: An item is no list of indices, or the sampler cannot be iterated again.
         """
+        expected, self._expected = self._expected, ""
+        self._replay_rounds(self.epoch + (position == 0), "" if position else expected)
         if position == 0:
             self.epoch += 1
-        epoch, start = self.epoch, 0
-        for number, indices in enumerate(self._batches):
-            listed = np.asarray(indices, dtype=np.int64)
-            if listed.ndim != 1 or not len(listed):
-                raise ConfigError(f"batch {number} of the batch_sampler is {indices!r}; it must be a list of indices")
-            rows = len(listed) * get_data_parallel_size()
+        epoch, start, ranks = self.epoch, 0, get_data_parallel_size()
+        self._digests = OrderedDict({0: ""})
+        digest = ""
+        for number, indices in enumerate(self._round(epoch)):
+            if start == position and position and expected not in ("", digest):
+                self._refuse(epoch, position)
+            listed = _checked(number, indices)
+            rows = len(listed) * ranks
+            digest = _digest(digest, listed)
+            self._digests[start + rows] = digest
+            if len(self._digests) > _DIGESTS_KEPT:
+                self._digests.popitem(last=False)
             if start >= position:
                 yield IndexBatch(number, epoch, start, rows, rows, np.full_like(listed, epoch), listed)
+            elif start + rows > position:
+                self._refuse(epoch, position)
             start += rows
+        if start < position or (start == position and position and expected not in ("", digest)):
+            self._refuse(epoch, position)
+        self._digests[0] = digest
+        if position and start == position:
+            yield from self.batches(0)
+
+    def _round(self, epoch: int) -> Iterator[Sequence[int]]:
+        for each in (self._batches, getattr(self._batches, "sampler", None)):
+            if callable(getattr(each, "set_epoch", None)):
+                each.set_epoch(epoch)  # type: ignore[union-attr]
+        iterator = iter(self._batches)
+        if iterator is self._iterator:
+            raise ConfigError(_once(self._batches))
+        self._iterator = iterator
+        self._rounds += 1
+        lists = 0
+        for indices in iterator:
+            lists += 1
+            yield indices
+        if not lists and self._lists:
+            raise ConfigError(f"round {epoch} has no list at all, another had {self._lists}: {_once(self._batches)}")
+        self._lists = lists
+
+    def _replay_rounds(self, rounds: int, expected: str) -> None:
+        """Draw what a sampler with random numbers of its own drew in the rounds before a restored one.
+
+        Args:
+            rounds: that were begun before.
+            expected: digest of the last one; "" if it is not known.
+        """
+        lists = self._length()
+        if isinstance(self._batches, abc.Sequence) or lists is None:
+            # A list has no random numbers; and what has no length may have no end.
+            self._rounds = max(self._rounds, rounds)
+        for epoch in range(self._rounds, rounds):
+            digest = ""
+            for number, indices in enumerate(islice(self._round(epoch), lists)):
+                digest = _digest(digest, _checked(number, indices))
+            if epoch == rounds - 1 and expected not in ("", digest):
+                self._refuse(epoch, 0)
+
+    def _refuse(self, epoch: int, position: int) -> None:
+        before = f"before position {position} of" if position else "of"
+        raise CheckpointError(
+            f"the batch_sampler ({type(self._batches).__name__}) does not replay: its lists {before} round {epoch} are "
+            "not those from before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
+            "sampler), use CyclicSampler, or go on with other samples on purpose: train.resume_override=[seed]"
+        )
+
+    def order_words(self) -> dict[str, Any]:
+        """What the ranks' samplers have in common: the round, and how many lists it has, where that is known."""
+        return {"epoch": self.epoch, "lists of a round": self._length()}
+
+    def _length(self) -> int | None:
+        try:
+            return len(self._batches)  # type: ignore[arg-type]
+        except (TypeError, NotImplementedError):  # torch's samplers have a length that may raise.
+            return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The round that was begun last (-1: none), and the number of samples that all ranks have taken in it."""
-        return {"position": self.position, "epoch": self.epoch}
+        """The round that was begun last (-1: none), the number of samples that all ranks have taken in it, and a digest
+        of this rank's lists of them; at position 0, of the whole round."""
+        return {
+            "position": self.position,
+            "epoch": self.epoch,
+            "lists_digest": self._digests.get(self.position, ""),
+            "data_parallel_rank": get_data_parallel_rank(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on after as many samples; nothing that `override` could name is known of such a sampler.
+        """Go on after as many samples.
+
+        Args:
+            state: of such a sampler. Ranks with another coordinate on the data axis than the one that saved it have
+                other lists, and do not compare them.
+            override: with "seed", the lists may be others than before.
 
         Raises:
             CheckpointError: The state is that of another kind of sampler.
         """
-        if set(state) != {"position", "epoch"}:
+        if not {"position", "epoch"} <= set(state) <= _STATE:
             raise CheckpointError(f"the data state {dict(state)} was saved by another kind of sampler")
         check_position(state["position"])
         self.position, self.epoch = int(state["position"]), int(state["epoch"])
+        is_own = state.get("data_parallel_rank") == get_data_parallel_rank() and "seed" not in override
+        self._expected = str(state.get("lists_digest", "")) if is_own else ""
+        self._digests = OrderedDict({self.position: self._expected})
 
     def batches_per_round(self) -> int:
         """The length of the iterable, if it has one."""
@@ -75,11 +183,30 @@ class ListedBatches:
         return len(self._batches)  # type: ignore[arg-type]
 
 
+def _once(batches: Any) -> str:
+    return (
+        f"the batch_sampler ({type(batches).__name__}) can be iterated only once, but each round iterates it anew; "
+        "pass a list, or an object whose __iter__ makes a new iterator each time"
+    )
+
+
+def _checked(number: int, indices: Any) -> np.ndarray:
+    listed = np.asarray(indices)
+    if listed.ndim != 1 or not len(listed) or listed.dtype.kind not in "iu":
+        raise ConfigError(f"batch {number} of the batch_sampler is {indices!r:.100}; it must be a list of indices")
+    return listed.astype(np.int64)
+
+
+def _digest(before: str, listed: np.ndarray) -> str:
+    return hashlib.blake2b(before.encode() + listed.tobytes(), digest_size=8).hexdigest()
+
+
 def as_stream(batch_sampler: Any) -> Any:
     """The sampler itself if it knows positions, else wrapped in `ListedBatches`.
 
     Raises:
         TypeError: It is neither a sampler nor an iterable.
+        ConfigError: It is an iterator, which has no second round.
     """
     if isinstance(batch_sampler, StreamSampler):
         return batch_sampler

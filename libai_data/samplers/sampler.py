@@ -235,11 +235,10 @@ def order_in_words(stream: Any) -> str:
     """What decides the order of a stream's samples, equal for equal orders: its state but for the place in it.
 
     Args:
-        stream: anything with the `state_dict` of a sampler.
+        stream: anything with `order_words`, or the `state_dict` of a sampler.
     """
-    return ", ".join(
-        f"{key} {value}" for key, value in sorted(stream.state_dict().items()) if key not in ("position", "start")
-    )
+    words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
+    return ", ".join(f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start"))
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:

@@ -37,7 +37,12 @@ EXPECTED = {
     "another epoch": (0, r"ContractError.*the epoch differs: 0 on rank 0, 1, but 1 on rank 2, 3"),
     "overlapping shards": (0, r"ContractError.*step 0: sample \d+ of epoch 0 was read by rank 0 and by rank 2"),
     "another shard than the tensor peer": (0, r"ContractError.*rank 3 has read other samples than rank 2"),
-    "another global batch size": (0, r"SchemaError.*field 'tokens' is int64 \[4, 6\].*int64 \[3, 6\].*rank 2, 3"),
+    "another global batch size": (0, r"ContractError.*step 0: the global batch size differs: 8 on .*6 on rank 2, 3"),
+    "a list that is shorter": (
+        2,
+        r"ContractError.*step 2: the global batch size differs: 8 on rank 0, 1, but 6 on rank 2, 3.*equally long",
+    ),
+    "a list less": (0, r"ContractError.*lists of a round 7 on rank 0, 1, but .*lists of a round 6 on rank 2, 3"),
 }
 
 Results = list[dict[str, Any]]

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from libai_data.errors import CheckpointError, ConfigError
@@ -30,7 +31,7 @@ def test_each_round_from_the_beginning_is_a_new_epoch_and_a_resumed_one_is_not()
     stream = as_stream([[3, 1], [2]])
     assert [[batch.epoch for batch in stream.batches(0)] for _ in range(2)] == [[0, 0], [1, 1]]
     resumed = as_stream([[3, 1], [2]])
-    resumed.load_state_dict({**stream.state_dict(), "position": 2})
+    resumed.load_state_dict({"position": 2, "epoch": 1})
     assert [batch.epochs.tolist() for batch in resumed.batches(2)] == [[1]]
 
 
@@ -48,12 +49,134 @@ def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: 
     assert [(batch.position, batch.size, batch.valid) for batch in batches] == [(0, 4, 4), (4, 2, 2)]
 
 
-@pytest.mark.parametrize(("position", "left"), [(0, 3), (2, 2), (3, 1), (6, 0)])
-def test_a_saved_place_is_found_again(position: int, left: int) -> None:
+@pytest.mark.parametrize(("position", "left"), [(0, 3), (2, 2), (3, 1), (6, 3)])
+def test_a_saved_place_is_found_again_and_behind_the_last_list_the_next_round_begins(position: int, left: int) -> None:
     stream = as_stream([[3, 1], [2], [0, 5, 4]])
     stream.load_state_dict({"position": position, "epoch": 2})
-    assert stream.state_dict() == {"position": position, "epoch": 2}
-    assert len(list(stream.batches(stream.position))) == left
+    assert {"position": position, "epoch": 2}.items() <= stream.state_dict().items()
+    batches = list(stream.batches(stream.position))
+    assert len(batches) == left
+    assert {batch.epoch for batch in batches} == {2 if 0 < position < 6 else 3}
+
+
+@pytest.mark.parametrize("position", [1, 4, 7])
+def test_a_position_that_no_list_begins_at_is_refused(position: int) -> None:
+    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+    stream.load_state_dict({"position": position, "epoch": 0})
+    with pytest.raises(CheckpointError, match=f"its lists before position {position} of round 0 are not those"):
+        list(stream.batches(position))
+
+
+class Drawn:
+    """Lists drawn anew each round, as a torch sampler does that has a generator of its own."""
+
+    def __init__(self, seed: int | None, has_length: bool = True) -> None:
+        self._random = np.random.default_rng(seed)
+        self._lists = 5
+        if not has_length:
+            self._lists = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._random.permutation(15).reshape(5, 3).tolist())
+
+    def __len__(self) -> int:
+        return self._lists  # None raises a TypeError, as some of torch's samplers do.
+
+
+def lists_and_states(stream: Any, rounds: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Each list, and the state after it; at the end of a round, also the one that a loader keeps then."""
+    found = []
+    for _ in range(rounds):
+        for batch in stream.batches(stream.position):
+            stream.position = batch.position + batch.size
+            found.append((batch.indices.tolist(), stream.state_dict()))
+        stream.position = 0
+        found.append(([], stream.state_dict()))
+    return found
+
+
+@pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: [[3, 1], [2], [0, 5, 4]]])
+def test_a_seeded_sampler_resumes_with_the_same_lists_at_every_place_of_every_round(make: Any) -> None:
+    found = lists_and_states(as_stream(make()), 3)
+    whole = [lists for lists, _ in found if lists]
+    taken = 0
+    for lists, state in found[: len(whole) * 2 // 3 + 2]:
+        taken += bool(lists)
+        resumed = as_stream(make())
+        resumed.load_state_dict(state)
+        again = [batch.indices.tolist() for batch in resumed.batches(resumed.position)]
+        assert again == whole[taken : taken + len(again)]
+        assert again
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_sampler_that_draws_other_lists_is_refused_wherever_it_resumes(has_length: bool) -> None:
+    found = lists_and_states(as_stream(Drawn(None, has_length)), 2)
+    for lists, state in found:
+        resumed = as_stream(Drawn(None, has_length))
+        resumed.load_state_dict(state)
+        if not has_length and not lists:
+            continue  # A new round of what has no length has nothing to be compared with.
+        with pytest.raises(CheckpointError, match=r"does not replay.*Seed it.*resume_override"):
+            list(resumed.batches(resumed.position))
+        resumed.load_state_dict(state, override=["seed"])
+        assert list(resumed.batches(resumed.position))
+
+
+def test_the_lists_of_another_data_parallel_rank_are_not_compared(two_data_parallel_ranks: None) -> None:
+    saved = as_stream(Drawn(1))
+    _, state = lists_and_states(saved, 1)[1]
+    other = as_stream(Drawn(2))
+    other.load_state_dict({**state, "data_parallel_rank": 1})
+    assert len(list(other.batches(other.position))) == 3
+
+
+class SamplerOf:
+    """A batch sampler around another sampler, as torch's."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[self.sampler.epoch]])
+
+
+class WithEpoch:
+    """Is told the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle as for this epoch."""
+        self.epoch = epoch
+
+
+def test_each_round_is_told_to_a_sampler_that_asks_for_it() -> None:
+    stream = as_stream(SamplerOf(WithEpoch()))
+    assert [batch.indices.tolist() for _ in range(3) for batch in stream.batches(0)] == [[0], [1], [2]]
+
+
+class GivesTheSameIterator:
+    """Looks as if it could be iterated again."""
+
+    def __init__(self, iterator: Iterator[list[int]], is_wrapped: bool) -> None:
+        self._iterator = iterator
+        self._is_wrapped = is_wrapped
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(list, self._iterator) if self._is_wrapped else self._iterator
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_what_has_no_second_round_is_refused_there(is_wrapped: bool) -> None:
+    stream = as_stream(GivesTheSameIterator(iter([[1], [2]]), is_wrapped))
+    assert len(list(stream.batches(0))) == 2
+    with pytest.raises(ConfigError, match="can be iterated only once"):
+        list(stream.batches(0))
+
+
+@pytest.mark.parametrize("batches", [iter([[1]]), ([each] for each in range(3)), map(list, [[1]]), zip([1], [2])])
+def test_an_iterator_is_refused_at_once(batches: Any) -> None:
+    with pytest.raises(ConfigError, match=r"can be iterated only once.*pass a list, or an object whose __iter__"):
+        as_stream(batches)
 
 
 @pytest.mark.parametrize("state", [{}, {"position": -1}, {"position": "1"}, CyclicSampler(range(9), 3).state_dict()])
@@ -65,13 +188,13 @@ def test_the_state_of_another_kind_is_refused(state: Any) -> None:
 def test_samplers_that_know_positions_stay_themselves() -> None:
     sampler = CyclicSampler(range(9), 3)
     assert as_stream(sampler) is sampler
-    assert isinstance(as_stream(iter([[1]])), ListedBatches)
+    assert isinstance(as_stream([[1]]), ListedBatches)
 
 
-@pytest.mark.parametrize("batches", [[[1], 2], [[1], []]])
-def test_an_item_that_is_no_list_of_indices_is_refused_by_number(batches: Any) -> None:
+@pytest.mark.parametrize("item", [2, [], [0.5], [True, False], [[2]], "12"])
+def test_an_item_that_is_no_list_of_indices_is_refused_by_number(item: Any) -> None:
     with pytest.raises(ConfigError, match="batch 1 of the batch_sampler is"):
-        list(as_stream(batches).batches(0))
+        list(as_stream([[1], item]).batches(0))
 
 
 def test_what_cannot_be_iterated_is_refused() -> None:

@@ -163,7 +163,30 @@ def neighbour_sample() -> Batches:
     return batches_of(Samples(alter=alter if on(3) else None))
 
 
+def listed(change: Callable[[list[list[int]]], None]) -> Plant:
+    """Lists of a sampler of the user's own, changed on ranks 2 and 3, which are another shard."""
+
+    def plant() -> Batches:
+        first = 28 * on(2, 3)
+        lists = [list(range(start, start + 4)) for start in range(first, first + 28, 4)]
+        if on(2, 3):
+            change(lists)
+        return iter(DataLoader(Samples(60), lists, check_every=0 if change is shorten else CHECK_EVERY))
+
+    return plant
+
+
+def shorten(lists: list[list[int]]) -> None:
+    del lists[FAULT_AT][-1]
+
+
+def leave_out(lists: list[list[int]]) -> None:
+    del lists[-1]
+
+
 FAULTS: dict[str, Plant] = {
+    "a list that is shorter": listed(shorten),
+    "a list less": listed(leave_out),
     "another seed on a data-parallel rank": lambda: batches_of(seed=SEED + 2 * on(2, 3)),
     "another seed on a tensor peer": lambda: batches_of(seed=SEED + on(3)),
     "no shuffling on one rank": lambda: batches_of(shuffle=not on(2)),
