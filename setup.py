@@ -45,7 +45,8 @@ EXAMPLES = ["scikit-learn", "tokenizers"]
 INTEGRATIONS = [
     "torch==1.12.1",
     "pytorch-lightning==1.9.5",
-    "webdataset>=1,<2",
+    'webdataset>=1,<2; python_version >= "3.10"',
+    'webdataset<1; python_version < "3.10"',
     "datasets",
     'grain==0.2.11; python_version >= "3.10"',
     'array_record==0.8.1; python_version >= "3.10"',
@@ -60,15 +61,13 @@ RECORDS = ["pyarrow", 'array_record==0.8.1; python_version >= "3.10"']
 REMOTE = ["s3fs"]
 # What preprocesses text on many machines.
 CLUSTER = ["ray[data]"]
-# What LiBai 0.1.1 is built with and imports. tools/setup.sh installs LiBai itself after these: it names versions of
-# tools that nobody here needs, and builds with what the environment has.
+# What LiBai 0.1.1 and flowvision 0.1.0, which it names, are built with and import. tools/setup.sh installs these two
+# afterwards: they build with the setuptools of the environment only, and LiBai names versions that nobody needs.
 LIBAI = [
     "pybind11",
     "wheel",
-    # It imports pkg_resources, which went away.
+    # They import pkg_resources, which went away.
     "setuptools>=61,<81",
-    # The version that it names; later ones import what OneFlow 0.9 does not have.
-    "flowvision==0.1.0",
     "boto3",
     "portalocker",
     "regex",
@@ -92,7 +91,8 @@ TEST = [
     "hypothesis",
     "kubernetes-validate",
     "moto[s3,server]",
-    "pytest>=7",
+    "pytest>=7.3",
+    "pytest-xdist",
     "tensorboard",
     "torchdata==0.4.1",
 ]
@@ -113,7 +113,6 @@ setup(
         "Intended Audience :: Science/Research",
         "License :: OSI Approved :: Apache Software License",
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.8",
         "Programming Language :: Python :: 3.9",
         "Programming Language :: Python :: 3.10",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
@@ -122,7 +121,7 @@ setup(
     packages=find_packages(include=["libai_data", "libai_data.*"]),
     package_data={"libai_data": ["py.typed"]},
     # OneFlow 0.9 has wheels for these.
-    python_requires=">=3.8,<3.11",
+    python_requires=">=3.9,<3.11",
     install_requires=INSTALL_REQUIRES,
     extras_require={
         "examples": EXAMPLES,

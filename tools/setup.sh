@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes .venv with everything that training and the tests need. Run it again at any time: it does only what is missing.
 #
-#   bash tools/setup.sh [EXTRAS]     EXTRAS is an extra of setup.py: "examples", "test" (the default) or "dev"
+#   bash tools/setup.sh [EXTRAS]          EXTRAS is an extra of setup.py: "examples", "test" (the default) or "dev"
+#   bash tools/setup.sh resolve VERSION   finds out whether all can be installed on Python VERSION; installs nothing
 #
-# PYTHON=/path/to/python chooses the interpreter; otherwise Python 3.10, 3.9 or 3.8 is looked for on the PATH, under
-# pyenv, and asked of uv.
+# PYTHON=/path/to/python chooses the interpreter; otherwise Python 3.10 or 3.9 is looked for on the PATH, under pyenv, and
+# asked of uv.
 
 set -euo pipefail
 
@@ -15,12 +16,12 @@ STAMP="$VENV/.setup-stamp"
 # There while packages are being installed: pip may take a package that it was interrupted in for an installed one.
 UNFINISHED="$VENV/.setup-unfinished"
 LOCK="$VENV.lock"
-CONSTRAINTS="$ROOT/tools/constraints.txt"
 # Each of these extras includes those before it.
 LEVELS=(examples test dev)
 # OneFlow 0.9 has wheels for these, best first.
-VERSIONS=(3.10 3.9 3.8)
-LIBAI="LiBai==0.1.1"
+VERSIONS=(3.10 3.9)
+# Later versions of flowvision import what OneFlow 0.9 does not have.
+LIBAI=(flowvision==0.1.0 LiBai==0.1.1)
 
 say() {
     printf 'setup: %s\n' "$*"
@@ -87,7 +88,7 @@ find_python() {
         for version in "${VERSIONS[@]}"; do
             if first_usable "$version" <<<"$PYTHON"; then return 0; fi
         done
-        fail "PYTHON=$PYTHON is not a CPython 3.8 to 3.10 that runs and has venv and ensurepip; unset it or give another"
+        fail "PYTHON=$PYTHON is not a CPython 3.9 or 3.10 that runs and has venv and ensurepip; unset it or give another"
     fi
     for version in "${VERSIONS[@]}"; do
         if first_usable "$version" < <(on_path "python$version" && on_path python3 && on_path python); then return 0; fi
@@ -96,14 +97,22 @@ find_python() {
     for version in "${VERSIONS[@]}"; do
         if first_usable "$version" < <(from_uv "$version"); then return 0; fi
     done
-    fail "found no Python 3.10, 3.9 or 3.8, which OneFlow 0.9 needs; install one:" \
+    fail "found no Python 3.10 or 3.9, which OneFlow 0.9 needs; install one:" \
         "pyenv install 3.10, or uv python install 3.10, or apt install python3.10-venv"
+}
+
+# Prints the file that pins the versions for the Python of .venv.
+constraints() {
+    local version
+    version="$("$VENV/bin/python" --version 2>&1 || true)"
+    version="${version#Python }"
+    printf '%s\n' "$ROOT/tools/constraints-${version%.*}.txt"
 }
 
 # Prints what an environment made from this setup.py, and these versions, with the extras $1 is stamped with.
 stamp_for() {
     local sum
-    sum="$(cat "$ROOT/setup.py" "$CONSTRAINTS" | sha256sum)"
+    sum="$(cat "$ROOT/setup.py" "$(constraints)" 2>&1 | sha256sum)"
     printf '%s %s %s\n' "$1" "$("$VENV/bin/python" --version 2>&1 || true)" "${sum%% *}"
 }
 
@@ -129,7 +138,7 @@ is_ready() {
 # Whether .venv was made to its end and has pip, so that packages can be installed or brought up to date in it.
 is_sound() {
     [[ ! -e "$UNFINISHED" ]] &&
-        "$VENV/bin/python" -c 'import pip, sys; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 10))' 2>/dev/null
+        "$VENV/bin/python" -c 'import pip, sys; sys.exit(not (3, 9) <= sys.version_info[:2] <= (3, 10))' 2>/dev/null
 }
 
 make_venv() {
@@ -148,16 +157,16 @@ install_packages() {
     touch "$UNFINISHED"
     # The first pip that installs a pyproject.toml project editable.
     "${pip[@]}" --quiet 'pip>=21.3' || fail "pip could not update itself; see above, then run this again"
-    "${pip[@]}" --progress-bar "$bar" --constraint "$CONSTRAINTS" --editable "${ROOT}[$1]" ||
+    "${pip[@]}" --progress-bar "$bar" --constraint "$(constraints)" --editable "${ROOT}[$1]" ||
         fail "pip could not install the packages; see above, then run this again"
     case "$1" in test | dev) install_libai ;; esac
     rm -f "$UNFINISHED"
 }
 
-# LiBai, whose own trainer some tests run. What it asks for does not all go with OneFlow 0.9; what it needs, setup.py asks for.
+# LiBai, whose own trainer some tests run. Its requirements do not all go with OneFlow 0.9; setup.py asks for those it needs.
 install_libai() {
-    "$VENV/bin/python" -m pip install --disable-pip-version-check --quiet --no-build-isolation --no-deps "$LIBAI" ||
-        say "pip could not install $LIBAI, which a C++ compiler builds (see above); the tests inside LiBai will be skipped"
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --quiet --no-build-isolation --no-deps "${LIBAI[@]}" ||
+        say "pip could not install ${LIBAI[*]}, which a C++ compiler builds (see above); the tests inside LiBai will be skipped"
 }
 
 # OneFlow tells of missing GPUs on import, which is of interest only when it fails.
@@ -175,7 +184,23 @@ take_lock() {
     fi
 }
 
+# Has pip find versions of everything for Python $1.
+resolve() {
+    VERSIONS=("$1")
+    local python folder
+    python="$(find_python)"
+    folder="$(mktemp -d)"
+    trap 'rm -rf "${folder:-}"' EXIT
+    "$python" -m venv "$folder"
+    "$folder/bin/python" -m pip install --disable-pip-version-check --quiet --dry-run \
+        --constraint "$ROOT/tools/constraints-$1.txt" --editable "${ROOT}[dev]"
+}
+
 main() {
+    if [[ "${1:-}" == resolve ]]; then
+        resolve "$2"
+        return
+    fi
     local extras="${1:-test}"
     includes dev "$extras" || fail "there are no extras $extras; there are ${LEVELS[*]}"
     if is_ready "$extras"; then return 0; fi

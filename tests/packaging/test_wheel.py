@@ -81,6 +81,6 @@ def test_the_console_command_runs(installed: Path) -> None:
 def test_the_metadata_admit_only_what_oneflow_runs_on(installed: Path) -> None:
     (metadata,) = installed.glob("libai_data-*.dist-info/METADATA")
     text = metadata.read_text()
-    assert "Requires-Python: >=3.8,<3.11" in text
+    assert "Requires-Python: >=3.9,<3.11" in text
     for requirement in ("oneflow", "numpy<2", "protobuf<4", "nvidia-cudnn-cu11<9", "nvidia-cublas-cu11"):
         assert f"Requires-Dist: {requirement}" in text

@@ -68,7 +68,8 @@ class Machine:
         (root / "tools").mkdir()
         shutil.copy(REPOSITORY / "tools" / "setup.sh", root / "tools")
         (root / "setup.py").write_text("one\n")
-        (root / "tools" / "constraints.txt").write_text("numpy==1.26.4\n")
+        for version in ("3.9", "3.10"):
+            (root / "tools" / f"constraints-{version}.txt").write_text("numpy==1.26.4\n")
 
     def write(self, path: Path, text: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,11 +142,11 @@ class TestWhichPython:
         assert machine.find().stdout == f"{expected}\n"
 
     def test_the_pyenv_root_of_the_environment_is_searched(self, machine: Machine) -> None:
-        expected = machine.python("elsewhere/versions/3.8.18/bin/python", "3.8")
+        expected = machine.python("elsewhere/versions/3.9.18/bin/python", "3.9")
         assert machine.find(PYENV_ROOT=str(machine.root / "elsewhere")).stdout == f"{expected}\n"
 
     def test_a_better_version_under_pyenv_wins_over_one_on_the_path(self, machine: Machine) -> None:
-        machine.python("bin/python3.8", "3.8")
+        machine.python("bin/python3.9", "3.9")
         expected = machine.python("home/.pyenv/versions/3.10.13/bin/python", "3.10")
         assert machine.find().stdout == f"{expected}\n"
 
@@ -179,7 +180,7 @@ esac
         assert (machine.root / "fetched").exists()
 
     def test_uv_is_not_asked_when_there_is_another(self, machine: Machine) -> None:
-        expected = machine.python("bin/python3.8", "3.8")
+        expected = machine.python("bin/python3.9", "3.9")
         machine.write(machine.bin / "uv", f"#!/bin/bash\ntouch {machine.root}/asked\n")
         assert machine.find().stdout == f"{expected}\n"
         assert not (machine.root / "asked").exists()
@@ -190,12 +191,12 @@ esac
         result = machine.find()
         assert result.returncode != 0
         last = result.stderr.splitlines()[-1]
-        assert "3.10, 3.9 or 3.8" in last
+        assert "3.10 or 3.9" in last
         assert "pyenv install 3.10" in last
 
     def test_the_one_that_the_user_names_is_taken(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
-        expected = machine.python("mine/python", "3.8")
+        expected = machine.python("mine/python", "3.9")
         assert machine.find(PYTHON=str(expected)).stdout == f"{expected}\n"
 
     def test_a_wrong_one_that_the_user_names_is_refused(self, machine: Machine) -> None:
@@ -203,7 +204,7 @@ esac
         mine = machine.python("mine/python", "3.12")
         result = machine.find(PYTHON=str(mine))
         assert result.returncode != 0
-        assert f"PYTHON={mine} is not a CPython 3.8 to 3.10" in result.stderr
+        assert f"PYTHON={mine} is not a CPython 3.9 or 3.10" in result.stderr
 
     def test_a_machine_that_oneflow_has_no_wheels_for_is_refused(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
@@ -244,11 +245,11 @@ class TestRunningAgain:
         self, machine: Machine
     ) -> None:
         machine.set_up()
-        (machine.root / "tools" / "constraints.txt").write_text("numpy==1.26.3\n")
+        (machine.root / "tools" / "constraints-3.10.txt").write_text("numpy==1.26.3\n")
         machine.set_up()
         calls = machine.calls("--editable")
         assert len(calls) == 2
-        assert all("--constraint" in call and "tools/constraints.txt" in call for call in calls)
+        assert all("--constraint" in call and "tools/constraints-3.10.txt" in call for call in calls)
 
     def test_an_environment_for_development_serves_the_tests_too(self, machine: Machine) -> None:
         machine.set_up("dev")
