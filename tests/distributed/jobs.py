@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from libai_data.launch import free_port
-from tests.distributed.launcher import BOOTSTRAP, _environment, _session_members
+from tests.distributed.processes import BOOTSTRAP, ranks_environment, session_members
 
 SECONDS_TO_LISTEN = 60.0
 SECONDS_TO_NOTICE = 2.0
@@ -95,7 +95,7 @@ class Job:
 
     @staticmethod
     def _members(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-        return [pid for process in processes for pid in _session_members(process.pid)]
+        return [pid for process in processes for pid in session_members(process.pid)]
 
     def _outputs(self) -> list[str]:
         return [
@@ -108,7 +108,7 @@ class Job:
     def __exit__(self, *error: object) -> None:
         for process in self.processes:
             deadline = time.monotonic() + 10
-            while (members := _session_members(process.pid)) and time.monotonic() < deadline:
+            while (members := session_members(process.pid)) and time.monotonic() < deadline:
                 for pid in members:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -121,11 +121,6 @@ class Job:
 def launch_command(nproc: int, *flags: str) -> list[str]:
     """The launcher's command line, up to the script."""
     return [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", str(nproc), *flags]
-
-
-def ranks_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment in which ranks run here; what they raise is theirs to end by."""
-    return _environment(extra or {}, end_on_error=False)
 
 
 def start_by_launcher(job: Job, script: Path, nproc: int, *args: str, env: Mapping[str, str] | None = None) -> None:

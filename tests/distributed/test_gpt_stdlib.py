@@ -15,7 +15,7 @@ import pytest
 
 from libai_data.commands import main
 from libai_data.text.stdlib_corpus import write_stdlib_corpus
-from tests.distributed.launcher import JOB_VARIABLES, REPOSITORY
+from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 
 STEPS = 12
 FILES = 70

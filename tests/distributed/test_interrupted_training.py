@@ -17,7 +17,7 @@ import pytest
 from libai_data.launch import STOPPED
 from libai_data.samplers import Order
 from tests.distributed.jobs import Ended, Job, start_by_launcher
-from tests.distributed.launcher import _parent, _session_members
+from tests.distributed.processes import parent_of, session_members
 
 SCRIPT = Path(__file__).parent / "scripts" / "interrupted_training.py"
 RANKS, STEPS, PERIOD = 4, 100, 3
@@ -158,7 +158,7 @@ def signal_to_the_launcher(launcher: int) -> None:
 
 
 def signal_to_rank_2_alone(launcher: int) -> None:
-    ranks = [pid for pid in _session_members(launcher) if _parent(pid) == launcher]
+    ranks = [pid for pid in session_members(launcher) if parent_of(pid) == launcher]
     alone = [pid for pid in ranks if b"\0RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()]
     assert len(alone) == 1
     os.kill(alone[0], signal.SIGUSR1)

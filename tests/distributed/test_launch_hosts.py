@@ -18,9 +18,9 @@ import pytest
 
 from libai_data.launching.exit_codes import STOPPED
 from libai_data.samplers import Order
-from tests.distributed.jobs import Job, ranks_environment
-from tests.distributed.launcher import REPOSITORY, _parent
+from tests.distributed.jobs import Job
 from tests.distributed.namespaces import Node, two_nodes, why_not
+from tests.distributed.processes import REPOSITORY, parent_of, ranks_environment
 from tests.distributed.secure_shell import (
     kill_all_on,
     reachable_by_ssh,
@@ -237,7 +237,7 @@ def ssh_processes(job: Job) -> list[int]:
         int(name)
         for name in os.listdir("/proc")
         if name.isdigit()
-        and _parent(int(name)) == launcher
+        and parent_of(int(name)) == launcher
         and Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ssh")
     ]
 

@@ -28,9 +28,10 @@ from tests.distributed.delivered import (
     scenarios,
     whole,
 )
-from tests.distributed.jobs import BOOTSTRAP, Ended, Job, launch_command, ranks_environment, says_who_is_gone
-from tests.distributed.launcher import REPOSITORY, launch_ranks
+from tests.distributed.jobs import Ended, Job, launch_command, says_who_is_gone
+from tests.distributed.launcher import launch_ranks
 from tests.distributed.namespaces import Node, two_nodes, why_not
+from tests.distributed.processes import BOOTSTRAP, REPOSITORY, ranks_environment
 
 FAULTS = Path(__file__).parent / "scripts" / "faults_job.py"
 MESHES = ["4x1x1", "2x2x1", "1x4x1", "2x1x2", "1x2x2", "1x1x4"]

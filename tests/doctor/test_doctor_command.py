@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from libai_data.launch import free_port
-from tests.distributed.jobs import Ended, Job, ranks_environment
-from tests.distributed.launcher import REPOSITORY
+from tests.distributed.jobs import Ended, Job
 from tests.distributed.namespaces import two_nodes, why_not
+from tests.distributed.processes import REPOSITORY, ranks_environment
 from tests.doctor.data import SICK
 
 CONFIG = str(Path(__file__).with_name("doctor_config.py"))

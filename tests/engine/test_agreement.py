@@ -26,8 +26,9 @@ from libai_data.engine.agreement import (
 )
 from libai_data.launch import free_port
 from libai_data.parallel_mesh import ParallelMesh
-from tests.distributed.jobs import Job, ranks_environment
+from tests.distributed.jobs import Job
 from tests.distributed.launcher import launch_ranks
+from tests.distributed.processes import ranks_environment
 from tests.engine.tiny import TinyDataset
 
 SCRIPT = Path(__file__).parent / "scripts" / "start_differently.py"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from libai_data.engine.launch_facts import problem_on
 from libai_data.launching.exit_codes import STOPPED
 from libai_data.launching.restarts import SECONDS_TO_PROVE_ITSELF, Restarts, run_with_restarts
-from tests.distributed.launcher import REPOSITORY
+from tests.distributed.processes import REPOSITORY
 from tests.engine.tiny import tiny_config
 
 # How a run ends: its exit code, after how many seconds, and whether there was a new checkpoint.

@@ -1,0 +1,102 @@
+"""How ranks of tests are started, watched and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BOOTSTRAP = Path(__file__).resolve().with_name("bootstrap.py")
+
+# What one rank must not inherit from a job that happens to run the tests.
+JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_SIZE")
+STACK_DUMP_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class LaunchResult:
+    """How a launch ended.
+
+    Attributes:
+        returncode: The launcher's exit code, 0 when every rank succeeded.
+        output: What the launcher and all ranks wrote to stdout and stderr, in the order it arrived.
+    """
+
+    returncode: int
+    output: str
+
+
+class LaunchTimeout(AssertionError):
+    """The ranks did not finish in time. The message holds their output and the stacks of all their threads."""
+
+
+def ranks_environment(extra: Mapping[str, str] | None = None, end_on_error: bool = False) -> dict[str, str]:
+    """The environment in which ranks run here; by default, what they raise is theirs to end by."""
+    env = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
+    path = [str(REPOSITORY), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(part for part in path if part)
+    env["LIBAI_DATA_TEST_END_ON_ERROR"] = str(int(end_on_error))
+    env.update(extra or {})
+    return env
+
+
+def dump_stacks(launcher_pid: int) -> None:
+    """Make every rank print the stacks of its threads (bootstrap.py registered the signal)."""
+    for pid in session_members(launcher_pid):
+        if parent_of(pid) == launcher_pid:
+            _send(pid, signal.SIGUSR2)
+            # One after the other: they share the output.
+            time.sleep(STACK_DUMP_SECONDS)
+
+
+def kill_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill the launcher and whatever it left behind. Returns when nothing of it runs any more."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        members = session_members(process.pid)
+        for pid in members:
+            _send(pid, signal.SIGKILL)
+        if process.poll() is not None and not members:
+            return
+        time.sleep(0.02)
+
+
+def session_members(session: int) -> list[int]:
+    """Processes of a session that still run (zombies left out)."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            fields = _stat(int(entry))
+            if fields and fields[0] not in ("Z", "X") and int(fields[3]) == session:
+                members.append(int(entry))
+    return members
+
+
+def content_of(descriptor: int) -> str:
+    """What an open file holds; its position, which ranks share, stays."""
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0).decode(errors="replace")
+
+
+def parent_of(pid: int) -> int | None:
+    """The process that started another; None if that has ended."""
+    fields = _stat(pid)
+    return int(fields[1]) if fields else None
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat behind the command's name: state, parent, group, session, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # It ended meanwhile.
+        return []
+
+
+def _send(pid: int, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)
