@@ -5,7 +5,7 @@ GPUS := 4
 SCRIPTS := tools/*.sh tools/*.sbatch .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-examples setup-dev data train text-data train-gpt test lint format types docs clean
+.PHONY: help setup setup-examples setup-dev data train text-data train-gpt test test-rest test-all lint format types docs clean
 
 help:  ## Show this.
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' Makefile | while IFS='|' read -r name text; do printf '  make %-10s %s\n' "$$name" "$$text"; done
@@ -37,8 +37,13 @@ text-data: setup  ## Tokenize the source files of Python's standard library.
 train-gpt: text-data  ## Train a small GPT on them, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py $(GPUS) train.dist.tensor_parallel_size=2
 
-test: setup  ## Run every test.
-	$(PYTHON) -m pytest
+test: setup  ## Run the tests to run before each commit.
+	$(PYTHON) -m pytest -n 2
+
+test-rest: setup  ## Run what `make test` leaves out: slow tests, and many examples of each property.
+	$(PYTHON) -m pytest -n 2 -m "slow or hypothesis" --hypothesis-profile long
+
+test-all: test test-rest  ## Run every test.
 
 lint: setup-dev  ## Check style: ruff, and shellcheck for the scripts.
 	$(PYTHON) -m ruff check .

@@ -1,20 +1,25 @@
-"""What all tests share: the repository's folder, and the check that the tests leave nothing behind."""
+"""What all tests share: examples of properties, tests in several processes, and that nothing is left behind."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 # A deadline for one example would only measure how busy the machine is.
-settings.register_profile("busy machine", deadline=None)
-settings.load_profile("busy machine")
+settings.register_profile("short", deadline=None, max_examples=20, derandomize=True, database=None)
+settings.register_profile("long", deadline=None, max_examples=100, database=None)
+settings.load_profile("short")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_MEMORY = Path("/dev/shm")
@@ -25,6 +30,10 @@ EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 ENDING_SECONDS = 5.0
 
 _shared_memory_before = pytest.StashKey[AbstractSet[object]]()
+_temporary_folder = pytest.StashKey[Path]()
+_deselected = pytest.StashKey[int]()
+_left_by_workers: pytest.StashKey[Any] = pytest.StashKey()
+_skipped: pytest.StashKey[Any] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
@@ -43,9 +52,58 @@ def environment_is_restored() -> Iterator[None]:
     os.environ.update({name: value for name, value in before.items() if os.environ.get(name) != value})
 
 
+@pytest.fixture(scope="session", autouse=True)
+def ranks_end_with_the_tests() -> Iterator[None]:
+    """End the ranks that wait for more scripts."""
+    yield
+    if "tests.distributed.pool" in sys.modules:
+        sys.modules["tests.distributed.pool"].close_pools()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_deselected] = 0
+    config.stash[_left_by_workers] = []
+    config.stash[_skipped] = []
+    if _is_worker(config):
+        return
+    # What the tests leave in a temporary folder of their own is theirs, and goes with it.
+    folder = Path(tempfile.mkdtemp(prefix="tests-"))
+    config.stash[_temporary_folder] = folder
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None
+    if config.option.basetemp is None:
+        config.option.basetemp = str(folder / "pytest")
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ[MARK] = uuid.uuid4().hex
     session.config.stash[_shared_memory_before] = _shared_memory_files()
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    if items:
+        items[0].config.stash[_deselected] += len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give out files whole, and those that start ranks to one process, so that ranks of two tests do not compete."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::", 1)[0]
+            return "ranks" if "distributed/" in file else file
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: Any) -> None:
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[_left_by_workers] += output.get("left", [])
+    node.config.stash[_deselected] = max(node.config.stash[_deselected], output.get("deselected", 0))
 
 
 @pytest.hookimpl(trylast=True)
@@ -53,9 +111,35 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     deadline = time.monotonic() + ENDING_SECONDS
     while (left := _left_behind(session)) and time.monotonic() < deadline:
         time.sleep(0.1)
+    if _is_worker(session.config):
+        session.config.workeroutput.update(left=left, deselected=session.config.stash[_deselected])  # type: ignore[attr-defined]
+        return
+    left += session.config.stash[_left_by_workers]
     if left:
         print("\nThe tests left behind:\n  " + "\n  ".join(left))
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    reasons = {report.longrepr[2] for report in terminalreporter.stats.get("skipped", [])}
+    config.stash[_skipped] = sorted(reason.removeprefix("Skipped: ") for reason in reasons)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _is_worker(config):
+        return
+    shutil.rmtree(config.stash[_temporary_folder], ignore_errors=True)
+    if config.stash[_skipped]:
+        print(f"Not tested on this machine: {'; '.join(config.stash[_skipped])}")
+    if config.stash[_deselected]:
+        print(
+            f"Not run: {config.stash[_deselected]} slow tests, and most examples of the properties; "
+            "`make test-all` runs everything"
+        )
+
+
+def _is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
 
 
 def _left_behind(session: pytest.Session) -> list[str]:
@@ -63,6 +147,9 @@ def _left_behind(session: pytest.Session) -> list[str]:
     new_files = _shared_memory_files() - session.config.stash[_shared_memory_before]
     # A file that a live process uses belongs to a program that runs beside the tests, or to a process named above.
     files = [f"file {SHARED_MEMORY / name}" for name in sorted(new_files - _shared_memory_in_use())]
+    temporary = session.config.stash.get(_temporary_folder, None)
+    if temporary is not None:
+        files += [f"file {path}" for path in sorted(temporary.iterdir()) if path.name != "pytest"]
     return processes + files
 
 

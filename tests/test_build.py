@@ -27,6 +27,7 @@ from libai_data.global_batch import to_global
 from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import DistTensorData, Instance, batch_info
+from tests.properties import examples
 
 TRAIN_BUILDERS = [build_nlp_train_loader, build_image_train_loader]
 TEST_BUILDERS = [build_nlp_test_loader, build_image_test_loader]
@@ -178,7 +179,7 @@ def test_a_split_covers_the_dataset_in_three_parts_of_its_proportions(size: int,
         assert proportion > 0 or len(part) == 0
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.integers(10, 60), st.integers(10, 60))
 def test_train_validation_and_test_loaders_share_out_all_samples(first: int, second: int) -> None:
     loaders = build_nlp_train_val_test_loader(
@@ -210,7 +211,7 @@ def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
         build_nlp_train_val_test_loader(Numbers(10), [[0, 1, 1]], **arguments)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.lists(st.integers(1, 9), min_size=3, max_size=3), st.integers(0, 40))
 def test_weights_hold_at_every_prefix_of_the_training_stream_and_go_on_after_a_resume(
     weights: list[int], consumed: int

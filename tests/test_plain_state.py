@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from libai_data.errors import CheckpointError
 from libai_data.plain_state import decoded, encoded
+from tests.properties import examples
 
 leaves = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=5), st.binary(max_size=9)
@@ -30,7 +31,7 @@ states = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(states)
 def test_what_is_put_in_comes_out_as_it_was(state: Any) -> None:
     assert decoded(encoded(state)) == state

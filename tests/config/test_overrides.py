@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from libai_data.config import LazyCall, LazyConfig, default_train, instantiate
 from libai_data.errors import ConfigError
+from tests.properties import examples
 
 
 class AdamW:
@@ -219,7 +220,7 @@ def _written(value: Any) -> str:
     return repr(value)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(
     st.recursive(
         _scalars | _texts,

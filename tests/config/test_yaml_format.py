@@ -19,6 +19,7 @@ from libai_data.config.lazy_config import as_config
 from libai_data.config.naming import dotted_name, locate
 from libai_data.config.yaml_format import from_yaml, to_yaml
 from libai_data.errors import ConfigError
+from tests.properties import examples
 
 
 def there_and_back(cfg: Any) -> Any:
@@ -58,7 +59,7 @@ _values = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.dictionaries(_texts | st.integers() | st.booleans(), _values, max_size=4))
 def test_any_plain_config_comes_back_equal_with_its_types(values: Any) -> None:
     found = from_yaml(to_yaml(values), "test.yaml")
@@ -88,7 +89,7 @@ _calls = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.dictionaries(_keys, _calls, max_size=3))
 def test_any_lazy_config_comes_back_building_the_same_and_saves_the_same_again(kwargs: Any) -> None:
     cfg = LazyCall(dict)(**kwargs)

@@ -19,9 +19,10 @@ from libai_data.loader.schema import TensorPart
 from libai_data.samplers import CyclicSampler
 from libai_data.sources import IndexedSource
 from tests.datasets.gpt_corpora import Documents, corpora, runs_of_pairs, samples, write
+from tests.properties import examples
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
-SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SOME = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def stream_of(found: list[dict[str, np.ndarray]]) -> list[int]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from libai_data.datasets import gpt_batch
 from libai_data.datasets.gpt import GPTDataset
 from tests.datasets.gpt_corpora import Documents, corpora, write
+from tests.properties import examples
 
 KINDS: dict[str, dict[str, Any]] = {
     "shuffled": {"shuffle_documents": True},
@@ -22,7 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     documents=corpora(10, 14),
     length=st.integers(1, 9),

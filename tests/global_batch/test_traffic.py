@@ -11,6 +11,7 @@ from libai_data.global_batch.plan import READERS, ReadPlan
 from libai_data.global_batch.traffic import FieldSize, node_traffic, times_read
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.samplers import CyclicSampler
+from tests.properties import examples
 
 FIELDS = (FieldSize("images", 100), FieldSize("labels", 8, placement_idx=-1))
 EACH = 108
@@ -38,7 +39,7 @@ def check_covered(mesh: ParallelMesh, readers: str) -> None:
     assert read == set(range(mesh.data_parallel_size))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(meshes(), st.sampled_from(READERS), st.integers(1, 5))
 def test_every_sample_is_read_and_comes_to_each_node_that_needs_it(mesh: ParallelMesh, readers: str, rows: int) -> None:
     check_covered(mesh, readers)

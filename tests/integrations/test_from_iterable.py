@@ -22,6 +22,7 @@ from libai_data.global_batch import to_global
 from libai_data.integrations import default_collate, from_iterable
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.integrations.rows import flat, numbers, resumed, rows_of, sample, taken
+from tests.properties import examples
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -161,7 +162,7 @@ def test_what_offers_dlpack_alone_is_not_copied() -> None:
     assert batch.y.tensor.numpy().tolist() == [0, 70, 2, 3]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     sizes=st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0),
     micro=st.integers(1, 6),
@@ -179,7 +180,7 @@ def test_batches_are_cut_anew_without_losing_a_row(sizes: list[int], micro: int,
         assert [info.valid for info, _ in found] == [min(micro, rows - info.position) for info, _ in found]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(cut=st.integers(0, 12), micro=st.integers(1, 7), other=st.integers(1, 7), batches=st.booleans())
 def test_a_stream_goes_on_after_every_cut_in_batches_of_any_size(
     cut: int, micro: int, other: int, batches: bool

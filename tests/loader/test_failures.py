@@ -30,6 +30,7 @@ from tests.loader.sample_datasets import (
     stack_dicts,
 )
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+from tests.properties import examples
 
 EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
@@ -126,7 +127,7 @@ def test_skipping_takes_the_same_substitutes_everywhere(workers: dict[str, Any],
             assert index == asked
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     bad=st.sets(st.integers(0, 29), max_size=20),
     ranks=st.sampled_from([1, 2, 3]),

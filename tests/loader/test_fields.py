@@ -16,6 +16,7 @@ from libai_data.loader import PadCollator
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.sample_datasets import Fields, Ragged, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+from tests.properties import examples
 
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 FOREIGN_DTYPES = ("int16", "uint16", "uint32", "uint64", "complex64", "complex128")
@@ -47,7 +48,7 @@ def test_every_dtype_of_oneflow_passes_unchanged(workers: dict[str, Any], collat
         assert found[f"of_{dtype}"].tobytes() == expected.tobytes()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data(), dtype=st.sampled_from(DTYPES))
 def test_any_bytes_pass_unchanged(data: st.DataObject, dtype: str) -> None:
     shape = tuple(data.draw(st.lists(st.integers(0, 4), max_size=4)))

@@ -22,6 +22,7 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out, views
 from tests.loader.sample_datasets import Fields, Numbers, growing_collator, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, eventually, loading, stream
+from tests.properties import examples
 
 IN_SLOTS = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 
@@ -333,7 +334,7 @@ class NumbersAsDicts(Numbers):
         return {"index": index}
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(held=st.lists(st.integers(0, 6), min_size=1, max_size=40))
 def test_whatever_is_kept_for_how_long_each_batch_is_correct_while_it_is_kept(held: list[int]) -> None:
     dataset = Numbers(90)

@@ -17,6 +17,7 @@ from libai_data.datasets.blend import LONGEST_PERIOD, proportions
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.mixing import combine64
 from libai_data.samplers import BlendOrder, CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
+from tests.properties import examples
 
 LENGTH = 300
 
@@ -83,7 +84,7 @@ def test_each_dataset_goes_through_its_own_order_and_no_change_of_weights_loses_
         first += size
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(blends(), st.data())
 def test_any_places_are_found_by_themselves_and_back(blend: Blend, data: st.DataObject) -> None:
     order = order_of(blend)
@@ -135,7 +136,7 @@ def test_weights_that_change_at_no_position_are_refused(change: Any) -> None:
         blended([3, 4], [1, 1], {change: [1, 2]})
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(blends(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]), st.integers(0, LENGTH))
 def test_samplers_on_any_mesh_cut_anywhere_take_the_blend(blend: Blend, ranks: int, micro: int, cut: int) -> None:
     dataset = blended(blend.sizes, blend.phases[0][1], dict(blend.phases[1:]))

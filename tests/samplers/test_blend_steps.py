@@ -16,6 +16,7 @@ from libai_data.datasets import BlendedDataset, FilteredDataset
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers import BlendOrder, CyclicSampler, Ledger, Order, StepSchedule
 from libai_data.samplers.schedule import Ranges
+from tests.properties import examples
 from tests.samplers.step_runs import steps_from
 from tests.samplers.test_blend_order import Numbers
 
@@ -68,7 +69,7 @@ def check_nothing_is_lost(steps: Sequence[Any], order: Any) -> None:
         assert mine == list(zip(epochs.tolist(), indices.tolist()))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     sizes=st.lists(st.sampled_from([4, 8, 12]), min_size=1, max_size=3),
     ranks=st.sampled_from([1, 2, 4]),

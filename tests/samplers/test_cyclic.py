@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers import CyclicSampler, StreamSampler
+from tests.properties import examples
 
 layouts = st.sampled_from([(1, 12), (2, 6), (3, 4), (4, 3), (6, 2), (12, 1)])
 """(data-parallel size, micro batch) of a global batch of 12."""
@@ -48,7 +49,7 @@ def stream(size: int, count: int, **arguments: Any) -> list[int]:
     return [index for [index] in islice(sampler, count)]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(12, 1500), st.integers(0, 2**32), st.integers(0, 5000), st.booleans(), st.booleans(), layouts)
 def test_a_global_batch_does_not_depend_on_the_data_parallel_size(
     size: int, seed: int, consumed: int, shuffle: bool, drop_last: bool, layout: Any
@@ -58,7 +59,7 @@ def test_a_global_batch_does_not_depend_on_the_data_parallel_size(
     assert global_batches(ranks_of(size, *layout, **arguments), 5) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(12, 300), st.integers(0, 2**32), layouts)
 def test_each_epoch_visits_each_index_once_across_the_borders_of_epochs(size: int, seed: int, layout: Any) -> None:
     batches = global_batches(ranks_of(size, *layout, seed=seed), 3 * size // 12 + 1)
@@ -67,7 +68,7 @@ def test_each_epoch_visits_each_index_once_across_the_borders_of_epochs(size: in
         assert sorted(indices[epoch * size : (epoch + 1) * size]) == list(range(size))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.integers(12, 300), st.integers(0, 2**32), layouts)
 def test_with_drop_last_each_epoch_has_whole_batches_and_no_index_twice(size: int, seed: int, layout: Any) -> None:
     per_epoch = size // 12

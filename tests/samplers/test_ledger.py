@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from libai_data.errors import CheckpointError
 from libai_data.samplers import CyclicSampler, Ledger, Order, StepSchedule
+from tests.properties import examples
 from tests.samplers.step_runs import following, steps_from
 from tests.samplers.test_schedule import schedules, skips
 
@@ -34,7 +35,7 @@ def test_a_sample_outside_the_dataset_is_refused(index: int) -> None:
         Order(50).find(0, np.array([index]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(24, 90), schedules(), skips)
 def test_the_ledger_says_what_a_replay_finds(size: int, schedule: StepSchedule, skipped: Any) -> None:
     ranks = following(size, schedule, tuple(skipped))

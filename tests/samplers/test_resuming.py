@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.samplers import CyclicSampler, Ledger, StepSchedule
 from libai_data.samplers.schedule import Ranges
+from tests.properties import examples
 from tests.samplers.step_runs import following, steps_from
 from tests.samplers.test_schedule import meshes, schedules, skips
 
@@ -33,7 +34,7 @@ def plain(size: int = 50, schedule: StepSchedule = PLAIN, skipped: Ranges = (), 
     return sampler
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(24, 60), schedules(), skips, meshes, meshes)
 def test_every_cut_point_goes_on_as_the_uncut_run_on_any_mesh(
     size: int, schedule: StepSchedule, skipped: Any, before: Any, after: Any

@@ -14,6 +14,7 @@ from libai_data.errors import ConfigError
 from libai_data.samplers import CyclicSampler, LeftOut, SingleRoundSampler, StepSchedule
 from libai_data.samplers.sampler import can_follow
 from libai_data.samplers.schedule import parse_sizes, parse_skips
+from tests.properties import examples
 from tests.samplers.step_runs import expected_steps, following, steps_from
 
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1])), max_size=5)
@@ -53,7 +54,7 @@ def test_each_position_belongs_to_the_one_step_that_takes_it(schedule: StepSched
         position += schedule.size_of(step)
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(st.integers(24, 90), schedules(), skips, meshes)
 def test_every_mesh_takes_the_samples_that_the_definition_names(
     size: int, schedule: StepSchedule, skipped: Any, mesh: Any

@@ -17,6 +17,7 @@ from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
+from tests.properties import examples
 from tests.samplers.transforms import Documents, as_tokens, expected_packs, is_even
 
 
@@ -62,7 +63,7 @@ def outputs(sampler: CyclicSampler, batches: int) -> list[Any]:
     return [as_tokens(sampler.dataset[index]) for index in indices]  # type: ignore[index]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(cases(), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 20))
 def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: int, micro: int, cut: int) -> None:
     expected = case.expected(cut + 4 * ranks * micro)
@@ -79,7 +80,7 @@ def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: i
     assert [pack for step in zip(*parts) for part in step for pack in part] == expected[cut:]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(cases(), st.integers(0, 20))
 def test_consumed_samples_lead_to_the_same_place_as_a_state(case: Case, cut: int) -> None:
     told, walked = case.sampler(1), case.sampler(1, consumed=cut)
@@ -125,7 +126,7 @@ def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options
     assert batches(5, state) == expected[3:]
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.lists(st.booleans(), min_size=1, max_size=30).filter(any), st.booleans(), st.integers(0, 40))
 def test_a_filter_takes_what_is_kept_in_the_order_of_the_stream(kept: list[bool], known: bool, cut: int) -> None:
     def make() -> FilteredDataset:

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from libai_data.errors import ConfigError, FormatError
 from libai_data.sources import IndexedSource, IndexedWriter, dtype_for, merge_indexed
 from libai_data.sources.indexed_format import DTYPES
+from tests.properties import examples
 
 Documents = list[list[list[int]]]
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def documents(low: int = 0, high: int = 127) -> st.SearchStrategy[Documents]:

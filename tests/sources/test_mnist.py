@@ -16,6 +16,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from libai_data.datasets.mnist import FashionMNISTDataset, MNISTDataset
 from libai_data.errors import ConfigError, FormatError, StorageError
 from libai_data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource, read_idx
+from tests.properties import examples
 from tests.sources.published_files import WebFolder, idx, mnist_files, write_mnist
 
 
@@ -45,7 +46,7 @@ def test_a_sample_has_the_fields_of_libai(tmp_path: Path) -> None:
     assert len(MNIST.classes) == len(FASHION_MNIST.classes) == 10
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values=arrays(np.uint8, array_shapes(min_dims=1, max_dims=3, max_side=9)), cut=st.integers(0, 800))
 def test_idx_files_are_read_whole_or_refused(tmp_path: Path, values: np.ndarray, cut: int) -> None:
     data = idx(values)

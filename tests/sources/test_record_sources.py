@@ -27,6 +27,7 @@ from libai_data.sources import (
     WebDatasetSource,
     open_source,
 )
+from tests.properties import examples
 from tests.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -80,7 +81,7 @@ def test_array_records_of_all_compressions_and_groups_are_read(tmp_path: Path, o
         assert source.read_many(order) == [expected[index] for index in order]
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=st.lists(st.binary(max_size=700), max_size=12), group=st.integers(1, 5))
 def test_any_bytes_come_back_from_array_records(tmp_path: Path, records: list[bytes], group: int) -> None:
     available("array_record")

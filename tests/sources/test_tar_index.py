@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 from libai_data.errors import FormatError
 from libai_data.sources.packed_names import PackedNames
 from libai_data.sources.tar_index import TarIndex, index_tar
+from tests.properties import examples
 
 LONG = "folder of a rather long name/" * 9 + "ö" * 60 + ".jpg"
 CONTENT = {"a.jpg": b"first", "b/c.cls": b"", "b/ä.jpg": b"x" * 513, LONG: b"long" * 300}
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
-IN_ONE_FILE = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+IN_ONE_FILE = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> Path:

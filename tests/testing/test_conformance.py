@@ -14,6 +14,7 @@ from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import DistTensorData, Instance
 from libai_data.testing import CHECKS, Report, check_conformance
+from tests.properties import examples
 from tests.testing import faulty_loaders as faulty
 
 SAMPLES = 43
@@ -109,7 +110,7 @@ def test_ours_passes_in_every_mode(mode: dict[str, Any]) -> None:
 
 
 @given(st.integers(1, 20), st.integers(1, 3), st.booleans(), st.booleans())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_ours_passes_whatever_the_sizes(samples: int, per_rank: int, endless: bool, shuffle: bool) -> None:
     batch = per_rank * 2
     if endless and samples < batch:

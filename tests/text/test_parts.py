@@ -19,6 +19,7 @@ from libai_data.errors import ConfigError
 from libai_data.text.documents import BadLine, Document, read_piece
 from libai_data.text.files import find_inputs
 from libai_data.text.parts import DOCUMENTS, Cutting, cut_into_parts
+from tests.properties import examples
 
 LINES = st.lists(st.sampled_from(["", " ", "\r", "word", "two words\r", "ü" * 9, " 中文 "]), max_size=30)
 
@@ -61,7 +62,7 @@ def paragraphs(text: str) -> list[str]:
     return ["\n".join(lines).rstrip("\r") for lines in found if lines]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(LINES, st.booleans(), st.integers(1, 40), st.sampled_from(DOCUMENTS), st.sampled_from(["", ".gz", ".bz2"]))
 def test_documents_do_not_depend_on_the_size_of_the_parts(
     lines: list[str], ends: bool, part_bytes: int, documents: str, suffix: str

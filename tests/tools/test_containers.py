@@ -17,7 +17,7 @@ import yaml
 
 from libai_data.launching.arguments import parse_args
 from libai_data.launching.exit_codes import STOPPED
-from tests.distributed.launcher import REPOSITORY
+from tests.distributed.processes import REPOSITORY
 
 MANIFEST = REPOSITORY / "tools" / "kubernetes" / "training.yaml"
 DOCKERFILE = REPOSITORY / "tools" / "docker" / "Dockerfile"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from libai_data.samplers import Order
-from tests.distributed.launcher import JOB_VARIABLES, REPOSITORY
+from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 from tests.tools.slurm import one_machine_slurm, why_no_slurm
 
 SCRIPT = REPOSITORY / "tools" / "launch_slurm.sbatch"
