@@ -39,7 +39,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     parser.add_argument(
         "--resume", action="store_true", help="continue from the newest checkpoint in train.output_dir, if there is one"
     )
-    parser.add_argument("--eval-only", action="store_true", help="evaluate and do not train")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate and do not train; all weights must fit")
     parser.add_argument(
         "--fast-dev-run", action="store_true", help="train and evaluate a few batches, to see that everything runs"
     )

@@ -92,7 +92,7 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
             f"--eval-only found no weights: set train.load_weight=<checkpoint>, or use --resume with a checkpoint in "
             f"train.output_dir ({cfg.train.output_dir})"
         )
-    checkpointer.load_weights(path)
+    checkpointer.load_weights(path, cfg.train.load_weight_may_differ or ())
     data = stages_of(cfg)
     if data is not None:
         data.enter("test")

@@ -151,7 +151,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 "There is no checkpoint in %s to resume from; starting at step 0.", self.cfg.train.output_dir
             )
         if not self._resumed_from and self.cfg.train.load_weight:
-            self.checkpointer.load_weights(self.cfg.train.load_weight)
+            may_differ = self.cfg.train.load_weight_may_differ
+            self.checkpointer.load_weights(self.cfg.train.load_weight, ("*",) if may_differ is None else may_differ)
 
     def train(self, start_iter: int | None = None, max_iter: int | None = None) -> dict[str, Any]:
         """Train to the end.

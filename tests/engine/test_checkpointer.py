@@ -154,7 +154,7 @@ def test_a_state_that_json_cannot_hold_is_named(tmp_path: Path) -> None:
 
 def test_weights_of_another_model_are_refused_with_their_names(tmp_path: Path) -> None:
     Checkpointer(new_model(), str(tmp_path)).save("a")
-    with pytest.raises(CheckpointError, match=r"'first.weight' \(8, 6\) instead of \(5, 6\)"):
+    with pytest.raises(CheckpointError, match=r"'first.weight' is \(8, 6\) instead of \(5, 6\)"):
         Checkpointer(new_model(5), str(tmp_path)).load(str(tmp_path / "a"))
 
 
@@ -168,6 +168,27 @@ def test_weights_alone_are_loaded_as_far_as_they_fit(tmp_path: Path) -> None:
     after = weights(other)
     np.testing.assert_array_equal(after["second.bias"], weights(model)["second.bias"])
     np.testing.assert_array_equal(after["first.weight"], before["first.weight"])
+
+
+def test_weights_must_fit_but_for_those_that_patterns_name(tmp_path: Path) -> None:
+    Checkpointer(new_model(), str(tmp_path)).save("a")
+    other = new_model(5)
+    other.third = flow.nn.Linear(2, 2, bias=False)
+    checkpointer, path = Checkpointer(other, str(tmp_path)), str(tmp_path / "a")
+    for patterns, listed in (
+        ((), ["'first.weight' is", "'first.bias' is", "'second.weight' is", "it lacks 'third.weight'"]),
+        (["first.*", "third.*"], ["'second.weight' is"]),
+        (["*.weight", "first.bias", "fourth.*"], ["the pattern 'fourth.*' matches none"]),
+    ):
+        with pytest.raises(CheckpointError, match=r"train\.load_weight_may_differ=") as caught:
+            checkpointer.load_weights(path, patterns)
+        assert [part in str(caught.value) for part in listed] == [True] * len(listed)
+        assert str(caught.value).count(";") == len(listed) - 1
+    checkpointer.load_weights(path, ["*.weight", "first.bias"])
+    del other.third
+    Checkpointer(other.second, str(tmp_path)).save("b")
+    with pytest.raises(CheckpointError, match="it has 'weight', which the model has not"):
+        checkpointer.load_weights(str(tmp_path / "b"), ["first.*", "second.*"])
 
 
 @pytest.mark.parametrize("damage", ["truncate", "change", "remove", "pointer"])

@@ -20,7 +20,7 @@ from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.command import main, run
 from libai_data.engine.liveness import say_farewell
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.global_batch import to_global
 from libai_data.mesh import set_mesh
 from libai_data.structures import DistTensorData, Instance
@@ -382,6 +382,16 @@ def test_a_fast_dev_run_takes_20_steps_and_evaluates_every_10(tmp_path: Path) ->
 def test_an_evaluation_without_weights_says_how_to_give_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.load_weight"):
         command(tmp_path, "--eval-only")
+
+
+def test_an_evaluation_refuses_weights_that_do_not_fit_unless_they_are_named(tmp_path: Path) -> None:
+    command(tmp_path, "train.train_iter=2", "train.evaluation.enabled=false")
+    evaluation = ["--eval-only", f"train.load_weight={tmp_path}/model_final", "model.hidden=5"]
+    with pytest.raises(CheckpointError, match=r"'first.weight' is \(8, 6\) instead of \(5, 6\)"):
+        command(tmp_path, *evaluation)
+    with pytest.raises(CheckpointError, match=r"model: 'second.weight' is \(3, 8\) instead of \(3, 5\)\."):
+        command(tmp_path, *evaluation, "train.load_weight_may_differ=['first.*']")
+    command(tmp_path, *evaluation, "train.load_weight_may_differ=['first.*','second.weight']")
 
 
 def test_the_engine_is_imported_without_oneflow() -> None:

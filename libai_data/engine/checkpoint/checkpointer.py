@@ -6,7 +6,8 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 _MODEL = "model.safetensors"
 _OPTIMIZER = "optimizer.safetensors"
 _RANDOM = "random.json"
-_SHOWN = 5
+_SHOWN = 50
 
 
 class Checkpointer(CheckpointFolder):
@@ -140,7 +141,7 @@ class Checkpointer(CheckpointFolder):
         """
         directory = Path(path)
         self.check(directory)
-        self._load_model(directory, exactly=True)
+        self._load_model(directory)
         state: dict[str, Any] = json.loads((directory / STATE).read_text())
         if self.optimizer is not None and (directory / _OPTIMIZER).is_file():
             optimizer_state.restore(
@@ -156,44 +157,57 @@ class Checkpointer(CheckpointFolder):
         logger.info("Restored checkpoint %s.", directory)
         return state
 
-    def load_weights(self, path: str) -> dict[str, Any]:
+    def load_weights(self, path: str, may_differ: Sequence[str] = ("*",)) -> dict[str, Any]:
         """Load the weights of a checkpoint, as far as they fit; each one that does not is named in the log.
 
         Args:
             path: its directory.
+            may_differ: patterns, such as "head.*", of the names of weights that need not fit.
 
         Returns:
             {}, since nothing is resumed.
 
         Raises:
-            CheckpointError: It is missing or damaged, or no weight fits.
+            CheckpointError: It is missing or damaged, no weight fits, or another weight does not fit.
         """
         directory = Path(path)
         self.check(directory)
-        self._load_model(directory, exactly=False)
+        try:
+            self._load_model(directory, may_differ)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{error}. Patterns name the weights that may differ: train.load_weight_may_differ=['head.*']"
+            ) from None
         logger.info("Loaded the weights of checkpoint %s.", directory)
         return {}
 
-    def _load_model(self, directory: Path, exactly: bool) -> None:
+    def _load_model(self, directory: Path, may_differ: Sequence[str] = ()) -> None:
         file = TensorFile(directory / _MODEL)
-        stored = set(file.names())
         model: dict[str, Any] = dict(self.model.state_dict())
-        missing = [name for name in model if name not in stored]
+        stored = set(file.names())
         unexpected = sorted(stored - set(model))
-        fitting = [name for name in model if name in stored and tuple(model[name].shape) == file.shape(name)]
-        wrong = [
-            f"'{name}' {file.shape(name)} instead of {tuple(model[name].shape)}"
-            for name in model
-            if name in stored and name not in set(fitting)
+        problems: dict[str, str] = {}
+        for name, tensor in model.items():
+            if name not in stored:
+                problems[name] = f"it lacks '{name}'{nearest(name, unexpected)}"
+            elif tuple(tensor.shape) != file.shape(name):
+                problems[name] = f"'{name}' is {file.shape(name)} instead of {tuple(tensor.shape)}"
+        fitting = [name for name in model if name not in problems]
+        problems.update((name, f"it has '{name}', which the model has not") for name in unexpected)
+        refused = [
+            problem
+            for name, problem in problems.items()
+            if not fitting or not any(fnmatchcase(name, pattern) for pattern in may_differ)
         ]
-        problems = [f"it lacks '{name}'{nearest(name, unexpected)}" for name in missing]
-        problems += [f"it has '{name}', which the model has not" for name in unexpected] + wrong
-        if problems and (exactly or not fitting):
-            more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        for pattern in may_differ:
+            if not any(fnmatchcase(name, pattern) for name in {*model, *stored}):
+                refused.append(f"the pattern '{pattern}' matches none of them")
+        if refused:
+            more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
             raise CheckpointError(
-                f"the weights in {directory} are not those of this model: {'; '.join(problems[:_SHOWN])}{more}"
+                f"the weights in {directory} are not those of this model: {'; '.join(refused[:_SHOWN])}{more}"
             )
-        for problem in problems:
+        for problem in problems.values():
             logger.warning("Weights in %s: %s; left as initialised.", directory, problem)
         for name in fitting:
             fill(model[name], file, name)
