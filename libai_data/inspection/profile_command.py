@@ -13,7 +13,7 @@ from libai_data.engine.one_rank import load_config, one_rank_loaders
 from libai_data.errors import ConfigError
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.profiling import STAGES, Measurement, cores, measure, recommend, worker_counts
-from libai_data.structures import fields_of
+from libai_data.structures import Instance, fields_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,6 +81,8 @@ def _with_stats(loader: Any) -> Any:
 
 
 def _rows_of(batch: Any) -> int:
-    """Rows of a batch: dim 0 of its first field."""
+    """The samples that the loader read for a batch; of a batch of another origin, dim 0 of its first field."""
+    if isinstance(batch, Instance) and batch._rows is not None:
+        return len(batch._rows.indices)
     value = next(iter(fields_of(batch).values()))
     return int(getattr(value, "tensor", value).shape[0])

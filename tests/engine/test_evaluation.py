@@ -84,6 +84,48 @@ def test_each_sample_counts_once_with_its_own_output(model: TinyModel, length: i
         assert results[f"Acc@{k}"] == pytest.approx(100 * correct_in_top_k(expected, dataset.labels, k) / length)
 
 
+class SharesAMask(nn.Module):
+    """Ignores its mask, which all samples share."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, mask: Any, points: Any, labels: Any) -> Any:
+        return self.model(points, labels)
+
+
+@pytest.mark.parametrize("mask_rows", [1, 2, 5])
+@pytest.mark.parametrize("length", [13, 12])
+def test_a_first_field_that_all_samples_share_does_not_decide_how_many_there_are(
+    model: TinyModel, length: int, mask_rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def collate(samples: list[Any]) -> Any:
+        rows = {name: np.stack([each.get(name).tensor for each in samples]) for name in ("points", "labels")}
+        return {"mask": np.ones((mask_rows, 4), np.float32), **rows}
+
+    dataset = TinyDataset(length)
+    loader = build_image_test_loader(dataset, 4, num_workers=0, collate_fn=collate)
+    seen = Collecting()
+    with caplog.at_level("INFO"):
+        inference_on_dataset(SharesAMask(model), loader, 4, 1e5, to_global, "cpu", [seen, ClsEvaluator((1,))])
+    assert sorted(map(tuple, np.concatenate([each["points"] for each in seen.inputs]))) == sorted(
+        map(tuple, dataset.points)
+    )
+    assert sum(len(each["prediction_scores"]) for each in seen.outputs) == length
+    assert {each["mask"].shape for each in seen.inputs} == {(mask_rows, 4)}
+    assert f"Evaluated {length} samples" in caplog.text
+
+
+def test_padding_that_cannot_be_told_apart_is_refused(model: TinyModel) -> None:
+    def flat(batch: Any) -> dict[str, Any]:
+        return {name: value.reshape(1, *value.shape) for name, value in to_global(batch).items()}
+
+    loader = build_image_test_loader(TinyDataset(5), 4, num_workers=0)
+    with pytest.raises(SchemaError, match=r"1 of the batch's 4 rows count.*none of the inputs has 4 rows.*\(1, 4"):
+        inference_on_dataset(lambda **inputs: {"x": inputs["points"]}, loader, 4, 1e5, flat, "cpu", Collecting())
+
+
 def test_eval_iter_limits_the_batches(model: TinyModel) -> None:
     loader = build_image_test_loader(TinyDataset(21), 4, num_workers=0)
     assert inference_on_dataset(model, loader, 4, 2, to_global, "cpu", Collecting()) == {"batches": 2.0}

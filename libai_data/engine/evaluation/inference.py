@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import abc
+from collections import Counter, abc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -20,7 +20,7 @@ from libai_data.global_batch.shared_loader import SharedLoader
 from libai_data.mesh import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
 from libai_data.nesting import is_texts, put_together, taken_apart
 from libai_data.samplers.sampler import StreamSampler
-from libai_data.structures import batch_info
+from libai_data.structures import BatchInfo, batch_info
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ def inference_on_dataset(
     Args:
         model: a `oneflow.nn.Module` or `nn.Graph`; in eval mode meanwhile. Returns a dict of tensors.
         data_loader: any iterable of batches; ranks must get equally many, which is checked. Rows that a batch's
-            `BatchInfo` marks as padding are dropped before the evaluator sees them.
+            `BatchInfo` marks as padding are dropped before the evaluator sees them, of each tensor that has as many
+            rows as the batch.
         batch_size: samples of a global batch, for the log.
         eval_iter: at most so many batches.
         get_batch: turns a batch into the model's arguments.
@@ -55,7 +56,8 @@ def inference_on_dataset(
 
     Raises:
         ContractError: Some ranks' loaders have ended, and others' have not.
-        SchemaError: The model returned local tensors, of which other ranks know nothing.
+        SchemaError: The model returned local tensors, of which other ranks know nothing; or a batch with padding has
+            no input with the batch's number of rows.
     """
     import oneflow as flow
 
@@ -72,14 +74,12 @@ def inference_on_dataset(
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
             outputs = model(**inputs)
-            info = batch_info(batch)
-            rows = _rows(inputs)
-            valid = rows if info is None else info.valid
+            rows, valid = _rows(inputs, batch_info(batch))
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
             chosen = evaluator.prepare(inputs, outputs)
             valid_inputs, valid_outputs = _on_rank0(seen, rows, valid), _on_rank0(chosen, rows, valid)
-            samples += valid
+            samples += rows if valid is None else valid
             if is_main_process():
                 evaluator.process(valid_inputs, valid_outputs)
     synchronize()
@@ -137,16 +137,28 @@ def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _rows(inputs: dict[str, Any]) -> int:
+def _rows(inputs: dict[str, Any], info: BatchInfo | None) -> tuple[int, int | None]:
+    """Rows of the global batch, and how many of them count; None if nothing is to be cut.
+
+    Not every input has the batch's rows: a mask may be shared by all samples. So the loader's word counts.
+    """
     leaves: dict[str, Any] = {}
     taken_apart(inputs, leaves)
-    for value in leaves.values():
-        if getattr(value, "ndim", 0) > 0:
-            return int(value.shape[0])
-    raise SchemaError(f"get_batch returned {sorted(inputs)}, none of which has a batch dim")
+    shapes = {name: tuple(value.shape) for name, value in leaves.items() if getattr(value, "ndim", 0) > 0}
+    if not shapes:
+        raise SchemaError(f"get_batch returned {sorted(inputs)}, none of which has a batch dim")
+    if info is None:
+        # Of a batch of another origin, the most frequent number is the best guess; it is only logged.
+        return Counter(shape[0] for shape in shapes.values()).most_common(1)[0][0], None
+    if info.valid < info.size and info.size not in {shape[0] for shape in shapes.values()}:
+        raise SchemaError(
+            f"{info.valid} of the batch's {info.size} rows count, the others are padding, but none of the inputs has "
+            f"{info.size} rows: {shapes}; let get_batch keep the rows, so that padding can be dropped"
+        )
+    return info.size, info.valid
 
 
-def _on_rank0(tensors: dict[str, Any], rows: int, valid: int) -> dict[str, Any]:
+def _on_rank0(tensors: dict[str, Any], rows: int, valid: int | None) -> dict[str, Any]:
     """Bring tensors, also nested ones, to rank 0, and cut those with the batch's rows to the valid ones.
 
     Strings, which never were of all ranks, are left out.
