@@ -52,6 +52,7 @@ class ProcessExecutor:
     collates_into_slots = True
 
     def __init__(self, starter: WorkerStarter, workers: int, arena: Arena, timeout: float) -> None:
+        self._starter = starter
         self._dataset_name = starter.dataset_name
         self._arena = arena
         self._indices = SlotIndices(arena)
@@ -68,6 +69,7 @@ class ProcessExecutor:
         self._deadly: tuple[str, bool] | None = None
         self._heard = [_start_is_due()] * workers
         self._is_ready = [False] * workers
+        self._has_unpickled = False
         self._last_look = time.monotonic()
         self._board = Board(workers)
         try:
@@ -200,7 +202,9 @@ class ProcessExecutor:
         elif kind == "first sample":
             self._first_sample.append(content)
         elif kind == "ready":
-            self._is_ready[number] = True
+            self._is_ready[number] = self._has_unpickled = True
+        elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
+            self._restart(number)
         else:
             raise self._sample_error(content, number)
 
@@ -227,15 +231,19 @@ class ProcessExecutor:
             number: the worker's.
             hung: why it was ended, if it was ended from here.
         """
-        pid = self._crew.processes[number].pid
-        ended = self._crew.bury(number)
-        how = hung or ended
+        pid, was_ready = self._crew.processes[number].pid, self._is_ready[number]
+        how = hung or self._crew.processes[number].wait()
+        if not self._has_unpickled and self._starter.fork_instead(
+            f"a worker that unpickled {self._dataset_name} {how}"
+        ):
+            self._restart(number)
+            return
         # What it had finished is not redone.
         self._collect()
         place, _ = self._board.claim(number)
         self._board.clear_claim(number)
         task = None if place is None or self._board.is_waiting(place) else self._tasks.pop(place, None)
-        if task is None and number == 0 and self._first_task is not None and self._is_ready[0]:
+        if task is None and number == 0 and self._first_task is not None and was_ready:
             self._deadly = f"worker {number}, which {how}", bool(hung)
             lost = f"sample {int(self._first_task.indices[0])} is read again"
         elif task is None:
@@ -248,12 +256,16 @@ class ProcessExecutor:
             del self._submitted[place]
             lost = f"samples {task.indices.tolist()} are read again"
         logger.warning("Worker %d (process %d) %s; it is replaced, and %s.", number, pid, how, lost)
-        self._crew.replace(number)
-        self._heard[number], self._is_ready[number] = _start_is_due(), False
+        self._restart(number)
         if task is not None:
             self._do_again(task, f"worker {number}, which {how}", bool(hung))
         # The dead worker may have been woken for a task that it did not take.
         self._board.wake()
+
+    def _restart(self, number: int) -> None:
+        self._crew.bury(number)
+        self._crew.replace(number)
+        self._heard[number], self._is_ready[number] = _start_is_due(), False
 
     def _do_again(self, task: Task, who: str, hung: bool) -> None:
         try:

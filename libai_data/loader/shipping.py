@@ -7,11 +7,16 @@ import mmap
 import os
 import pickle
 import struct
-from typing import Any, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 import numpy as np
 
+from libai_data.errors import StorageError
 from libai_data.file_map import reduce_mapped
 
 _HEADER = struct.Struct("<QQ")
@@ -19,52 +24,161 @@ _ENTRY = struct.Struct("<QQ")
 _ALIGNMENT = 4096
 
 
+@dataclass(frozen=True)
+class Shipment:
+    """A pickled object in shared memory.
+
+    Args:
+        descriptor: of the memory, for `unship` in another process.
+        pickled_bytes: of what is pickled, without arrays: each process makes Python objects of them.
+        maps: memory maps that the object's arrays lie in; other processes open their files by this process's
+            descriptors, so they must live as long as workers start.
+    """
+
+    descriptor: int
+    pickled_bytes: int
+    maps: list[mmap.mmap]
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        os.close(self.descriptor)
+
+
 class _Pickler(cloudpickle.CloudPickler):
-    """Reopens memory maps by their file instead of copying what they map."""
+    """Pickles an array over a memory map as a reference to the open file, instead of copying its content."""
+
+    def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffers.append)
+        self.maps: list[mmap.mmap] = []
+
+    @cached_property
+    def _regions(self) -> list[_Region]:
+        return _mapped_files()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
-            reduced = reduce_mapped(obj) or _reduce_map(obj)
+            reduced = reduce_mapped(obj) or self._reduce_map(obj)
             if reduced is not None:
                 return reduced
         return super().reducer_override(obj)
 
+    def _reduce_map(self, array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+        """How to map an array's file again; None if the array is not one over a file that both processes share."""
+        root: Any = array
+        while isinstance(root, np.ndarray):
+            root = root.base
+        root = root.obj if isinstance(root, memoryview) else root
+        if not isinstance(root, mmap.mmap) or type(array) not in _KINDS or not array.size:
+            return None
+        low, high = np.byte_bounds(array)
+        region = next((region for region in self._regions if region.start <= low and high <= region.stop), None)
+        file = None if region is None else _open_file(region)
+        if region is None or file is None:
+            return None
+        self.maps.append(root)
+        place = region.offset + low - region.start, high - low, array.__array_interface__["data"][0] - low
+        form = array.dtype, array.shape, array.strides, array.flags.writeable
+        about = {name: getattr(array, name, None) for name in _ABOUT_A_MEMMAP} if type(array) is np.memmap else {}
+        return _open_map, (file, place, form, type(array), about)
 
-def _reduce_map(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """How to reopen an array that is a read-only view of a memory map; None if it is not one."""
-    base: Any = array
-    while isinstance(base, np.ndarray) and not isinstance(base.base, mmap.mmap):
-        base = base.base
-    if not isinstance(base, np.memmap) or base.filename is None or base.mode != "r":
-        return None  # What is written to a map of another mode need not be in its file.
-    if not array.flags.c_contiguous or not array.size:
-        return None
-    start = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    bare = not isinstance(array, np.memmap)
-    return _open_map, (str(base.filename), base.offset + start, array.dtype.str, array.shape, bare)
+
+_KINDS = np.ndarray, np.memmap, np.recarray
+_ABOUT_A_MEMMAP = "filename", "offset", "mode"
 
 
-def _open_map(filename: str, offset: int, dtype: str, shape: tuple[int, ...], bare: bool) -> np.ndarray:
-    mapped = np.memmap(filename, dtype=dtype, mode="r", offset=offset, shape=shape)
-    # Who has made a plain array of a memory map did so because each view of a memmap costs ten times as much.
-    return np.asarray(mapped) if bare else mapped
+class _Region(NamedTuple):
+    """Addresses that show a file from an offset on; all as the system lists them."""
+
+    start: int
+    stop: int
+    offset: int
+    inode: int
+    path: str
 
 
-def ship(cargo: Any) -> int:
+class _File(NamedTuple):
+    """A file that a process has open, under whatever name, or none any more."""
+
+    process: int
+    descriptor: int
+    identity: tuple[int, int]
+    path: str
+
+
+def _mapped_files() -> list[_Region]:
+    """Where this process maps files; private copies, which may differ from the file, are left out."""
+    regions: list[_Region] = []
+    for line in Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines():
+        addresses, access, offset, _, inode, *path = line.split(maxsplit=5)
+        if not path or ("w" in access and "p" in access):
+            continue
+        start, stop = (int(address, 16) for address in addresses.split("-"))
+        found = _Region(start, stop, int(offset, 16), int(inode), path[0].replace("\\012", "\n"))
+        last = regions[-1] if regions else None
+        if (
+            last is not None
+            and last[1] == start
+            and last[2] + last[1] - last[0] == found.offset
+            and last[3:] == found[3:]
+        ):
+            regions[-1] = last._replace(stop=stop)
+        else:
+            regions.append(found)
+    return regions
+
+
+def _open_file(region: _Region) -> _File | None:
+    """The descriptor that a memory map keeps of its file."""
+    found: dict[tuple[int, int], _File] = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # The descriptor of the listing itself.
+            if os.readlink(f"/proc/self/fd/{name}") == region.path:
+                status = os.stat(f"/proc/self/fd/{name}")
+                identity = status.st_dev, status.st_ino
+                found[identity] = _File(os.getpid(), int(name), identity, region.path)
+    # On some file systems (overlays), a map has another inode number than its file.
+    exact = [file for file in found.values() if file.identity[1] == region.inode] or list(found.values())
+    return exact[0] if len(exact) == 1 else None
+
+
+def _open_map(
+    file: _File, place: tuple[int, int, int], form: tuple[Any, ...], kind: type[np.ndarray], about: dict[str, Any]
+) -> np.ndarray:
+    """Map the file that another process has open; what is written to the array, this process alone sees."""
+    (begin, length, first), (dtype, shape, strides, writeable) = place, form
+    aligned = begin % mmap.ALLOCATIONGRANULARITY
+    try:
+        with open(f"/proc/{file.process}/fd/{file.descriptor}", "rb") as opened:
+            status = os.fstat(opened.fileno())
+            if (status.st_dev, status.st_ino) != file.identity:
+                raise OSError("the trainer has closed it")
+            access = mmap.ACCESS_COPY if writeable else mmap.ACCESS_READ
+            mapped = mmap.mmap(opened.fileno(), aligned + length, access=access, offset=begin - aligned)
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"a worker cannot map {file.path}, bytes {begin} to {begin + length}, as the trainer does: {error}. Keep "
+            "the file and the array over it as they are while workers start, or use start_method='fork'"
+        ) from error
+    array: np.ndarray = np.ndarray(shape, dtype, mapped, aligned + first, strides)
+    if kind is not np.ndarray:
+        array = array.view(kind)
+        array.__dict__.update(about, **({"_mmap": mapped} if about else {}))
+    return array
+
+
+def ship(cargo: Any) -> Shipment:
     """Pickle an object into shared memory.
 
     Args:
         cargo: the object; lambdas, and classes of the main script, travel by value.
-
-    Returns:
-        Descriptor of the memory, for `unship` in another process.
 
     Raises:
         Exception: It cannot be pickled; the type of the exception is up to what refuses.
     """
     buffers: list[pickle.PickleBuffer] = []
     packed = io.BytesIO()
-    _Pickler(packed, protocol=5, buffer_callback=buffers.append).dump(cargo)
+    pickler = _Pickler(packed, buffers)
+    pickler.dump(cargo)
     views = [buffer.raw() for buffer in buffers]
     descriptor = os.memfd_create("libai_data_dataset", os.MFD_CLOEXEC)
     with open(descriptor, "wb", closefd=False) as file:
@@ -81,7 +195,7 @@ def ship(cargo: Any) -> int:
             file.seek(offset)
             file.write(view)
         file.truncate(max(end, 1))
-    return descriptor
+    return Shipment(descriptor, packed.tell(), pickler.maps)
 
 
 def unship(descriptor: int) -> Any:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from libai_data.errors import ConfigError, error_text
 from libai_data.loader.channel import Channel
-from libai_data.loader.shipping import ship
+from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, Cargo, Equipment, prepare_process, work
 from libai_data.transforms.batch import rows_together
 
@@ -26,6 +26,8 @@ START_METHODS = ("auto", "spawn", "fork")
 
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from libai_data.loader.worker import main; main()"
 _SECONDS_TO_END = 2.0
+_PICKLED_BYTES_WORTH_A_FORK = 4 * 2**20
+_BYTES_OF_OBJECTS_PER_PICKLED_BYTE = 10
 _THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -37,7 +39,8 @@ class WorkerStarter:
 
     Args:
         cargo: what the workers need.
-        start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled, else fork.
+        start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled here and unpickled in the worker,
+            and has few Python objects, of which each program would have its own; else fork.
 
     Raises:
         ConfigError: An unknown method, or "spawn" with a dataset that cannot be pickled.
@@ -51,21 +54,43 @@ class WorkerStarter:
         self.substitutes = cargo.policy.substitutes
         self.rows_together = rows_together(cargo.batch_transform)
         self._cargo = cargo
-        self._shipped = -1
+        self._method = start_method
+        self._shipment: Shipment | None = None
+        self._told = False
         if start_method != "fork":
-            self._ship(must=start_method == "spawn")
+            self._ship()
 
-    def _ship(self, must: bool) -> None:
+    def _ship(self) -> None:
         try:
-            self._shipped = ship(self._cargo)
+            self._shipment = ship(self._cargo)
         except Exception as error:
             reason = f"{self.dataset_name} cannot be sent to a worker process: {error_text(error)}"
-            if must:
+            if not self.fork_instead(reason):
                 raise ConfigError(
                     f"{reason}. Open files, connections and locks in the first __getitem__ instead of __init__, or use "
                     "start_method='fork', worker_type='thread' or num_workers=0"
                 ) from error
+            return
+        pickled = self._shipment.pickled_bytes
+        if pickled > _PICKLED_BYTES_WORTH_A_FORK:
+            megabytes = pickled * _BYTES_OF_OBJECTS_PER_PICKLED_BYTE / 1e6
+            self.fork_instead(
+                f"{self.dataset_name} has Python objects of about {megabytes:.0f} MB, for each worker anew"
+            )
+
+    def fork_instead(self, reason: str) -> bool:
+        """Fork workers from now on, if the method is "auto"; returns whether it is.
+
+        Args:
+            reason: why they cannot, or should not, be programs of their own.
+        """
+        if self._method != "auto":
+            return False
+        if not self._told:
             logger.info("%s. Workers are forked instead; the dataset must not use OneFlow in them.", reason)
+            self._told = True
+        self.close()
+        return True
 
     def start(self, equipment: Equipment, close_in_child: Channel) -> WorkerProcess:
         """Start a worker.
@@ -77,11 +102,13 @@ class WorkerStarter:
         # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return self._spawn(equipment) if self._shipped >= 0 else self._fork(equipment, close_in_child)
+            if self._shipment is not None:
+                return self._spawn(equipment, self._shipment.descriptor)
+            return self._fork(equipment, close_in_child)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _spawn(self, equipment: Equipment) -> WorkerProcess:
+    def _spawn(self, equipment: Equipment, shipped: int) -> WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             environment.setdefault(name, "1")
@@ -89,10 +116,10 @@ class WorkerStarter:
         if not environment.get("PYTHONHASHSEED", "").isdigit():
             environment["PYTHONHASHSEED"] = "0"
         inherited = [descriptor for name, descriptor in asdict(equipment).items() if name not in ("number", "workers")]
-        arguments = json.dumps([asdict(equipment), self._shipped])
+        arguments = json.dumps([asdict(equipment), shipped])
         program = subprocess.Popen(
             [sys.executable, "-c", _BOOT, arguments, json.dumps(sys.path)],
-            pass_fds=[*inherited, self._shipped],
+            pass_fds=[*inherited, shipped],
             env=environment,
             stdin=subprocess.DEVNULL,
         )
@@ -123,9 +150,9 @@ class WorkerStarter:
 
     def close(self) -> None:
         """Let go of the shipped dataset."""
-        if self._shipped >= 0:
-            os.close(self._shipped)
-            self._shipped = -1
+        if self._shipment is not None:
+            self._shipment.close()
+            self._shipment = None
 
 
 class WorkerProcess:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import os
+import signal
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from libai_data.errors import ConfigError, DataPipelineError, SampleError
+from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
 from libai_data.loader.shipping import ship, unship
 from tests.loader.sample_datasets import (
     Arrays,
@@ -171,9 +174,86 @@ def test_a_memory_map_is_opened_again_instead_of_copied(tmp_path: Path) -> None:
     for view in (whole, whole[100:200], np.asarray(whole)[3:9]):
         rows = copied(Arrays(view)).rows
         # Who made a plain array of a map gets a plain one back, over a map: its views cost a tenth.
-        assert isinstance(rows if isinstance(view, np.memmap) else rows.base, np.memmap)
+        assert over_a_map(rows)
         assert type(rows) is type(view)
         assert rows.tolist() == view.tolist()
+
+
+def over_a_map(array: Any) -> bool:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap.mmap)
+
+
+RECORD = np.dtype([("image", np.uint8, (2, 2)), ("label", np.int32), ("name", "S5")], align=True)
+
+
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_maps_of_records_and_strided_maps_arrive_as_they_are_without_a_copy(tmp_path: Path, mode: Any) -> None:
+    path = tmp_path / "records.bin"
+    records = np.zeros(30, RECORD)
+    records["label"], records["name"] = np.arange(30), b"a name"
+    path.write_bytes(b"head" + records.tobytes())
+    mapped = np.memmap(path, RECORD, mode, offset=4)
+    fortran = np.memmap(path, np.int16, mode, shape=(20, 10), order="F")
+    for view in (mapped, mapped[3:20:2], mapped["label"], mapped["image"][:, 1], mapped.view(np.recarray)):
+        rows = copied(Arrays(view)).rows
+        assert over_a_map(rows)
+        assert type(rows) is type(view)
+        assert rows.dtype == view.dtype
+        assert rows.dtype.fields == view.dtype.fields
+        assert rows.tobytes() == view.tobytes()
+    assert copied(mapped.view(np.recarray)).label.tolist() == list(range(30))
+    for view in (fortran, fortran.T, fortran[::-1, 3:7], np.broadcast_to(fortran[0], (4, 10))):
+        rows = copied(Arrays(view)).rows
+        assert over_a_map(rows)
+        assert rows.strides == view.strides
+        assert rows.tolist() == view.tolist()
+    assert copied(mapped).filename == mapped.filename
+
+
+@pytest.mark.parametrize("fate", ["replaced", "unlinked", "replaced twice", "renamed"])
+def test_workers_map_the_file_that_the_trainer_maps_whatever_became_of_its_name(tmp_path: Path, fate: str) -> None:
+    path = tmp_path / "rows bin"
+    np.zeros((64, 3), np.int64).tofile(path)
+    maps = [np.memmap(path, np.int64, "r", shape=(64, 3))]
+    for version in range(1 + (fate == "replaced twice")):
+        if fate == "unlinked":
+            path.unlink()
+        elif fate == "renamed":
+            path.rename(tmp_path / "other")
+            np.ones((64, 3), np.int64).tofile(path)
+        else:
+            np.full((64, 3), version + 1, np.int64).tofile(tmp_path / "new")
+            (tmp_path / "new").replace(path)
+            maps.append(np.memmap(path, np.int64, "r", shape=(64, 3)))
+    for rows in maps:
+        found = values(Arrays(rows), "row", start_method="spawn")
+        assert found == rows[:16].ravel().tolist()
+
+
+def test_a_replacement_worker_reads_the_version_of_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "rows.bin"
+    np.zeros((640, 3), np.int64).tofile(path)
+    rows = np.memmap(path, np.int64, "r", shape=(640, 3))
+    with loading(Arrays(rows), num_workers=2, start_method="spawn", prefetch=1) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        np.ones((640, 3), np.int64).tofile(tmp_path / "new")
+        (tmp_path / "new").replace(path)
+        for pid in worker_pids(loader):
+            os.kill(pid, signal.SIGKILL)
+        assert not any(next(iterator).row.tensor.numpy().any() for _ in range(8))
+
+
+def test_a_map_that_the_trainer_has_closed_is_a_clear_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.bin"
+    np.zeros((64, 3), np.int64).tofile(path)
+    shipment = ship(np.memmap(path, np.int64, "r", shape=(64, 3)))
+    os.truncate(path, 8)
+    with pytest.raises(StorageError, match=r"cannot map .*rows.bin.*start_method='fork'"):
+        unship(shipment.descriptor)
+    shipment.close()
 
 
 @pytest.mark.parametrize("mode", ["r", "c", "r+", "w+"])
@@ -189,11 +269,11 @@ def test_memory_maps_of_every_mode_arrive_as_they_are_read_here(tmp_path: Path, 
 
 def copied(cargo: Any) -> Any:
     """An object as a worker gets it."""
-    descriptor = ship(cargo)
+    shipment = ship(cargo)
     try:
-        return unship(descriptor)
+        return unship(shipment.descriptor)
     finally:
-        os.close(descriptor)
+        shipment.close()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "float32", "int64", "complex128", "datetime64[s]", "U3"])
@@ -216,9 +296,9 @@ def test_an_array_of_which_two_places_know_arrives_once() -> None:
 
 def test_what_a_worker_writes_to_its_dataset_stays_its_own() -> None:
     array = np.zeros(10_000)
-    descriptor = ship(array)
-    first, second = unship(descriptor), unship(descriptor)
-    os.close(descriptor)
+    shipment = ship(array)
+    first, second = unship(shipment.descriptor), unship(shipment.descriptor)
+    shipment.close()
     first[...] = 1
     assert not second.any()
 
@@ -258,6 +338,38 @@ def test_workers_that_die_as_they_start_are_started_a_few_times_only(caplog: pyt
     with pytest.raises(SampleError):
         stream(DeadlyToUnpack(), batches=1, num_workers=1, start_method="spawn", prefetch=8)
     assert sum("is replaced" in record.message for record in caplog.records) <= 4
+
+
+def dynamic_dataset() -> Any:
+    """Of a class that pickle knows by its module, which no other process has."""
+    module = types.ModuleType("only_in_this_process")
+    exec("from tests.loader.sample_datasets import Numbers\nclass Dynamic(Numbers): pass", module.__dict__)
+    sys.modules[module.__name__] = module
+    return module.Dynamic()
+
+
+@pytest.mark.parametrize("make", [dynamic_dataset, lambda: OnlyHere(), lambda: DeadlyToUnpack()])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_a_worker_cannot_unpickle_makes_workers_fork(
+    make: Any, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert stream(make(), batches=4, num_workers=workers) == stream(Numbers(), batches=4)
+    [record] = [record for record in caplog.records if record.name.startswith("libai_data.loader")]
+    assert "unpickle" in record.message
+    assert "Workers are forked instead" in record.message
+
+
+def test_a_dataset_of_many_python_objects_is_forked_not_sent(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "libai_data.loader.starting")
+    many = Describing(ballast=None)
+    many.objects = [{"text": f"sample {index}", "label": index} for index in range(200_000)]  # type: ignore[attr-defined]
+    arguments = {"num_workers": 2, "start_method": "auto"}
+    before = descriptors()
+    assert max(values(many, "private_kb", **arguments)) < max(values(Describing(), "private_kb", **arguments)) + 20_000
+    [record] = [record for record in caplog.records if record.name == "libai_data.loader.starting"]
+    assert "has Python objects of about" in record.message
+    assert descriptors() == before
 
 
 class DeadlyToUnpack(Numbers):

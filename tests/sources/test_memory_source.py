@@ -144,12 +144,12 @@ def test_a_forked_child_does_not_keep_the_name_of_the_memory(tmp_path: Path) -> 
 
 def test_workers_map_the_memory_instead_of_a_copy(tmp_path: Path) -> None:
     memory = InMemorySource(Counted(tmp_path / "times"), f"ship {tmp_path}")
-    descriptor = ship(memory)
+    shipment = ship(memory)
     try:
-        assert os.fstat(descriptor).st_size < len(memory._memory.array)
-        assert unship(descriptor)._memory.number == memory._memory.number
+        assert os.fstat(shipment.descriptor).st_size < len(memory._memory.array)
+        assert unship(shipment.descriptor)._memory.number == memory._memory.number
     finally:
-        os.close(descriptor)
+        shipment.close()
 
 
 def test_what_reading_raises_comes_out_and_the_next_attempt_is_free() -> None:
