@@ -158,21 +158,21 @@ def test_workers_map_an_array_again_refuse_another_file_and_get_a_copy_of_a_remo
     content["x"] = np.arange(content.size).reshape(-1, 3)
     np.save(tmp_path / "a.npy", content)
     array = NumpySource(tmp_path / "a.npy")._shards[0].arrays["data"]
-    descriptor = ship(array)
+    shipment = ship(array)
     try:
-        assert os.fstat(descriptor).st_size < content.nbytes / 10
-        np.testing.assert_array_equal(unship(descriptor), content)
+        assert os.fstat(shipment.descriptor).st_size < content.nbytes / 10
+        np.testing.assert_array_equal(unship(shipment.descriptor), content)
         np.save(tmp_path / "b.npy", content[::-1])
         os.replace(tmp_path / "b.npy", tmp_path / "a.npy")
         with pytest.raises(FormatError, match=r"a.npy has changed since it was opened"):
-            unship(descriptor)
+            unship(shipment.descriptor)
     finally:
-        os.close(descriptor)
-    descriptor = ship(array)  # Its file is another one now: what travels is the array itself.
+        shipment.close()
+    shipment = ship(array)  # Its file is another one now: what travels is the array itself.
     try:
-        np.testing.assert_array_equal(unship(descriptor), content)
+        np.testing.assert_array_equal(unship(shipment.descriptor), content)
     finally:
-        os.close(descriptor)
+        shipment.close()
 
 
 def test_a_corpus_that_was_replaced_is_not_mixed_with_the_one_that_was_pickled(tmp_path: Path) -> None:
