@@ -16,6 +16,8 @@ It takes the flags of `oneflow.distributed.launch` and gives the ranks the same 
 
 from __future__ import annotations
 
+import os
+import secrets
 import sys
 from collections.abc import Sequence
 
@@ -27,7 +29,7 @@ from libai_data.launching.hosts import Hosts
 from libai_data.launching.last_words import say
 from libai_data.launching.ports import DEFAULT_PORT, FREE_PORTS, free_port
 from libai_data.launching.ranks import FORWARDED, Ranks
-from libai_data.launching.restarts import Restarts, Runner, Training, describe, run_with_restarts
+from libai_data.launching.restarts import JOB_VARIABLE, Restarts, Runner, Training, describe, run_with_restarts
 
 __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "main", "parse_args"]
 
@@ -35,6 +37,7 @@ __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "m
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher and return its exit code: 0, or that of the rank that failed first (128 + N for signal N)."""
     args = parse_args(argv)
+    os.environ.setdefault(JOB_VARIABLE, secrets.token_hex(8))
     try:
         hosts = read_hostfile(args.hostfile, args.nproc_per_node) if args.hostfile is not None else []
         training = describe(args, len(hosts) or 1) if args.max_restarts else Training()

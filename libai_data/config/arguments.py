@@ -37,11 +37,15 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     )
     parser.add_argument("--config-file", default="", metavar="FILE", help="the config, a .py or .yaml file")
     parser.add_argument(
-        "--resume", action="store_true", help="continue from the newest checkpoint in train.output_dir, if there is one"
+        "--resume",
+        action="store_true",
+        help="continue from the newest checkpoint in train.output_dir; without it, an earlier run there is moved aside",
     )
     parser.add_argument("--eval-only", action="store_true", help="evaluate and do not train; all weights must fit")
     parser.add_argument(
-        "--fast-dev-run", action="store_true", help="train and evaluate a few batches, to see that everything runs"
+        "--fast-dev-run",
+        action="store_true",
+        help="train and evaluate a few batches, to see that everything runs; only a log is left",
     )
     parser.add_argument(
         "opts",

@@ -15,6 +15,7 @@ from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.joining import join_ranks
 from libai_data.engine.liveness import say_farewell
+from libai_data.engine.output_folder import clear_trial
 from libai_data.engine.setup import default_setup, seed_all
 from libai_data.errors import ConfigError
 
@@ -64,11 +65,18 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
     seed_all(cfg.train.seed)
     if args.eval_only:
         return evaluate(cfg, trainer_class, resume=args.resume)
-    return trainer_class(cfg).train()
+    try:
+        return trainer_class(cfg).train()
+    finally:
+        if args.fast_dev_run:
+            clear_trial(str(cfg.train.output_dir))
 
 
 def shorten(cfg: Any) -> None:
-    """Make a training that tries everything once: 20 steps, an evaluation every 10, each step logged."""
+    """Make a training that tries everything once: 20 steps, an evaluation every 10, each step logged.
+
+    What it writes goes to a folder of its own (`default_setup`), and `run` deletes it but for the log.
+    """
     cfg.train.train_epoch = 0
     cfg.train.train_iter = _FAST_STEPS
     cfg.train.log_period = 1
@@ -80,16 +88,16 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
     """Evaluate the last checkpoint (`resume`), or the weights of `train.load_weight`.
 
     Raises:
+        CheckpointError: There is no checkpoint to resume.
         ConfigError: There are neither, or there is nothing to evaluate on.
     """
     tokenizer = trainer_class.build_tokenizer(cfg)
     model = trainer_class.build_model(cfg)
     checkpointer = Checkpointer(model, cfg.train.output_dir)
-    path = checkpointer.get_checkpoint_file() if resume else ""
-    path = path or cfg.train.load_weight
+    path = checkpointer.checkpoint_to_resume() if resume else cfg.train.load_weight
     if not path:
         raise ConfigError(
-            f"--eval-only found no weights: set train.load_weight=<checkpoint>, or use --resume with a checkpoint in "
+            "--eval-only found no weights: set train.load_weight=<checkpoint>, or use --resume with a checkpoint in "
             f"train.output_dir ({cfg.train.output_dir})"
         )
     checkpointer.load_weights(path, cfg.train.load_weight_may_differ or ())

@@ -38,6 +38,7 @@ from libai_data.engine.models import (
     required_section,
 )
 from libai_data.engine.optim import build_optimizer
+from libai_data.engine.output_folder import release_output_folder
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config
 from libai_data.engine.step_plan import step_plan
@@ -91,7 +92,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         folder = CheckpointFolder(cfg.train.output_dir)
         folder.recover()
         resume = try_get_key(cfg, "train.resume", default=False)
-        self._resumed_from = folder.get_checkpoint_file() if resume else ""
+        self._resumed_from = folder.checkpoint_to_resume() if resume else ""
         saved = folder.peek(self._resumed_from) if self._resumed_from else {}
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
@@ -141,15 +142,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`.
 
         Args:
-            resume: continue, if there is a checkpoint; without one, the training starts at step 0.
+            resume: continue from the checkpoint.
         """
         if resume and self._resumed_from:
             self.checkpointer.load(self._resumed_from)
             self._trainer.inputs.feed.restart()
-        elif resume:
-            logger.warning(
-                "There is no checkpoint in %s to resume from; starting at step 0.", self.cfg.train.output_dir
-            )
         if not self._resumed_from and self.cfg.train.load_weight:
             may_differ = self.cfg.train.load_weight_may_differ
             self.checkpointer.load_weights(self.cfg.train.load_weight, ("*",) if may_differ is None else may_differ)
@@ -167,10 +164,13 @@ class DefaultTrainer(RunsStages, TrainerBase):
         start = self.start_iter if start_iter is None else start_iter
         end = self.max_iter if max_iter is None else max_iter
         self._last_eval_results: dict[str, Any] = {}
-        if start >= end:
-            logger.info("All %d steps are done already; set train.train_iter higher to go on.", end)
-            return {}
-        super().train(start, end)
+        try:
+            if start >= end:
+                logger.info("All %d steps are done already; set train.train_iter higher to go on.", end)
+                return {}
+            super().train(start, end)
+        finally:
+            release_output_folder(self.cfg.train.output_dir)
         for loader in (self.train_loader, *self.test_loader):
             if callable(getattr(loader, "close", None)):
                 loader.close()

@@ -76,12 +76,13 @@ class _ConsoleHandler(_KeepsQuiet, logging.StreamHandler):
             super().emit(record)
 
 
-def setup_logger(output_dir: str | None = None, rank: int = 0) -> logging.Logger:
+def setup_logger(output_dir: str | None = None, rank: int = 0, name: str = "log.txt") -> logging.Logger:
     """Send the log lines of this package, and of code that logs below its name, to console and file.
 
     Args:
-        output_dir: rank 0 appends to `log.txt` there, rank n to `log.txt.rank<n>`; None for no file.
+        output_dir: rank 0 appends to `<name>` there, rank n to `<name>.rank<n>`; None for no file.
         rank: rank 0 shows all from INFO on on the console, others only what is at least an ERROR.
+        name: of the file.
 
     Returns:
         The package's logger.
@@ -98,8 +99,7 @@ def setup_logger(output_dir: str | None = None, rank: int = 0) -> logging.Logger
     logger.addHandler(console)
     if output_dir:
         os.makedirs(output_dir, exist_ok=True)
-        name = "log.txt" if rank == 0 else f"log.txt.rank{rank}"
-        file = _FileHandler(os.path.join(output_dir, name))
+        file = _FileHandler(os.path.join(output_dir, name if rank == 0 else f"{name}.rank{rank}"))
         file.setFormatter(logging.Formatter(_FORMAT, _DATES))
         logger.addHandler(file)
     return logger

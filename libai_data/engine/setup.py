@@ -16,6 +16,7 @@ from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.liveness import watch_over_ranks
 from libai_data.engine.logging_setup import setup_logger
+from libai_data.engine.output_folder import FAST_DEV_RUN, take_output_folder
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.mesh import get_rank, get_world_size, is_main_process, setup_dist_util
@@ -25,21 +26,30 @@ logger = logging.getLogger(__name__)
 
 
 def default_setup(cfg: Any, args: Any = None) -> None:
-    """Set up the job that a config describes: check it, set the mesh, complete the batch sizes, log, save
-    `config.yaml`.
+    """Set up the job that a config describes: check it, set the mesh, complete the batch sizes, take the output folder,
+    log, save `config.yaml`.
 
     Args:
         cfg: the whole config; what it leaves open (sizes of the mesh and of batches) is written into it.
-        args: the command line; its `resume` becomes `cfg.train.resume`.
+        args: the command line. Of it, `resume`, `eval_only` and `fast_dev_run` count. `cfg.train.resume` then says
+            whether the run continues from a checkpoint in its output folder.
 
     Raises:
-        ConfigError: Unknown keys, sizes that contradict each other, or ranks with other versions or another config.
+        ConfigError: Unknown keys, sizes that contradict each other, ranks with other versions or another config, or an
+            output folder that a live training owns.
         MeshError: Sizes that do not fit the ranks.
     """
     if try_get_key(cfg, "train") is None:
         raise ConfigError("the config has no 'train' section; start from configs/common/train.py")
+    # To the console alone, until the output folder is known to be this run's.
+    setup_logger(rank=get_rank())
     set_key(cfg, "train.resume", bool(getattr(args, "resume", try_get_key(cfg, "train.resume", default=False))))
     check_values(cfg)
+    is_trial = bool(getattr(args, "fast_dev_run", False))
+    if is_trial and cfg.train.resume:
+        raise ConfigError("--fast-dev-run starts at step 0; give it without --resume")
+    if is_trial:
+        set_key(cfg, "train.output_dir", os.path.join(str(cfg.train.output_dir), FAST_DEV_RUN))
     check_targets(cfg)
     output_dir = str(cfg.train.output_dir)
     mesh = setup_dist_util(cfg.train.dist)
@@ -50,7 +60,17 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if mesh.device_type == "cpu":
         cfg.train.input_placement_device = "cpu"
 
-    setup_logger(output_dir, get_rank())
+    writes = not getattr(args, "eval_only", False)
+    moved_to = ""
+    if writes:
+        taken = take_output_folder(output_dir, cfg.train.resume, str(cfg.train.load_weight or ""), is_trial)
+        moved_to = taken.moved_to
+        set_key(cfg, "train.resume", taken.resume)
+    setup_logger(output_dir, get_rank(), "log.txt" if writes else "log_eval.txt")
+    if moved_to:
+        logger.warning(
+            "%s held an earlier run. It is now in %s; --resume would have continued it.", output_dir, moved_to
+        )
     logger.info("Mesh: data %d x tensor %d x pipeline %d, %d rank(s) on %d node(s), %s.", *_described(mesh))
     if mesh.world_size > 1:
         logger.info("All ranks have the same versions and config (found out in %.0f ms).", 1e3 * compared)
@@ -69,10 +89,13 @@ def default_setup(cfg: Any, args: Any = None) -> None:
             sizes.micro_batch_size,
             sizes.num_accumulation_steps,
         )
-    if is_main_process():
+    if writes and is_main_process():
         path = os.path.join(output_dir, "config.yaml")
-        LazyConfig.save(cfg, path)
-        logger.info("The whole config is in %s.", path)
+        try:
+            LazyConfig.save(cfg, path)
+            logger.info("The whole config is in %s.", path)
+        except OSError as error:
+            logger.error("The config cannot be saved: %s. The training goes on.", error)
     if mesh.device_type == "cuda":
         _configure_nccl(cfg)
 

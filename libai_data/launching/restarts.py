@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,12 @@ from libai_data.launching.last_words import quoted, say
 SECONDS_TO_PROVE_ITSELF = 60.0
 _SECONDS_TO_DESCRIBE = 120.0
 _RESUME = "--resume"
+
+JOB_VARIABLE = "LIBAI_DATA_JOB"
+"""Names the job, for all its starts: a training resumes without being asked what the same job wrote."""
+
+RESTARTED_VARIABLE = "LIBAI_DATA_RESTARTED"
+"""Set where `--resume` was added because of a restart: it then means what this job wrote, and nothing older."""
 
 
 class Runner(Protocol):
@@ -48,7 +55,7 @@ class Training:
     problems: dict[int, str] = field(default_factory=dict)
 
     def last_checkpoint(self) -> tuple[str, int]:
-        """What tells one last checkpoint from another: its name, and when it was named."""
+        """What tells one last checkpoint from another: its name, and when it was named; ("", 0) if there is none."""
         if self.checkpoints is None:
             return "", 0
         path = self.checkpoints / "last_checkpoint"
@@ -81,6 +88,10 @@ class Restarts:
         self._began = self.clock()
         self._checkpoint = self.last_checkpoint()
 
+    def has_new_checkpoint(self) -> bool:
+        """Whether there is a checkpoint that was not there when the run began."""
+        return self.last_checkpoint() not in (("", 0), self._checkpoint)
+
     def refusal(self, code: int) -> str:
         """Why not to run again after a failure; "" if it is worth it, which counts as a restart.
 
@@ -88,7 +99,7 @@ class Restarts:
             code: exit code of the run.
         """
         seconds = self.clock() - self._began
-        at_once = seconds < SECONDS_TO_PROVE_ITSELF and self.last_checkpoint() == self._checkpoint
+        at_once = seconds < SECONDS_TO_PROVE_ITSELF and not self.has_new_checkpoint()
         again = at_once and self._came_at_once == code
         self._came_at_once = code if at_once else None
         if again:
@@ -107,14 +118,16 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
 
     Args:
         runner: starts the job.
-        script_args: arguments of the script, which gets `--resume` before them from the second run on.
+        script_args: arguments of the script, which gets `--resume` before them from the second run on. The environment
+            then says that nobody asked for it.
         restarts: decides whether to.
 
     Returns:
         Exit code of the last run.
     """
-    again = list(script_args) if _RESUME in script_args else [_RESUME, *script_args]
+    is_told = _RESUME in script_args
     arguments = list(script_args)
+    has_own = is_told
     while True:
         restarts.begin()
         code = runner.run(arguments)
@@ -124,10 +137,13 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
         if refusal or runner.stopped:
             say(f"not started again: {refusal or 'told to stop'}")
             return code
-        checkpoint = restarts.last_checkpoint()[0]
-        since = f"from checkpoint {checkpoint}" if checkpoint else "from the last checkpoint, if there is one"
+        has_own = has_own or restarts.has_new_checkpoint()
+        checkpoint = restarts.last_checkpoint()[0] if has_own else ""
+        since = f"from checkpoint {checkpoint}" if checkpoint else "from this job's last checkpoint, if there is one"
         say(f"restart {restarts.used} of {restarts.limit}, {since}")
-        arguments = list(again)
+        if not is_told:
+            arguments = [_RESUME, *script_args]
+            os.environ[RESTARTED_VARIABLE] = "1"
 
 
 def describe(args: argparse.Namespace, nodes: int) -> Training:

@@ -13,6 +13,8 @@ from tests.distributed.launcher import launch_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_on_a_full_disk.py"
 RANKS = 2
+# What is started again with the same name resumes.
+JOB = {"LIBAI_DATA_JOB": "on a full disk"}
 KILOBYTES, HIDDEN = 500, 1000
 """Room for three checkpoints of about 125 KB."""
 
@@ -26,7 +28,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is_room(small_disk: Path) -> None:
     # The fourth checkpoint does not fit; from step 8 on, no byte does.
-    full = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), "8", timeout=90, end_on_error=False)
+    full = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), "8", timeout=90, env=JOB, end_on_error=False)
     assert full.returncode == 1, full.output
     for step in (7, 9, 11):
         said = f"model_{step:07d} could not be written: [Errno 28] No space left on device. The training goes on"
@@ -42,7 +44,7 @@ def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is
         verify(small_disk / name)
 
     full_disk.resize(small_disk, 4000)
-    resumed = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), timeout=90, end_on_error=False)
+    resumed = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), timeout=90, env=JOB, end_on_error=False)
     assert resumed.returncode == 0, resumed.output
     assert resumed.output.count("BEGINS AT 6") == RANKS
     assert (small_disk / "last_checkpoint").read_text() == "model_final"

@@ -68,7 +68,9 @@ def losses(folder: Path) -> dict[int, str]:
 
 
 def start(job: Job, *trainings: str) -> subprocess.Popen:
-    start_by_launcher(job, SCRIPT, RANKS, str(STEPS), str(PERIOD), *trainings)
+    # What is started again with the same name resumes, if there is something.
+    name = {"LIBAI_DATA_JOB": "interrupted"}
+    start_by_launcher(job, SCRIPT, RANKS, str(STEPS), str(PERIOD), *trainings, env=name)
     return job.processes[-1]
 
 

@@ -14,6 +14,8 @@ from tests.distributed.mixed_data import BATCH_SIZES, STEPS, blended, packed
 from tests.distributed.test_interrupted_training import RANKS, SEED, await_steps, noted, steps_taken
 from tests.samplers.step_runs import steps_from
 
+# What is started again with the same name resumes.
+JOB = {"LIBAI_DATA_JOB": "mixed"}
 SCRIPT = Path(__file__).parent / "scripts" / "mixed_training.py"
 WATCHDOG = 120.0
 # Of trainings with a checkpoint every 4 steps.
@@ -26,12 +28,12 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mixed")
     for name, steps in KILLED_AFTER.items():
         with Job() as job:
-            start_by_launcher(job, SCRIPT, RANKS, str(folder / "killed"))
+            start_by_launcher(job, SCRIPT, RANKS, str(folder / "killed"), env=JOB)
             assert await_steps(folder / "killed" / name, 1 + steps, job.processes[0])
             job.processes[0].kill()
             job.wait(WATCHDOG)
     with Job() as job:
-        start_by_launcher(job, SCRIPT, RANKS, str(folder / "killed"), str(folder / "whole"))
+        start_by_launcher(job, SCRIPT, RANKS, str(folder / "killed"), str(folder / "whole"), env=JOB)
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
     return folder

@@ -212,8 +212,13 @@ def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(tmp_path
     assert sorted(metrics(tmp_path)) == list(range(14))
 
 
-def test_a_resume_without_a_checkpoint_starts_at_the_beginning(tmp_path: Path) -> None:
-    assert trained(tiny_config(str(tmp_path), train_iter=2), resume=True).start_iter == 0
+def test_a_resume_without_a_checkpoint_is_refused_in_training_and_evaluation(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--resume found no sound checkpoint"):
+        trained(tiny_config(str(tmp_path), train_iter=2), resume=True)
+    command(tmp_path / "other", "train.train_iter=5")
+    for more in ((), ("--eval-only", f"train.load_weight={tmp_path}/other/model_final")):
+        with pytest.raises(CheckpointError, match="--resume found no sound checkpoint"):
+            command(tmp_path / "empty", "--resume", *more)
 
 
 def test_the_best_checkpoint_survives_a_resume_with_worse_results(tmp_path: Path) -> None:
@@ -373,10 +378,50 @@ def test_the_command_trains_evaluates_and_resumes(tmp_path: Path) -> None:
     assert sorted(metrics(tmp_path)) == list(range(9))
 
 
-def test_a_fast_dev_run_takes_20_steps_and_evaluates_every_10(tmp_path: Path) -> None:
-    command(tmp_path, "--fast-dev-run", "train.train_epoch=7", "train.log_period=100")
-    assert sorted(metrics(tmp_path)) == list(range(20))
-    assert sorted(metrics(tmp_path, "Acc@1")) == [9, 19]
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alone(tmp_path: Path) -> None:
+    command(tmp_path, "train.train_iter=5")
+    before = contents(tmp_path)
+    kept: dict[str, list[int]] = {}
+
+    class Kept(DefaultTrainer):
+        def train(self, start_iter: int | None = None, max_iter: int | None = None) -> Any:
+            results = super().train(start_iter, max_iter)
+            folder = Path(self.cfg.train.output_dir)
+            kept["steps"], kept["evaluated"] = sorted(metrics(folder)), sorted(metrics(folder, "Acc@1"))
+            return results
+
+    for _ in range(2):
+        command(tmp_path, "--fast-dev-run", "train.train_epoch=7", "train.log_period=100", kind=Kept)
+        assert kept == {"steps": list(range(20)), "evaluated": [9, 19]}
+        after = contents(tmp_path)
+        log = after.pop("fast_dev_run/log.txt").decode()
+        assert after == before
+    assert log.count("iteration 19/19") == 2
+    with pytest.raises(RuntimeError, match="a bug"):
+        command(tmp_path, "--fast-dev-run", kind=Failing)
+    assert set(contents(tmp_path)) == {*before, "fast_dev_run/log.txt"}
+    with pytest.raises(ConfigError, match="give it without --resume"):
+        command(tmp_path, "--fast-dev-run", "--resume")
+
+
+class Failing(DefaultTrainer):
+    def run_step(self) -> None:
+        super().run_step()
+        if self.iter == 15:
+            raise RuntimeError("a bug")
+
+
+def test_an_evaluation_changes_nothing_in_a_runs_folder_but_a_log_of_its_own(tmp_path: Path) -> None:
+    command(tmp_path, "train.train_iter=5")
+    before = contents(tmp_path)
+    command(tmp_path, "--eval-only", "--resume", "train.seed=7")
+    after = contents(tmp_path)
+    assert b"Command line" in after.pop("log_eval.txt")
+    assert after == before
 
 
 def test_an_evaluation_without_weights_says_how_to_give_them(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_rank_that_is_killed_starts_all_again(tmp_path: Path) -> None:
         "rank 1: ['--an', 'argument']",
         "rank 1: ['--resume', '--an', 'argument']",
     ]
-    assert "libai_data.launch: restart 1 of 3, from the last checkpoint, if there is one" in ended.stderr
+    assert "libai_data.launch: restart 1 of 3, from this job's last checkpoint, if there is one" in ended.stderr
 
 
 def test_a_mistake_in_the_config_is_not_tried_for_ever() -> None:

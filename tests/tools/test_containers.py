@@ -48,7 +48,10 @@ def test_the_pods_find_pod_0_and_number_themselves(manifest: dict[str, Any]) -> 
     job, service = manifest["Job"], manifest["Service"]
     spec, pod = job["spec"], job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    env = {each["name"]: each["value"] for each in container["env"]}
+    env = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    (name,) = [each["valueFrom"]["fieldRef"]["fieldPath"] for each in container["env"] if "value" not in each]
+    # The same in all pods of a Job, also in those that replace others.
+    assert name == "metadata.labels['batch.kubernetes.io/controller-uid']"
     assert int(env["NODE"]) == spec["completions"] == spec["parallelism"]
     assert int(env["GPUS"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     assert env["ADDR"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
@@ -85,7 +88,7 @@ def test_the_command_of_a_pod_starts_the_launcher_with_all_that_it_needs(
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/bash\necho "$@"\n')
     python.chmod(0o755)
-    env = {each["name"]: each["value"] for each in container["env"]}
+    env = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     ended = subprocess.run(
         [*container["command"], *container["args"]],
         env={**env, "JOB_COMPLETION_INDEX": "1", "PATH": "/usr/bin:/bin"},
@@ -96,7 +99,7 @@ def test_the_command_of_a_pod_starts_the_launcher_with_all_that_it_needs(
     )
     assert ended.stdout == (
         "-m libai_data.launch --nnodes 2 --node_rank 1 --nproc_per_node 8 --master_addr libai-data-0.libai-data "
-        "--master_port 12345 tools/train_net.py --config-file configs/vit_digits.py --resume "
+        "--master_port 12345 tools/train_net.py --config-file configs/vit_digits.py "
         "train.output_dir=/output/vit_digits\n"
     )
 

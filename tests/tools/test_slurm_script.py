@@ -61,10 +61,13 @@ def run_by_stand_ins(folder: Path, srun: str, **variables: str) -> subprocess.Co
 def test_each_machine_is_told_of_all_by_the_variables_of_slurm(tmp_path: Path) -> None:
     """The stand-in runs the task as node 1 of the job, with train.sh replaced by what prints."""
     (tmp_path / "tools").mkdir()
-    (tmp_path / "tools" / "train.sh").write_text('echo "$NODE $NODE_RANK $ADDR $PORT"; printf "%s\\n" "$@"\n')
+    (tmp_path / "tools" / "train.sh").write_text(
+        'echo "$NODE $NODE_RANK $ADDR $PORT $LIBAI_DATA_JOB ${LIBAI_DATA_RESTARTED:-}"; printf "%s\\n" "$@"\n'
+    )
     ended = run_by_stand_ins(tmp_path, 'shift; SLURM_NODEID=1 exec "$@"', SLURM_SUBMIT_DIR=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == [f"2 1 node-07 {15000 + 4711}", "f.py", "c.py", "8", "--resume", "a=[x, y]"]
+    described = f"2 1 node-07 {15000 + 4711} slurm-4711 1"
+    assert ended.stdout.splitlines() == [described, "f.py", "c.py", "8", "--resume", "a=[x, y]"]
 
 
 def test_the_first_start_does_not_resume(tmp_path: Path) -> None:

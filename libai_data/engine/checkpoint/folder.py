@@ -68,6 +68,20 @@ class CheckpointFolder:
         path = broadcast_py_object(found)
         return "" if path == "None" else path
 
+    def checkpoint_to_resume(self) -> str:
+        """Path of the newest sound checkpoint.
+
+        Raises:
+            CheckpointError: There is none.
+        """
+        path = self.get_checkpoint_file()
+        if not path:
+            raise CheckpointError(
+                f"--resume found no sound checkpoint in train.output_dir ({self.save_dir}); start without --resume, or "
+                "give the train.output_dir of the run to continue"
+            )
+        return path
+
     def names_before(self, prefix: str, iteration: int) -> list[str]:
         """Checkpoints "<prefix>_<index>" of steps before `iteration`, oldest first."""
         names: list[str] = []

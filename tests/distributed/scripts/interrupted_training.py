@@ -1,4 +1,4 @@
-"""Trains on all ranks, from the last checkpoint on if there is one, and notes which samples each step takes.
+"""Trains on all ranks, from the last checkpoint of the same LIBAI_DATA_JOB on, and notes which samples each step takes.
 
     interrupted_training.py STEPS CHECKPOINT_PERIOD FOLDER=DROPOUT ...
 
@@ -21,7 +21,7 @@ def main() -> None:
     """Train each folder's training to its end."""
     for argument in sys.argv[3:]:
         folder, dropout = argument.rsplit("=", 1)
-        cfg = tiny_config(folder, train_iter=int(sys.argv[1]), resume=True)
+        cfg = tiny_config(folder, train_iter=int(sys.argv[1]))
         cfg.model.dropout = float(dropout)
         cfg.train.dist.update(tensor_parallel_size=2)
         cfg.train.checkpointer.period = int(sys.argv[2])

@@ -33,7 +33,7 @@ class OfSequences(TinyModel):
 
 def train(name: str, dataset: Any, model: Any, folder: str) -> None:
     """Train to the end."""
-    cfg = tiny_config(str(Path(folder) / name), train_iter=STEPS, resume=True)
+    cfg = tiny_config(str(Path(folder) / name), train_iter=STEPS)
     cfg.dataloader.train = LazyCall(build_nlp_train_loader)(dataset=LazyCall(dataset)(), num_workers=1)
     cfg.model = LazyCall(model)()
     cfg.train.dist.update(tensor_parallel_size=2)

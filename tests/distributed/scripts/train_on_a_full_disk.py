@@ -30,7 +30,7 @@ class FillUp(HookBase):
 def main() -> None:
     """Train to the end, where the last checkpoint must be written."""
     with end_job_on_failure(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])):
-        cfg = tiny_config(sys.argv[1], train_iter=12, resume=True)
+        cfg = tiny_config(sys.argv[1], train_iter=12)
         cfg.model.hidden = int(sys.argv[2])
         cfg.train.checkpointer.period = 2
         cfg.train.checkpointer.max_to_keep = None

@@ -1,0 +1,226 @@
+"""The output folder of a training: one training at a time writes to it, and it holds the results of one.
+
+Rank 0 locks `run.json` in the folder, which names the job. The lock ends with rank 0's process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from libai_data.engine.checkpoint.directory import MANIFEST
+from libai_data.engine.checkpoint.folder import LAST, STATE
+from libai_data.errors import ConfigError
+from libai_data.launching.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
+from libai_data.mesh import broadcast_py_object, is_main_process
+
+logger = logging.getLogger(__name__)
+
+FAST_DEV_RUN = "fast_dev_run"
+_RECORD = "run.json"
+_RECORD_BYTES = 512
+_CONFIG = "config.yaml"
+_LOGS = ("log.txt", "log_eval.txt")
+_FILES = (LAST, _CONFIG, "metrics.json")
+_PREFIXES = (*_LOGS, "events.out.tfevents.")
+_UNFINISHED = (".partial", ".replaced")
+# A training that was just killed may take a moment to end, and a file server longer to notice that its machine is gone.
+_SECONDS_TO_END = 2.0
+_SECONDS_TO_END_OF_SAME_JOB = 120.0
+
+_locked: dict[str, int] = {}
+"""Folder -> descriptor of the locked file: a lock lives as long as it is open in this process."""
+
+_taken_before: set[str] = set()
+"""Folders that this process has trained in: another training of the same process is no restart."""
+
+
+class Taken(NamedTuple):
+    """An output folder that this run has taken.
+
+    Args:
+        resume: continue from the checkpoint in the folder.
+        moved_to: the folder that holds the files of the earlier run, if there was one.
+    """
+
+    resume: bool
+    moved_to: str
+
+
+def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: bool = False) -> Taken:
+    """Lock the folder for this run, and move what another run left there aside unless this one resumes. Collective.
+
+    What this job itself wrote, before a failure, is resumed without being asked: `LIBAI_DATA_JOB` names the job.
+
+    Args:
+        folder: `train.output_dir`; made if needed.
+        resume: `--resume` was given.
+        weights: checkpoint whose weights the run starts with, if any.
+        is_trial: delete what is there; for `--fast-dev-run`.
+
+    Raises:
+        ConfigError: On every rank: a live training owns the folder, it cannot be written, or `weights` would be moved.
+    """
+    found: tuple[str, Any] = ("", None)
+    if is_main_process():
+        try:
+            found = ("", tuple(_take(Path(folder), resume, weights, is_trial)))
+        except ConfigError as error:
+            found = (str(error), None)
+        except OSError as error:
+            found = (f"train.output_dir {folder} cannot be written: {error}", None)
+    problem, taken = broadcast_py_object(found)
+    if problem:
+        raise ConfigError(problem)
+    return Taken(*taken)
+
+
+def release_output_folder(folder: str) -> None:
+    """Let other trainings have the folder."""
+    descriptor = _locked.pop(os.path.realpath(folder), None)
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+def clear_trial(folder: str) -> None:
+    """Delete what a trial (`--fast-dev-run`) wrote into its folder, but for its log."""
+    if is_main_process() and os.path.basename(folder) == FAST_DEV_RUN:
+        _delete_results(Path(folder))
+        (Path(folder) / _RECORD).unlink(missing_ok=True)
+        release_output_folder(folder)
+
+
+def _delete_results(folder: Path) -> None:
+    for entry in [entry for entry in folder.iterdir() if _is_of_a_run(entry) and not _is_log(entry)]:
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
+    folder.mkdir(parents=True, exist_ok=True)
+    key = os.path.realpath(folder)
+    job = os.environ.get(JOB_VARIABLE, "")
+    before = _lock(folder, job)
+    is_own = bool(job) and before.get("job") == job and key not in _taken_before
+    is_told = resume and not os.environ.get(RESTARTED_VARIABLE)
+    has_checkpoint = (folder / LAST).exists() or any(_is_checkpoint(entry) for entry in folder.iterdir())
+    if is_trial:
+        _delete_results(folder)
+        taken = Taken(False, "")
+    elif is_own or is_told:
+        # A restart before the first checkpoint begins at step 0, in place: the log of the failed attempt stays.
+        taken = Taken(has_checkpoint or is_told, "")
+    else:
+        taken = Taken(False, _moved_aside(folder, weights))
+    _write_record(_locked[key], job)
+    _taken_before.add(key)
+    return taken
+
+
+def _lock(folder: Path, job: str) -> dict[str, Any]:
+    """Lock the folder's record; returns what it said of the run before."""
+    path = folder / _RECORD
+    key = os.path.realpath(folder)
+    if key in _locked:
+        return _read(_locked[key])
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    start = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError as error:
+            before = _read(descriptor)
+            is_same_job = bool(job) and before.get("job") == job
+            seconds = _SECONDS_TO_END_OF_SAME_JOB if is_same_job else _SECONDS_TO_END
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                logger.warning(
+                    "%s cannot be locked (%s): a second training in this folder is not noticed.", path, error
+                )
+                break
+            if time.monotonic() - start > seconds:
+                os.close(descriptor)
+                host, process = before.get("process", ("another machine", "?"))
+                raise ConfigError(
+                    f"train.output_dir {folder} belongs to a training that is still running on {host} (process "
+                    f"{process}, since {before.get('since', '?')}); wait until it has ended, or give another "
+                    "train.output_dir"
+                ) from error
+            time.sleep(0.05)
+    if not _taken_before:
+        os.register_at_fork(after_in_child=_unlock_in_child)
+    _locked[key] = descriptor
+    return _read(descriptor)
+
+
+def _unlock_in_child() -> None:
+    # The lock belongs to whoever has the open file: a worker that outlives this process must not keep it.
+    for descriptor in _locked.values():
+        os.close(descriptor)
+    _locked.clear()
+    _taken_before.clear()
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        record = json.loads(os.pread(descriptor, _RECORD_BYTES, 0))
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write_record(descriptor: int, job: str) -> None:
+    process = [socket.gethostname(), os.getpid()]
+    record = {"job": job, "process": process, "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    # Always as long: a restart on a full disk can still write it.
+    os.pwrite(descriptor, json.dumps(record).encode().ljust(_RECORD_BYTES - 1) + b"\n", 0)
+
+
+def _moved_aside(folder: Path, weights: str) -> str:
+    """Move what an earlier run left to the first free one of FOLDER.1, FOLDER.2, ...; returns that, or ""."""
+    found = [entry for entry in folder.iterdir() if _is_of_a_run(entry)]
+    # Logs of attempts that came to nothing stay, and the next one is appended.
+    if all(_is_log(entry) or entry.name == _CONFIG for entry in found):
+        return ""
+    real = Path(os.path.realpath(folder))
+    if weights and real in Path(os.path.realpath(weights)).parents:
+        raise ConfigError(
+            f"train.load_weight {weights} lies in train.output_dir {folder}, from which the earlier run is moved aside "
+            "before a new one starts; give another train.output_dir, or --resume to continue the earlier run"
+        )
+    target = next(path for number in range(1, 10**6) if not (path := real.with_name(f"{real.name}.{number}")).exists())
+    try:
+        target.mkdir()
+        # `last_checkpoint` first: without it, nothing that is left behind counts as the newest.
+        for entry in sorted(found, key=lambda entry: entry.name != LAST):
+            os.rename(entry, target / entry.name)
+    except OSError as error:
+        raise ConfigError(
+            f"train.output_dir {folder} holds an earlier run, which cannot be moved to {target} ({error}); continue it "
+            "with --resume, or give another train.output_dir"
+        ) from error
+    return str(target)
+
+
+def _is_of_a_run(entry: Path) -> bool:
+    return (
+        entry.name in _FILES
+        or entry.name.startswith(_PREFIXES)
+        or entry.name.endswith(_UNFINISHED)
+        or _is_checkpoint(entry)
+    )
+
+
+def _is_checkpoint(entry: Path) -> bool:
+    return (entry / STATE).is_file() and (entry / MANIFEST).is_file()
+
+
+def _is_log(entry: Path) -> bool:
+    return entry.name.startswith(_LOGS)

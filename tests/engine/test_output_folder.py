@@ -1,0 +1,202 @@
+"""An output folder belongs to one run: who may write there, what is resumed, and what becomes of earlier results."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from libai_data.engine.output_folder import release_output_folder, take_output_folder
+from libai_data.errors import ConfigError
+from libai_data.launching.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
+from tests.distributed.processes import REPOSITORY
+from tests.engine.test_default_trainer import contents, trained
+from tests.engine.tiny import tiny_config
+
+
+class Child:
+    """Another process, which takes the folder, says how that went, and lives until it is killed."""
+
+    def __init__(self, folder: Path, resume: bool = False, **variables: str) -> None:
+        self._reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.environ.update(variables)
+                taken = take_output_folder(str(folder), resume)
+                os.write(writer, f"{taken.resume} {os.path.basename(taken.moved_to)}".strip().encode())
+                os.close(writer)
+                signal.pause()
+            except ConfigError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(writer)
+
+    def says(self, seconds: float = 60.0) -> str | None:
+        """Return what it says, or None if it does not within so many seconds."""
+        ready = select.select([self._reader], [], [], seconds)[0]
+        return os.read(self._reader, 4096).decode() if ready else None
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self._reader)
+
+
+def take(folder: Path, resume: bool = False, **variables: str) -> str | None:
+    """What a process says that takes the folder, and is killed then."""
+    with live(folder, resume, **variables) as child:
+        return child.says()
+
+
+@contextmanager
+def live(folder: Path, resume: bool = False, **variables: str) -> Iterator[Child]:
+    child = Child(folder, resume, **variables)
+    try:
+        yield child
+    finally:
+        child.kill()
+
+
+@pytest.fixture()
+def used(tmp_path: Path) -> Path:
+    """The output of a training."""
+    trained(tiny_config(str(tmp_path / "run"), train_iter=5))
+    return tmp_path / "run"
+
+
+def test_a_second_training_is_refused_with_host_and_process_until_the_first_one_is_gone(tmp_path: Path) -> None:
+    first = Child(tmp_path)
+    assert first.says() == "False"
+    with pytest.raises(ConfigError) as refused:
+        take_output_folder(str(tmp_path), resume=True)
+    assert f"still running on {os.uname().nodename} (process {first.pid}, since 2" in str(refused.value)
+    assert "give another train.output_dir" in str(refused.value)
+    first.kill()
+    assert take(tmp_path) == "False"
+
+
+def test_the_workers_of_a_training_do_not_keep_its_folder(tmp_path: Path) -> None:
+    take_output_folder(str(tmp_path), resume=False)
+    worker = os.fork()
+    if worker == 0:
+        signal.pause()
+    try:
+        assert "still running" in str(take(tmp_path))
+        # As when the training ends: the worker has the same open file.
+        release_output_folder(str(tmp_path))
+        assert take(tmp_path) == "False"
+    finally:
+        os.kill(worker, signal.SIGKILL)
+        os.waitpid(worker, 0)
+
+
+def test_a_restart_waits_for_the_end_of_the_attempt_before(tmp_path: Path) -> None:
+    first = Child(tmp_path, LIBAI_DATA_JOB="a")
+    assert first.says() == "False"
+    with live(tmp_path, LIBAI_DATA_JOB="a") as second:
+        assert second.says(4.0) is None
+        first.kill()
+        assert second.says() == "False"
+
+
+def test_a_training_refuses_a_folder_in_use_before_it_writes_anything(tmp_path: Path) -> None:
+    """Through the launcher, which names no job twice."""
+    command = [sys.executable, "-m", "libai_data.launch", "tools/train_net.py", "--config-file"]
+    command += ["tests/engine/tiny_config.py", f"train.output_dir={tmp_path}", "train.train_iter=3"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    with live(tmp_path) as first:
+        assert first.says() == "False"
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=env, timeout=100)
+    assert ended.returncode == 1
+    assert "belongs to a training that is still running" in ended.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_new_run_moves_what_an_earlier_one_left_aside_and_leaves_other_files_alone(used: Path) -> None:
+    (used / "notes.txt").write_text("mine")
+    (used / "data").mkdir()
+    before = {name: text for name, text in contents(used).items() if name not in ("run.json", "notes.txt")}
+    assert len(before) > 10
+    for number in (1, 2):
+        trainer = trained(tiny_config(str(used), train_iter=5))
+        assert trainer.start_iter == 0
+        assert f"held an earlier run. It is now in {used}.{number}" in (used / "log.txt").read_text()
+    assert contents(Path(f"{used}.1")) == before
+    assert (used / "notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in used.parent.iterdir()) == ["run", "run.1", "run.2"]
+
+
+def test_what_was_moved_aside_can_be_resumed(used: Path) -> None:
+    trained(tiny_config(str(used), train_iter=5))
+    assert trained(tiny_config(f"{used}.1", train_iter=7), resume=True).start_iter == 5
+
+
+def test_logs_of_attempts_that_came_to_nothing_are_kept(tmp_path: Path) -> None:
+    for _ in range(3):
+        cfg = tiny_config(str(tmp_path / "run"), train_iter=5)
+        cfg.model.hidden = "many"
+        with pytest.raises(Exception, match="TinyModel failed"):
+            trained(cfg)
+    assert (tmp_path / "run" / "log.txt").read_text().count("Mesh: ") == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_weights_in_the_folder_itself_are_not_moved_away_from_under_a_new_run(used: Path) -> None:
+    before = contents(used)
+    with pytest.raises(ConfigError, match=r"load_weight .* lies in"):
+        trained(tiny_config(str(used), load_weight=str(used / "model_final")))
+    assert {**contents(used), "run.json": b""} == {**before, "run.json": b""}
+
+
+@pytest.mark.parametrize(
+    ("last_week", "resume", "restarted", "job", "told"),
+    [
+        # A fresh run starts anew, and so does its restart, if it came to nothing in the folder.
+        ("week", False, "", "today", "False run.1"),
+        ("week", True, "1", "today", "False run.1"),
+        # What this job wrote is resumed, with or without being asked; so is what the user asks for.
+        ("today", False, "", "today", "True"),
+        ("today", True, "1", "today", "True"),
+        ("week", True, "", "today", "True"),
+        ("week", True, "", "", "True"),
+        # Nobody has named a job.
+        ("", False, "", "", "False run.1"),
+    ],
+)
+def test_a_restart_resumes_only_what_its_job_wrote_or_was_told_to(
+    last_week: str, resume: bool, restarted: str, job: str, told: str, used: Path
+) -> None:
+    assert take(used, resume=True, LIBAI_DATA_JOB=last_week) == "True"
+    assert take(used, resume, **{JOB_VARIABLE: job, RESTARTED_VARIABLE: restarted}) == told
+
+
+def test_a_job_that_failed_before_its_first_checkpoint_starts_again_in_place(tmp_path: Path) -> None:
+    assert take(tmp_path, LIBAI_DATA_JOB="a") == "False"
+    (tmp_path / "log.txt").write_text("the first attempt")
+    (tmp_path / "metrics.json").write_text("")
+    assert take(tmp_path, resume=True, LIBAI_DATA_JOB="a", LIBAI_DATA_RESTARTED="1") == "False"
+    assert (tmp_path / "log.txt").read_text() == "the first attempt"
+
+
+def test_a_second_training_of_one_process_is_no_restart(used: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JOB_VARIABLE, "notebook")
+    assert take_output_folder(str(used), resume=False).moved_to == f"{used}.1"
+    (used / "metrics.json").write_text("")
+    assert take_output_folder(str(used), resume=False).moved_to == f"{used}.2"
+    release_output_folder(str(used))
+
+
+def test_a_folder_that_cannot_be_moved_or_written_is_named(used: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match="file/run cannot be written"):
+        take_output_folder(str(file / "run"), resume=False)
