@@ -19,6 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _LONGEST_HEADER = 1 << 17
 
@@ -108,6 +109,11 @@ class FileMap:
             now = FileStatus.of(self.path)
             if now.inode == self.status.inode:
                 _check_same(self.path, self.status, now)
+
+    def release(self) -> None:
+        """Take the bytes out of this process's resident memory; they come again when they are read."""
+        if self.status.size:
+            _libc.madvise(ctypes.addressof(self.bytes), self.status.size, mmap.MADV_DONTNEED)
 
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was mapped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,9 @@ from libai_data.sources.riegeli import Chunks, read_chunks, records_of
 from libai_data.sources.sharded import Paths, ShardedSource, opened
 
 _HASHED_HERE = 4096
-_KEPT_BYTES = 32 << 20
+_BYTES_OF_RECORD = 48  # What a Python object and its place in a list take.
+_READERS = 16
+_DECODED_AT_ONCE = 4 << 20
 
 
 class ArrayRecordSource(ShardedSource):
@@ -31,26 +32,26 @@ class ArrayRecordSource(ShardedSource):
         paths: files, globs or folders; see `storage.listed`.
         verify: whether each record is compared with the checksum that was written with it. That of records longer
             than about 4 kB (or of groups so long) is left to the package array_record.
+        cache_bytes: for the decoded groups of all files together, in each process. One group is kept even if it is
+            larger.
 
     Raises:
         ConfigError: There is no such file.
         FormatError: A file is cut short or damaged, or no ArrayRecord file; the offset is named.
     """
 
-    def __init__(self, paths: Paths, verify: bool = True) -> None:
-        files = opened(paths)
-        super().__init__(files, [_Shard(file, verify) for file in files])
+    def __init__(self, paths: Paths, verify: bool = True, cache_bytes: int = 64 << 20) -> None:
+        files, kept, readers = opened(paths), LastUsed(cache_bytes), LastUsed(_READERS)
+        super().__init__(files, [_Shard(file, verify, kept, readers) for file in files])
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, verify: bool) -> None:
-        self._file, self._verify = file, verify
+    def __init__(self, file: MappedFile, verify: bool, kept: LastUsed, readers: LastUsed) -> None:
+        self._file, self._verify, self._kept, self._readers = file, verify, kept, readers
         try:
             self._index = read_index(file)
         except BrokenChunk as error:
             raise FormatError(f"{file.source}: {error}") from error
-        self._kept: LastUsed[list[bytes]] = LastUsed(_KEPT_BYTES)
-        self._package: tuple[int, Any] = (0, None)
 
     def __len__(self) -> int:
         return self._index.num_records
@@ -62,13 +63,23 @@ class _Shard:
         places = np.asarray(rows, np.int64)
         numbers = np.searchsorted(self._index.ends, places, side="right")
         first = np.concatenate([[0], self._index.ends])[numbers]
-        needed = np.unique(numbers).tolist()
-        missing = [number for number in needed if number not in self._kept]
-        found = {number: self._kept[number] for number in needed if number in self._kept}
+        needed = np.unique(numbers)
+        found: list[Any] = [None] * len(places)
+        part = np.cumsum(self._index.decoded_sizes[needed]) // _DECODED_AT_ONCE
+        for chosen in np.split(needed, np.flatnonzero(np.diff(part)) + 1):
+            groups = self._groups(chosen.tolist())
+            for place in np.flatnonzero(np.isin(numbers, chosen)).tolist():
+                found[place] = groups[int(numbers[place])][int(places[place] - first[place])]
+        return found
+
+    def _groups(self, numbers: Sequence[int]) -> dict[int, list[bytes]]:
+        """The records of chunks, of which those used last are kept."""
+        found = {number: self._kept.get((self._file.source, number)) for number in numbers}
+        missing = [number for number in numbers if found[number] is None]
         for number, records in zip(missing, self._chunks(missing)):
-            found[number] = records
-            self._kept.put(number, records, int(self._index.decoded_sizes[number]))
-        return [found[number][place] for number, place in zip(numbers.tolist(), (places - first).tolist())]
+            size = int(self._index.decoded_sizes[number]) + _BYTES_OF_RECORD * len(records)
+            found[number] = self._kept.put((self._file.source, number), records, size)
+        return found
 
     def _chunks(self, numbers: Sequence[int]) -> list[list[bytes]]:
         """The records of chunks, verified."""
@@ -122,8 +133,8 @@ class _Shard:
             raise BrokenChunk(f"the package array_record says: {error}") from error
 
     def _reader(self) -> Any:
-        process, reader = self._package
-        if process != os.getpid():
+        reader = self._readers.get(self._file.source)
+        if reader is None:
             try:
                 from array_record.python.array_record_module import ArrayRecordReader
             except ModuleNotFoundError as error:
@@ -132,12 +143,9 @@ class _Shard:
                     "array_record compares: pip install 'libai_data[records]' on Python 3.10, or pass verify=False"
                 ) from error
             reader = ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
-            self._package = os.getpid(), reader
+            self._readers.put(self._file.source, reader, 1)
         return reader
 
     def _broken(self, number: int, error: BrokenChunk) -> FormatError:
         offset, row = int(self._index.offsets[number]), int(self._index.rows_before(np.array(number)))
         return FormatError(f"{self._file.source}, record {row}, offset {offset}: the chunk there is broken: {error}")
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_package": (0, None)}

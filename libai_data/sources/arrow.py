@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
 from libai_data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow
+from libai_data.sources.last_used import LastUsed
 from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.sharded import Paths, ShardedSource, opened
 
+# Bytes of the objects that a batch is read by, about.
+_OBJECTS = 2000
 _FILE_MAGIC = b"ARROW1"
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
@@ -22,21 +25,24 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 class ArrowSource(ShardedSource):
     """The rows of Arrow IPC files, of the stream or the file format: dicts of Python values, as Arrow holds them.
 
-    Nothing is decoded when they are opened but where the record batches lie.
+    Opening finds where the record batches lie. Batches that are compressed are decompressed when they are read, and
+    those used last are kept.
 
     Args:
         paths: a folder written by `Dataset.save_to_disk`, or files, globs or folders; see `storage.listed`.
         columns: names of those to read; by default all.
+        cache_bytes: for the decompressed record batches of all files together, in each process. One batch is kept even
+            if it is larger.
 
     Raises:
         ConfigError: There is no such file or column, the folder holds several splits, or pyarrow is not installed.
         FormatError: A file is cut short or damaged, or no Arrow file.
     """
 
-    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
         import_pyarrow("ArrowSource")
-        files = opened(_files_of_dataset(paths) or paths)
-        super().__init__(files, [_Shard(file, columns) for file in files], columns)
+        files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
+        super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
 
 
 def _files_of_dataset(paths: Paths) -> list[str] | None:
@@ -60,74 +66,101 @@ def _files_of_dataset(paths: Paths) -> list[str] | None:
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, columns: Sequence[str] | None) -> None:
-        self._file, self._asked = file, columns
-        self._opened: tuple[int, Any] = (0, None)
-        self._ends = np.cumsum([len(batch) for batch in self._batches()[0]], dtype=np.int64)
+    def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
+        self._file, self._kept = file, kept
+        batches = self._batches()
+        self._columns = chosen_columns(batches.names, columns, file.source)
+        with _named(file, "record batch 0"):
+            self._ends = np.cumsum([len(batches.get(number)) for number in range(batches.total)], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
-        import pyarrow
-
         asked = np.asarray(rows, np.int64)
         numbers = np.searchsorted(self._ends, asked, side="right")
-        batches, readers = self._batches()
         found: list[Any] = [None] * len(asked)
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
             first = int(self._ends[number - 1]) if number else 0
-            try:
-                if number not in readers:
-                    batches[number].validate(full=True)
-                    readers[number] = BatchRows(batches[number], self._columns)
-                records = readers[number].read(asked[places] - first)
-            except (pyarrow.ArrowException, ValueError, OSError) as error:
-                raise FormatError(
-                    f"{self._file.source}, record {first}: record batch {number} cannot be read: {error}"
-                ) from error
+            with _named(self._file, f"record {first}: record batch {number}"):
+                batch = self._kept.get((self._file.source, number)) or self._decoded(number)
+                records = batch.read(asked[places] - first)
             for place, record in zip(places.tolist(), records):
                 found[place] = record
         return found
 
-    def _batches(self) -> tuple[list[Any], dict[int, BatchRows]]:
-        """The record batches, and what reads those that were read, in this process."""
-        process, opened = self._opened
-        if process != os.getpid():
-            table, batches = _open(self._file)
-            self._columns = chosen_columns(table.names, self._asked, self._file.source)
-            opened = batches, {}
-            self._opened = os.getpid(), opened
-        found: tuple[list[Any], dict[int, BatchRows]] = opened
+    def _decoded(self, number: int) -> Any:
+        batch = self._batches().get(number)
+        batch.validate(full=True)
+        size = _OBJECTS + _own_bytes([batch], self._file)
+        return self._kept.put((self._file.source, number), BatchRows(batch, self._columns), size)
+
+    def _batches(self) -> _Batches:
+        """The record batches of the file, opened in this process."""
+        found: _Batches | None = self._kept.get(self._file.source)
+        if found is None:
+            found, size = _open(self._file)
+            self._kept.put(self._file.source, found, size)
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": (0, None)}
+
+class _Batches(NamedTuple):
+    """Record batches, decompressed when they are asked for."""
+
+    names: list[str]
+    total: int
+    get: Callable[[int], Any]
 
 
-def _open(file: MappedFile) -> tuple[Any, list[Any]]:
+@contextmanager
+def _named(file: MappedFile, what: str) -> Iterator[None]:
     import pyarrow
 
-    batches: list[Any] = []
     try:
+        yield
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{file.source}, {what} cannot be read, or the file is cut short: {error}") from error
+
+
+def _open(file: MappedFile) -> tuple[_Batches, int]:
+    """The batches of a file, and how many bytes it takes to keep them."""
+    import pyarrow
+
+    with _named(file, "no Arrow file: it"):
         content = pyarrow.py_buffer(file.array)
         if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
             reader = pyarrow.ipc.open_file(content)
-            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            return _Batches(reader.schema.names, reader.num_record_batches, reader.get_batch), _OBJECTS
+        messages = list(pyarrow.ipc.MessageReader.open_stream(content))
+        schema = pyarrow.ipc.open_stream(content).schema
+        if any(message.type == "dictionary" for message in messages):
+            # A batch needs the dictionaries before it.
+            batches = list(pyarrow.ipc.open_stream(content))
+            found = _Batches(schema.names, len(batches), batches.__getitem__)
+            size = _own_bytes(batches, file)
         else:
-            reader = pyarrow.ipc.open_stream(content)
-            batches = list(reader)
-            _check_end(file, batches)
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise FormatError(
-            f"{file.source}, record batch {len(batches)}: no Arrow file, or cut short: {error}"
-        ) from error
-    return reader.schema, batches
+            found = _Batches(
+                schema.names,
+                len(messages) - 1,
+                lambda number: pyarrow.ipc.read_record_batch(messages[number + 1], schema),
+            )
+            size = 0
+        _check_end(file, found.total)
+        return found, size + _OBJECTS * (1 + found.total)
 
 
-def _check_end(file: MappedFile, batches: Sequence[Any]) -> None:
+def _own_bytes(batches: Sequence[Any], file: MappedFile) -> int:
+    """Bytes of batches that lie outside of the file's memory map."""
+    begin = file.array.__array_interface__["data"][0]
+    buffers = [buffer for batch in batches for column in batch.columns for buffer in column.buffers() if buffer]
+    return sum(buffer.size for buffer in buffers if not begin <= buffer.address < begin + file.size)
+
+
+def _check_end(file: MappedFile, count: int) -> None:
     """A stream without its end, of eight bytes, may have lost batches."""
     if file.bytes[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
-        raise ValueError(f"the stream of {len(batches)} batches ends at {file.size} without the mark of its end")
+        raise ValueError(f"the stream of {count} batches ends at {file.size} without the mark of its end")

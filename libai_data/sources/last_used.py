@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import OrderedDict
-from typing import Any, Callable, Generic, TypeVar
+from collections.abc import Hashable
+from typing import Any
 
-Value = TypeVar("Value")
 
+class LastUsed:
+    """Values that took long to make, kept until those used after them need their room.
 
-class LastUsed(Generic[Value]):
-    """Values that took long to make, kept until those used after them need their room; none of them is pickled.
+    All shards of a source share one, and so do threads. Another process, forked or not, begins with none.
 
     Args:
         limit: bytes; one value is kept even if it has more.
@@ -17,34 +20,28 @@ class LastUsed(Generic[Value]):
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._values: OrderedDict[int, tuple[Value, int]] = OrderedDict()
-        self._bytes = 0
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._bytes, self._process = 0, os.getpid()
+        self._lock = threading.Lock()
 
-    def get(self, number: int, make: Callable[[int], tuple[Value, int]]) -> Value:
-        """The value of a number, made if it is not kept.
+    def get(self, key: Hashable) -> Any:
+        """The value of a key, or None if it is not kept."""
+        if self._process != os.getpid():
+            self.__init__(self._limit)  # type: ignore[misc]
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
 
-        Args:
-            number: of the value.
-            make: gives the value of a number, and its bytes.
-        """
-        if number not in self._values:
-            self.put(number, *make(number))
-        self._values.move_to_end(number)
-        return self._values[number][0]
+    def put(self, key: Hashable, value: Any, size: int) -> Any:
+        """Keep a value, and let go of those that were used longest ago; returns the value."""
+        with self._lock:
+            self._bytes += size - self._values.pop(key, (None, 0))[1]
+            self._values[key] = value, size
+            while self._bytes > self._limit and len(self._values) > 1:
+                self._bytes -= self._values.popitem(last=False)[1][1]
+        return value
 
-    def put(self, number: int, value: Value, size: int) -> None:
-        """Keep a value, and let go of those that were used longest ago."""
-        self._values[number] = value, size
-        self._bytes += size
-        while self._bytes > self._limit and len(self._values) > 1:
-            self._bytes -= self._values.popitem(last=False)[1][1]
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._values
-
-    def __getitem__(self, number: int) -> Value:
-        self._values.move_to_end(number)
-        return self._values[number][0]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_limit": self._limit, "_values": OrderedDict(), "_bytes": 0}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._limit,)

@@ -78,6 +78,11 @@ class MappedFile:
             self._array = mapped.array
         return self._array
 
+    def release(self) -> None:
+        """Take what was read out of this process's resident memory, since it is kept decoded."""
+        if self._map is not None:
+            self._map.release()
+
     def _mapped(self) -> FileMap:
         now = time.monotonic()
         if self._map is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,9 @@ from libai_data.sources.arrow_columns import BatchRows, chosen_columns, import_p
 from libai_data.sources.last_used import LastUsed
 from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.sharded import Paths, ShardedSource, opened
+
+# Bytes of a footer in memory for each of its bytes in the file, about.
+_PARSED_FOOTER = 8
 
 
 class ParquetSource(ShardedSource):
@@ -25,7 +27,8 @@ class ParquetSource(ShardedSource):
     Args:
         paths: files, globs or folders; see `storage.listed`.
         columns: names of those to read; by default all.
-        cache_bytes: for the decoded row groups of all files together, in each process.
+        cache_bytes: for the decoded row groups and the footers of all files together, in each process. One row group is
+            kept even if it is larger.
 
     Raises:
         ConfigError: There is no such file or column, or pyarrow is not installed.
@@ -34,19 +37,17 @@ class ParquetSource(ShardedSource):
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
         import_pyarrow("ParquetSource")
-        files = opened(paths)
-        each = cache_bytes // len(files)
-        super().__init__(files, [_Shard(file, columns, each) for file in files], columns)
+        files, kept = opened(paths), LastUsed(cache_bytes)
+        super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, columns: Sequence[str] | None, cache_bytes: int) -> None:
-        self._file = file
-        self._opened: tuple[int, Any] = (0, None)
-        metadata = self._parquet().metadata
-        self._columns = chosen_columns(self._parquet().schema_arrow.names, columns, file.source)
+    def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
+        self._file, self._kept = file, kept
+        opened = self._parquet()
+        metadata = opened.metadata
+        self._columns = chosen_columns(opened.schema_arrow.names, columns, file.source)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
-        self._groups: LastUsed[BatchRows] = LastUsed(cache_bytes)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -59,12 +60,12 @@ class _Shard:
         for number in np.unique(numbers).tolist():
             places = np.flatnonzero(numbers == number)
             first = int(self._ends[number - 1]) if number else 0
-            group = self._groups.get(number, self._decoded)
+            group = self._kept.get((self._file.source, number)) or self._decoded(number)
             for place, record in zip(places.tolist(), group.read(asked[places] - first)):
                 found[place] = record
         return found
 
-    def _decoded(self, number: int) -> tuple[BatchRows, int]:
+    def _decoded(self, number: int) -> Any:
         import pyarrow
 
         try:
@@ -80,7 +81,8 @@ class _Shard:
                 f"{self._file.source}, record {first}, offset {self._offset(number)}: row group {number} cannot be "
                 f"read: {error}"
             ) from error
-        return BatchRows(batches[0], self._columns), table.nbytes
+        self._file.release()
+        return self._kept.put((self._file.source, number), BatchRows(batches[0], self._columns), table.nbytes)
 
     def _rows_of(self, number: int) -> int:
         return int(self._parquet().metadata.row_group(number).num_rows)
@@ -91,14 +93,11 @@ class _Shard:
 
     def _parquet(self) -> Any:
         """The file, opened in this process."""
-        process, opened = self._opened
-        if process != os.getpid():
+        opened = self._kept.get(self._file.source)
+        if opened is None:
             opened = _open(self._file)
-            self._opened = os.getpid(), opened
+            self._kept.put(self._file.source, opened, _PARSED_FOOTER * opened.metadata.serialized_size)
         return opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": (0, None)}
 
 
 def _open(file: MappedFile) -> Any:
