@@ -47,8 +47,9 @@ class BatchFeed:
         try:
             return next(self._batches)
         except StopIteration:
+            loader = getattr(self.loader, "counted", self.loader)
             raise ConfigError(
-                f"the train loader ({type(self.loader).__name__}) yields no batch; is its dataset smaller than a "
+                f"the train loader ({type(loader).__name__}) yields no batch; is its dataset smaller than a "
                 "batch, or an iterator that can be used only once?"
             ) from None
 

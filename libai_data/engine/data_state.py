@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping
+import logging
+from collections import abc
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from tqdm import tqdm
+
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.integrations.digest import running_digest
+from libai_data.mesh import get_rank, is_main_process
+from libai_data.samplers.resuming import RESTART_DATA
 from libai_data.samplers.schedule import StepSchedule
 from libai_data.samplers.stream_state import StreamState
+
+logger = logging.getLogger(__name__)
 
 OVERRIDE_KEY = "train.resume_override"
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
@@ -18,38 +27,54 @@ class DataState:
     """What a checkpoint keeps of a train loader.
 
     Args:
-        loader: any with `state_dict` and `load_state_dict`.
+        loader: any iterable; one without `state_dict` and `load_state_dict` is counted.
         override: what may differ from the checkpoint on purpose (`train.resume_override`).
+
+    Attributes:
+        loader: what the trainer is to take batches from.
+        may_be_absent: the data begin anew on purpose, so that a checkpoint need not know of them.
     """
 
     def __init__(self, loader: Any, override: Collection[str] = ()) -> None:
-        self._loader = loader
+        self.loader: Any = loader if has_state(loader) else CountedLoader(loader)
+        self.may_be_absent = RESTART_DATA in override
         self._override = tuple(override)
-        self._restored: dict[str, Any] | None = None
+        self._restored: tuple[Any, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state."""
-        state: dict[str, Any] = self._loader.state_dict()
+        state: dict[str, Any] = self.loader.state_dict()
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Restore the loader; not again, if it stands there already.
 
+        Args:
+            state: of a loader; None if the checkpoint holds none.
+
         Raises:
-            CheckpointError: The state belongs to another dataset or stream.
+            CheckpointError: The state belongs to another dataset or stream, or there is none.
             ConfigError: The loader knows of nothing that could be overridden.
         """
-        if state == self._restored:
+        if self.may_be_absent:
+            logger.warning("The train loader begins its data anew, or resumes by itself: %s.", OVERRIDE_KEY)
+            return
+        if state is None:
+            raise CheckpointError(
+                "the checkpoint holds no place in the train data, as the train loader had no state_dict when it was "
+                f"written; to begin the data anew, or if the loader resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
+            )
+        if self._restored == (state, self.state_dict()):
             return
         if not self._override:
-            self._loader.load_state_dict(state)
-        elif "override" in inspect.signature(self._loader.load_state_dict).parameters:
-            self._loader.load_state_dict(state, override=self._override)
+            self.loader.load_state_dict(state)
+        elif "override" in inspect.signature(self.loader.load_state_dict).parameters:
+            self.loader.load_state_dict(state, override=self._override)
         else:
             raise ConfigError(
-                f"{OVERRIDE_KEY} is {list(self._override)}, but a {type(self._loader).__name__} cannot be told of it"
+                f"{OVERRIDE_KEY} is {list(self._override)}, but a {type(self.loader).__name__} cannot be told of it"
             )
-        self._restored = dict(state)
+        self._restored = (state, self.state_dict())
 
     def check_step(self, step: int) -> None:
         """Refuse a loader that does not stand where `step` begins.
@@ -57,13 +82,118 @@ class DataState:
         Raises:
             CheckpointError: With both steps.
         """
-        stream = stream_state_of(self._loader)
+        stream = stream_state_of(self.loader)
         if stream is not None and stream.schedule is not None and stream.schedule.position_of(step) != stream.position:
             raise CheckpointError(
                 f"the checkpoint continues with step {step}, which begins at position "
                 f"{stream.schedule.position_of(step)}, but its data state stands at position {stream.position}; "
                 "'libai-data state edit CHECKPOINT --position N' sets it"
             )
+
+
+def has_state(thing: Any) -> bool:
+    """Whether something can be saved and restored."""
+    return hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+
+
+class CountedLoader:
+    """A train loader that cannot tell its own place: its batches are counted, and gone through again by a resume.
+
+    So are those of the rounds before, unless the loader is a list, or has `set_epoch` and so is told its rounds. A
+    digest of the batches tells whether they are those from before. What the loader has, this has too.
+
+    Args:
+        loader: any iterable.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.counted = loader
+        self._rounds = 0
+        """Rounds of the loader that were begun in this process."""
+        self._round, self._batches, self._digest = 0, 0, ""
+        self._restored: dict[str, Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "counted":
+            raise AttributeError(name)
+        return getattr(self.counted, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return _Counted(self, self._begin(self._rounds))
+        is_told = isinstance(self.counted, abc.Sequence) or hasattr(self.counted, "set_epoch")
+        for number in range(restored["round"] if is_told else self._rounds, restored["round"]):
+            for _ in tqdm(self._begin(number), f"Going through round {number} of the train loader again", **_BAR):
+                pass
+        batches = self._begin(restored["round"])
+        for _ in tqdm(range(restored["batches"]), "Fast-forwarding the train loader", **_BAR):
+            try:
+                self.note(next(batches))
+            except StopIteration:
+                raise self._differs(f"it ends after {self._batches} batches") from None
+        if restored["rank"] == get_rank() and restored["digest"] != self._digest:
+            raise self._differs("they are not those from before the checkpoint")
+        return _Counted(self, batches)
+
+    def _begin(self, number: int) -> Iterator[Any]:
+        self._round, self._batches, self._digest = number, 0, ""
+        self._rounds = number + 1
+        if callable(getattr(self.counted, "set_epoch", None)):
+            self.counted.set_epoch(number)
+        return iter(self.counted)
+
+    def note(self, batch: Any) -> None:
+        """Count a batch."""
+        self._batches += 1
+        if is_main_process():  # Whose state the checkpoint keeps; the others may have other batches.
+            self._digest = running_digest(self._digest, batch)
+
+    def _differs(self, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of round "
+            f"{self._round} were gone through again, but {what}. Seed its shuffling, or give it state_dict and "
+            "load_state_dict, or make it by from_iterable. To begin its data anew, or if it resumes by itself: "
+            f"{OVERRIDE_KEY}=[{RESTART_DATA}]"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The round, the batches of it that were taken, a digest of them, and the rank whose batches they were."""
+        if self._restored is not None:
+            return dict(self._restored)
+        return {"round": self._round, "batches": self._batches, "digest": self._digest, "rank": get_rank()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was saved; takes effect with the next iterator.
+
+        Raises:
+            CheckpointError: The state is that of a loader that told its place itself.
+        """
+        if set(state) != {"round", "batches", "digest", "rank"}:
+            raise CheckpointError(
+                f"the checkpoint's data state is {dict(state)}, which the train loader ({type(self.counted).__name__}) "
+                f"cannot take, having no state_dict; to begin its data anew: {OVERRIDE_KEY}=[{RESTART_DATA}]"
+            )
+        self._restored = dict(state)
+
+
+_BAR: dict[str, Any] = {"unit": "batch", "delay": 1, "leave": False}
+
+
+class _Counted:
+    """One pass; it does not hold on to a batch that was taken."""
+
+    def __init__(self, loader: CountedLoader, batches: Iterator[Any]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __iter__(self) -> _Counted:
+        return self
+
+    def __next__(self) -> Any:
+        batch = next(self._batches)
+        self._loader.note(batch)
+        return batch
 
 
 def stream_state_of(loader: Any) -> StreamState | None:

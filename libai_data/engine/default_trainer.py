@@ -16,7 +16,7 @@ from libai_data.data_stages import DataStages
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
-from libai_data.engine.data_state import OVERRIDE_KEY, DataState, tokens_per_sample
+from libai_data.engine.data_state import OVERRIDE_KEY, DataState, has_state, tokens_per_sample
 from libai_data.engine.datamodule_stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.eager_trainer import EagerTrainer
@@ -113,9 +113,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
             self.test_loader += self.data.loaders("val")
         follows = self._plan.followed_by(self.train_loader)
         self._data_state = DataState(self.train_loader, try_get_key(cfg, OVERRIDE_KEY) or ())
-        if saved and "train_loader" in saved["stateful"] and self._is_stateful(self.train_loader):
+        if saved:
             # Before anything costly is built: a checkpoint of another stream is refused here.
-            self._data_state.load_state_dict(saved["stateful"]["train_loader"])
+            self._data_state.load_state_dict(saved["stateful"].get("train_loader"))
             if follows:
                 self._data_state.check_step(self.start_iter)
         self.auto_scale_hyperparams(cfg, self.train_loader)
@@ -326,7 +326,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def _build_step_trainer(self) -> Any:
-        model, loader, this = self.model, self.train_loader, weakref.proxy(self)
+        model, loader, this = self.model, self._data_state.loader, weakref.proxy(self)
 
         def check_inputs(inputs: dict[str, Any]) -> None:
             check_forward_fields(model.forward, inputs)
@@ -335,9 +335,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
         steps = self._plan.micro_batches_of(self.start_iter)
         trainer: Any
         if self.graph_train is not None:
-            trainer = GraphTrainer(self.graph_train, self.train_loader, steps, check_inputs)
+            trainer = GraphTrainer(self.graph_train, loader, steps, check_inputs)
         else:
-            trainer = EagerTrainer(self.model, self.train_loader, self.optimizer, steps, check_inputs)
+            trainer = EagerTrainer(self.model, loader, self.optimizer, steps, check_inputs)
         train = self.cfg.train
         # Before a checkpoint is written too, so that none follows a loss that stops the training.
         trainer.losses.periods = (train.log_period, train.checkpointer.period)
@@ -346,15 +346,9 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.losses = trainer.losses
         return trainer
 
-    @staticmethod
-    def _is_stateful(loader: Any) -> bool:
-        return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
-
     def _build_checkpointer(self) -> Checkpointer:
-        stateful: dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler)}
-        if self._is_stateful(self.train_loader):
-            stateful["train_loader"] = self._data_state
-        if self.data is not None and self._is_stateful(self.data.datamodule):
+        stateful: dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler), "train_loader": self._data_state}
+        if self.data is not None and has_state(self.data.datamodule):
             stateful["datamodule"] = self.data
         return Checkpointer(
             self.model,

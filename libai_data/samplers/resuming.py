@@ -18,6 +18,9 @@ from libai_data.samplers.stream_state import ORDER_KEYS, StreamState
 OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights")
 """What a resumed run may change if it is told so, as in `train.resume_override=[seed]`."""
 
+RESTART_DATA = "restart_data"
+"""Names in `train.resume_override` that the train loader begins anew, or resumes by itself."""
+
 _OVERRIDE_OF = {"samples": "dataset", "epoch_size": "drop_last"}
 _COUNTED = 1 << 20
 """Up to so many samples, those that are repeated are counted one by one; beyond, they are estimated."""
@@ -32,8 +35,8 @@ def check_overrides(override: Collection[str]) -> None:
         ConfigError: With the nearest name.
     """
     for name in override:
-        if name not in OVERRIDES:
-            raise ConfigError(f"resume_override names {name!r}; it takes {list(OVERRIDES)}.{nearest(name, OVERRIDES)}")
+        if name not in (known := (*OVERRIDES, RESTART_DATA)):
+            raise ConfigError(f"resume_override names {name!r}; it takes {list(known)}.{nearest(name, known)}")
 
 
 def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:

@@ -309,6 +309,19 @@ def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind:
     assert trainer._last_eval_results["Acc@2"] > 50
 
 
+@pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone])
+def test_a_loader_that_cannot_be_saved_resumes_with_the_next_batch(tmp_path: Path, kind: Any) -> None:
+    def config(name: str) -> Any:
+        return tiny_config(str(tmp_path / name), global_batch_size=8, train_micro_batch_size=8)
+
+    whole = trained(config("whole"), kind)
+    trained(config("cut"), kind, stop_after=7)
+    resumed = trained(config("cut"), kind, resume=True)
+    assert resumed.start_iter == 5
+    for name, value in weights(whole).items():
+        np.testing.assert_array_equal(weights(resumed)[name], value)
+
+
 def test_epochs_of_a_loader_without_a_dataset_are_refused(tmp_path: Path) -> None:
     cfg = tiny_config(str(tmp_path), train_epoch=2)
     default_setup(cfg)

@@ -148,6 +148,8 @@ class Checkpointer(CheckpointFolder):
                 state["optimizer_step"], TensorFile(directory / _OPTIMIZER), self.model, self.optimizer, self.graph
             )
         for key, value in self.stateful.items():
+            if key not in state["stateful"] and getattr(value, "may_be_absent", False):
+                continue
             if key not in state["stateful"]:
                 raise CheckpointError(
                     f"{directory} has no state of '{key}'; it has that of {sorted(state['stateful'])}"

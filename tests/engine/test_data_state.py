@@ -1,0 +1,135 @@
+"""A train loader without a state resumes by counting, with the same batches or an error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.engine.batches import BatchFeed
+from libai_data.engine.data_state import DataState
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.samplers import CyclicSampler
+
+
+class Shuffled:
+    """Shuffles each round by a generator of its own, as torch's loader does."""
+
+    def __init__(self, seed: int | None = 0) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{"x": number} for number in self._random.permutation(7)])
+
+
+class Told:
+    """Is told the round."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle as for this round."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(np.random.default_rng(self.epoch).permutation(7).tolist())
+
+
+KINDS: dict[str, Any] = {
+    "list": lambda: [(np.arange(number), None) for number in range(5)],
+    "shuffled by a seed": Shuffled,
+    "told its round": Told,
+    "nothing but None": lambda: [None] * 3,
+    "generator": lambda: iter(range(100)),
+}
+
+
+def shown(batches: list[Any]) -> list[str]:
+    return [repr(batch) for batch in batches]
+
+
+@settings(max_examples=40)
+@given(kind=st.sampled_from(list(KINDS)), cut=st.integers(0, 17), again=st.integers(0, 5), more=st.integers(1, 9))
+def test_it_goes_on_with_the_batches_of_an_unbroken_run_however_often_it_is_stopped(
+    kind: str, cut: int, again: int, more: int
+) -> None:
+    whole = BatchFeed(DataState(KINDS[kind]()).loader)
+    expected = shown([whole.next() for _ in range(cut + again + more)])
+    found, state = [], None
+    for steps in (cut, again, more):
+        data = DataState(KINDS[kind]())
+        if state is not None:
+            data.load_state_dict(json.loads(json.dumps(state)))
+        feed = BatchFeed(data.loader)
+        found += shown([feed.next() for _ in range(steps)])
+        state = data.state_dict()
+        assert len(json.dumps(state)) < 200
+    assert found == expected
+
+
+def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
+    data = DataState(Shuffled(None))
+    feed = BatchFeed(data.loader)
+    for _ in range(9):
+        feed.next()
+    other = DataState(Shuffled(None))
+    other.load_state_dict(data.state_dict())
+    with pytest.raises(CheckpointError, match=r"\(Shuffled\) has no state_dict.*round 1.*override=\[restart_data\]"):
+        BatchFeed(other.loader).next()
+    shorter = DataState([1])
+    shorter.load_state_dict({**data.state_dict(), "batches": 2})
+    with pytest.raises(CheckpointError, match="it ends after 1 batches"):
+        BatchFeed(shorter.loader).next()
+
+
+def test_data_begin_anew_only_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = CyclicSampler(range(9), 3).state_dict()
+    for state in (None, sampler):
+        with pytest.raises(CheckpointError, match=r"train\.resume_override=\[restart_data\]"):
+            DataState([1, 2]).load_state_dict(state)
+        data = DataState([1, 2], ["restart_data"])
+        data.load_state_dict(state)
+        assert "begins its data anew" in caplog.text
+        assert BatchFeed(data.loader).next() == 1
+    with pytest.raises(ConfigError, match="restart_data"):
+        CyclicSampler(range(9), 3).load_state_dict(sampler, override=["restart"])
+
+
+def test_another_rank_does_not_compare_its_own_batches() -> None:
+    data = DataState([1, 2, 3])
+    data.load_state_dict({"round": 0, "batches": 2, "digest": "of others", "rank": 1})
+    assert BatchFeed(data.loader).next() == 3
+
+
+class Place:
+    """A loader that tells its place."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.restored = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The place."""
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go there."""
+        self.place = state["place"]
+        self.restored += 1
+
+
+def test_the_same_state_is_restored_again_only_after_the_loader_has_moved() -> None:
+    loader = Place()
+    data = DataState(loader)
+    for _ in range(2):
+        data.load_state_dict({"place": 4})
+    assert loader.restored == 1
+    loader.place = 9
+    data.load_state_dict({"place": 4})
+    assert (loader.place, loader.restored) == (4, 2)
