@@ -53,6 +53,10 @@ class NonFiniteLossError(DataPipelineError, FloatingPointError):
     """A loss is NaN or infinite."""
 
 
+class PassError(DataPipelineError, RuntimeError):
+    """An iterator of a loader cannot go on: it was interrupted, or a newer one, another state or `close` ended it."""
+
+
 class CheckpointError(DataPipelineError, RuntimeError):
     """A checkpoint or a saved state is missing, broken, or belongs to something else."""
 

@@ -7,7 +7,7 @@ import os
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, Callable, Union
 
 from libai_data.datasets.blend import Blend
 from libai_data.datasets.stream_transform import StreamTransform
-from libai_data.errors import ConfigError, DataPipelineError, PeerError
+from libai_data.errors import ConfigError, DataPipelineError, PassError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
 from libai_data.global_batch.network_link import accept_leaders, connect_to_rank0, open_network_link
@@ -25,9 +25,10 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.batches import assemble
 from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.fingerprint import restore_stream
+from libai_data.loader.iteration import Pass
 from libai_data.loader.schema import Layout
 from libai_data.mesh import broadcast_py_object
-from libai_data.samplers.sampler import StreamSampler, can_follow, order_in_words
+from libai_data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
 from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
 
@@ -125,9 +126,8 @@ class SharedLoader:
         self._feed = self._connect()
         self._ready: deque[NodeBatch | None] = deque()
         self._failure_ahead: Exception | None = None
-        self._restored = False
         self._passes = 0
-        self._over = True
+        self._why_over = ""
         # A loader that nobody closes must take leave of the other ranks too: when it is gone, or its process ends.
         self._hang_up = weakref.finalize(self, _hang_up, self._feed, self._publishers, self._ready)
 
@@ -221,24 +221,25 @@ class SharedLoader:
         """Batches of one round, or of one epoch of an endless stream (rounded up)."""
         return self.stream.batches_per_round()
 
-    def __iter__(self) -> Iterator[Instance]:
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet, from where the stream goes on; an older one is broken off."""
         if not self._hang_up.alive:
             raise PeerError("this loader was closed, which let go of the other ranks; make a new one on all ranks")
-        self._forget_what_is_ready()
-        if not self.stream.endless and not self._restored:
-            self.stream.position = 0
-        self._restored = False
+        self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
+        first = self.stream.next_pass()
         self._agreement.order = order_in_words(self.stream)
         if self._loader is not None:
             self._loader.stream.take_over(self.stream)
+            self._loader.stream.cursor = first
         for publisher in self._publishers:
             publisher.begin()
-        self._feed.begin(self.stream.position)
-        self._passes += 1
-        self._over = False
-        return _Pass(self, self._passes)
+        self._feed.begin(first.position)
+        return Pass(self.stream, first, partial(self._take, self._passes))
 
-    def take(self, number: int) -> Instance | None:
+    def _take(self, number: int) -> tuple[Instance, Cursor] | None:
         """This rank's part of the next batch; None at the end of the pass.
 
         Args:
@@ -247,8 +248,8 @@ class SharedLoader:
         Raises:
             DataPipelineError: Reading failed, here or on the rank that reads for this one.
         """
-        if self._over or number != self._passes:
-            return None
+        if number != self._passes:
+            raise PassError(self._why_over)
         try:
             if not self._ready:
                 self._publish(self._next())
@@ -258,12 +259,10 @@ class SharedLoader:
             raise
         batch = self._ready.popleft()
         if batch is None:
-            self._over = True
-            self.stream.position = 0
             return None
-        self.stream.position = batch.info.position + batch.info.size
-        self.stream.note_start(self.stream.position, batch.info.next_start)
-        return self._own_part(batch)
+        cursor = self.stream.after(batch.info)
+        self.stream.note_start(cursor.position, batch.info.next_start)
+        return self._own_part(batch), cursor
 
     def _next(self) -> NodeBatch | None:
         if self._failure_ahead is not None:
@@ -291,8 +290,13 @@ class SharedLoader:
                 return
             self._publish(batch)
 
+    def _break_off(self, why: str) -> None:
+        """End the newest pass; its iterator raises `why` from now on."""
+        self._passes += 1
+        self._why_over = why
+        self._forget_what_is_ready()
+
     def _forget_what_is_ready(self) -> None:
-        self._over = True
         self._ready.clear()
         self._failure_ahead = None
 
@@ -329,7 +333,7 @@ class SharedLoader:
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on where `state` was saved; all ranks must restore the same one.
+        """Continue where `state` was saved, with the next `iter(loader)`; all ranks must restore the same one.
 
         Args:
             state: of a loader.
@@ -338,9 +342,13 @@ class SharedLoader:
         Raises:
             CheckpointError: The state belongs to another dataset or stream; both values are shown.
         """
-        self._forget_what_is_ready()
         restore_stream(self.stream, self.fingerprint, state, override)
-        self._restored = True
+        self._break_off("a state was restored, which the next iter(loader) begins with")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter(loader)` begin with this epoch; to be called on all ranks."""
+        self.stream.set_epoch(epoch)
+        self._break_off("an epoch was set, which the next iter(loader) begins with")
 
     def stats(self) -> dict[str, Any]:
         """Where the time went, on a rank that reads; empty on others."""
@@ -351,23 +359,8 @@ class SharedLoader:
 
         It cannot be iterated again. Every rank closes its loader when it has taken its last batch; no other waits.
         """
-        self._over = True
+        self._break_off("the loader was closed")
         self._hang_up()
-
-
-class _Pass:
-    def __init__(self, loader: SharedLoader, number: int) -> None:
-        self._loader = loader
-        self._number = number
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> Instance:
-        batch = self._loader.take(self._number)
-        if batch is None:
-            raise StopIteration
-        return batch
 
 
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:

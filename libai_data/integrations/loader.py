@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from libai_data.global_batch.gather import gather_words
 from libai_data.integrations.collation import PieceCollator
 from libai_data.integrations.items import ArgumentNames
 from libai_data.integrations.stream import IterableStream
+from libai_data.loader.iteration import Pass, Take
 from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.nesting import Leaf, array_to_text, is_flat, put_together
+from libai_data.samplers.sampler import Cursor
 from libai_data.structures import Instance
 
 _FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
@@ -43,8 +46,17 @@ class NestedBatches:
         """Batches of one round, or of one epoch of an endless stream (rounded up)."""
         return len(self._inner)
 
-    def __iter__(self) -> Iterator[Instance]:
-        return map(self.nested, iter(self._inner))
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet."""
+        inner = self._inner.new_pass()
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take))
+
+    def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
+        taken = take()
+        return None if taken is None else (self.nested(taken[0]), taken[1])
 
     def nested(self, batch: Instance) -> Instance:
         """A batch in its nested form."""
@@ -96,7 +108,6 @@ class IterableLoader:
         self._may_end_apart = may_end_apart
         self._is_shared = is_shared
         self._form_is_known = False
-        self._failure: BaseException | None = None
         self.mixup_func = inner.mixup_func
 
     @property
@@ -105,11 +116,15 @@ class IterableLoader:
         size: int | None = self._inner.global_batch_size
         return size
 
-    def __iter__(self) -> Iterator[Instance]:
-        self._failure = None
-        return _Pass(self, iter(self._inner))
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
 
-    def take(self, batches: Iterator[Instance]) -> Instance | None:
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet, from where the stream goes on."""
+        inner = self._inner.new_pass()
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take))
+
+    def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
         """The next batch of a pass; None at its end, which comes for all ranks at once.
 
         Raises:
@@ -117,25 +132,24 @@ class IterableLoader:
             PeerError: That happened on another rank.
             ContractError: The ranks do not read the same rows, or the iterable ended on some of them only.
         """
-        if self._failure is not None:
-            raise self._failure
-        batch: Instance | None = None
+        taken: tuple[Instance, Cursor] | None = None
+        failure: Exception | None = None
         try:
-            batch = next(batches, None)
+            taken = take()
         except Exception as error:
-            self._failure = error
+            failure = error
         try:
-            if self._compares and not self._all_have_one(batch):
-                batch = None
+            if self._compares and not self._all_have_one(taken is not None, failure is not None):
+                taken = None
         except Exception as error:
-            self._failure = self._failure or error
-        if self._failure is not None:
-            raise self._failure
-        return None if batch is None else self._in_form(batch)
+            failure = failure or error
+        if failure is not None:
+            raise failure
+        return None if taken is None else (self._in_form(taken[0]), taken[1])
 
-    def _all_have_one(self, batch: Instance | None) -> bool:
+    def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
         """Compare with all other ranks; whether each of them has a batch."""
-        status = _FAILED if self._failure is not None else _ENDED if batch is None else _HAS_BATCH
+        status = _FAILED if has_failed else _HAS_BATCH if has_one else _ENDED
         taken = self._stream.taken_rows() if self._stream is not None else (0, 0, 0)
         table = gather_words(np.array([status, *taken], dtype=np.int64))
         failed = _ranks(table[:, 0] == _FAILED)
@@ -186,7 +200,7 @@ class IterableLoader:
         """
         state: dict[str, Any] = dict(self._inner.state_dict())
         if self._stream is not None:
-            state["iterable"] = self._stream.details(int(state["position"]))
+            state["iterable"] = self._stream.details(state)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
@@ -200,13 +214,17 @@ class IterableLoader:
             CheckpointError: The state belongs to another kind of stream.
         """
         details = state.get("iterable", {})
-        self._inner.load_state_dict({name: value for name, value in state.items() if name != "iterable"}, override)
+        rest = {name: value for name, value in state.items() if name != "iterable"}
+        if "epoch" in details and state.get("ends") != "cycle":
+            rest.setdefault("epoch", details["epoch"])
         # At the beginning of a round there is nothing to go back to.
-        if self._stream is not None:
-            if state["position"]:
-                self._stream.restore(details)
-            elif not self._stream.endless:
-                self._stream.epoch = int(details.get("epoch", -1))
+        if self._stream is not None and rest.get("position"):
+            self._stream.restore(rest, details)
+        self._inner.load_state_dict(rest, override)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter(loader)` begin with this epoch; to be called on all ranks."""
+        self._inner.set_epoch(epoch)
 
     def stats(self) -> dict[str, Any]:
         """Where the time went, on a rank that reads; empty on others."""
@@ -218,23 +236,6 @@ class IterableLoader:
         if self._stream is not None:
             self._stream.close()
         self._inner.close()
-
-
-class _Pass:
-    def __init__(self, loader: IterableLoader, batches: Iterator[Instance]) -> None:
-        self._loader = loader
-        self._batches = batches
-        self._over = False
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __next__(self) -> Instance:
-        batch = None if self._over else self._loader.take(self._batches)
-        if batch is None:
-            self._over = True
-            raise StopIteration
-        return batch
 
 
 def _ranks(chosen: np.ndarray) -> list[int]:

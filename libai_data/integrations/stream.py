@@ -11,8 +11,11 @@ import numpy as np
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.integrations.rows import Mark, Place, ReadingOptions, Row, RowReader
 from libai_data.integrations.sources import Source
-from libai_data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.samplers.stream_state import check_position
+from libai_data.structures import BatchInfo
+
+_Key = tuple[int, int]
 
 _PLACES_KEPT = 64
 """More than batches can be between the one that is read and the one that the trainer has taken."""
@@ -43,7 +46,7 @@ class TakenRows:
         raise IndexError(f"{self.source.name} yields samples in its own order; there is no sample {index} to be had")
 
 
-class IterableStream(StreamSampler):
+class IterableStream(EpochPositions, StreamSampler):
     """Deals the rows of an iterable out: global batch k of size B is rows [kB, (k+1)B), and data-parallel rank d takes
     its d-th contiguous part, so that neither mesh nor read mode changes a batch.
 
@@ -56,7 +59,7 @@ class IterableStream(StreamSampler):
             batches.
         shards: coordinates on the data axis that this reader reads for.
         data_parallel_size: size of the data axis.
-        ends: what happens to an end that fills no global batch: "drop", "pad" or "cycle".
+        ends: what happens to an end that fills no global batch: "short", "pad", "drop" or "cycle".
     """
 
     def __init__(
@@ -72,8 +75,7 @@ class IterableStream(StreamSampler):
         self.ends = ends
         self.shards = shards
         self.data_parallel_size = data_parallel_size
-        self.position = 0
-        self.epoch = -1
+        self.cursor = Cursor()
         self._size = None if micro_batch_size is None else micro_batch_size * data_parallel_size
         self._rows = rows
         self._is_sharded = rows is not None and rows.source.takes_shard
@@ -82,9 +84,10 @@ class IterableStream(StreamSampler):
             taken = shards if self._is_sharded else (0,)
             of = data_parallel_size if self._is_sharded else 1
             self._readers = [RowReader(rows.source, rows.options, shard, of) for shard in taken]
-        self._stands_at: int | None = None
-        self._places: OrderedDict[int, tuple[Place, ...]] = OrderedDict()
-        self._restored: dict[str, Any] | None = None
+        # By epoch, which of an endless stream counts as 0, and position: where the readers are, were, and may be sent.
+        self._stands_at: _Key | None = None
+        self._places: OrderedDict[_Key, tuple[Place, ...]] = OrderedDict()
+        self._restored: tuple[_Key, dict[str, Any]] = ((0, 0), {})
 
     @property
     def global_batch_size(self) -> int | None:  # type: ignore[override]
@@ -94,37 +97,60 @@ class IterableStream(StreamSampler):
     def batches_per_round(self) -> int:
         raise TypeError("nobody knows how many batches an iterable yields")
 
+    def next_pass(self) -> Cursor:
+        return self.cursor if self.endless else super().next_pass()
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        return Cursor(batch.position + batch.size) if self.endless else super().after(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.endless:
+            raise ConfigError(
+                f"set_epoch({epoch}): with ends='cycle' a stream has no epochs that could be begun at will"
+            )
+        super().set_epoch(epoch)
+
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This reader's parts of all batches from `position` to the end of the round.
+        """This reader's parts of all batches from `position` to the end of the cursor's epoch.
+
+        If the epoch ends before that, the batches of the next one.
 
         Raises:
             CheckpointError: The iterable does not lead to this position.
             SampleError: It raised, or yielded nothing for too long.
         """
-        self._go_to(position)
-        while True:
-            batch = self._next_batch(position)
-            if batch is None:
-                self._stands_at = None
-                return
-            position += batch.size
-            self._stands_at = position
-            self._places[position] = tuple(reader.place for reader in self._readers)
+        epoch = self.cursor.epoch
+        if self._rows is not None:
+            self._rows.taken.clear()
+        self._go_to((epoch, position))
+        batch = self._next_batch(position, epoch)
+        if batch is None and position:
+            epoch, position = epoch + 1, 0
+            self._go_to((epoch, position))
+            batch = self._next_batch(position, epoch)
+        while batch is not None:
+            position += batch.valid
+            self._places[epoch, position] = tuple(reader.place for reader in self._readers)
             while len(self._places) > _PLACES_KEPT:
                 self._places.popitem(last=False)
+            self._stands_at = (epoch, position)
             yield batch
+            # Until the next batch is whole, the readers are nowhere: it may fail, or be interrupted.
+            self._stands_at = None
+            batch = self._next_batch(position, epoch)
 
-    def _go_to(self, position: int) -> None:
-        restored, self._restored = self._restored, None
-        if position == 0 and restored is None:
-            self.epoch += 1
-            places: tuple[Place, ...] = tuple(Place(0 if self.endless else self.epoch) for _ in self._readers)
-        elif position and position == self._stands_at:
+    def _go_to(self, key: _Key) -> None:
+        stands_at, self._stands_at = self._stands_at, None
+        epoch, position = key
+        if position and key == stands_at:
             return
-        elif position and restored is None and position in self._places:
-            places = self._places[position]
+        if not position:
+            places: tuple[Place, ...] = tuple(Place(epoch) for _ in self._readers)
+        elif key in self._places:
+            places = self._places[key]
         else:
-            places = self._places_of(position, restored or {})
+            at, details = self._restored
+            places = self._places_of(position, {"epoch": epoch, **(details if at == key else {})})
         size = self._size or 1
         for reader, place in zip(self._readers, places):
             reader.begin(place, size // (self.data_parallel_size if self._is_sharded else 1))
@@ -133,9 +159,7 @@ class IterableStream(StreamSampler):
 
     def _places_of(self, position: int, restored: Mapping[str, Any]) -> tuple[Place, ...]:
         """Where the readers must go, as exactly as a state tells."""
-        epoch = int(restored.get("epoch", max(self.epoch, 0)))
-        if not self.endless:
-            self.epoch = epoch
+        epoch = int(restored["epoch"])
         if not self._is_sharded and "row" in restored:
             kept = restored.get("source")
             mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
@@ -158,29 +182,32 @@ class IterableStream(StreamSampler):
         if rows:
             self._size = rows
 
-    def _next_batch(self, position: int) -> IndexBatch | None:
-        size = self._size
-        if size is None or self._rows is None:
+    def _next_batch(self, position: int, epoch: int) -> IndexBatch | None:
+        if self._size is None or self._rows is None:
             return None
-        rows, valid, epoch = self._sharded_part(size) if self._is_sharded else self._part_of_all(size)
+        rows, size, valid = self._sharded_part(self._size) if self._is_sharded else self._part_of_all(self._size)
         if not rows:
             return None
+        if self.endless and not self._is_sharded:
+            epoch = rows[0].epoch
         self._rows.taken.append([row.piece for row in rows])
         epochs = np.array([row.epoch for row in rows], dtype=np.int64)
         indices = np.array([row.number for row in rows], dtype=np.int64)
-        return IndexBatch(position // size, epoch, position, size, valid, epochs, indices)
+        return IndexBatch(position // self._size, epoch, position, size, valid, epochs, indices)
 
     def _part_of_all(self, size: int) -> tuple[list[Row], int, int]:
-        """This reader's rows of the next global batch, how many of the batch count, and the batch's epoch."""
+        """This reader's rows of the next global batch, the rows of that batch, and how many of them count."""
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
             return [], 0, 0
+        if self.ends == "short":
+            size = -(-len(rows) // self.data_parallel_size) * self.data_parallel_size
         micro = size // self.data_parallel_size
         own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
-        return [rows[min(number, len(rows) - 1)] for number in own], len(rows), rows[0].epoch
+        return [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)
 
     def _sharded_part(self, size: int) -> tuple[list[Row], int, int]:
-        """As `_part_of_all`; with shards that cycle, each at its own pace, there is no epoch of all."""
+        """As `_part_of_all`; shards that cycle do so each at its own pace, so that they have no epoch in common."""
         micro = size // self.data_parallel_size
         rows: list[Row] = []
         for shard, reader in zip(self.shards, self._readers):
@@ -189,7 +216,7 @@ class IterableStream(StreamSampler):
                 return [], 0, 0
             # Numbers that no other shard has.
             rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
-        return rows, size, 0 if self.endless else self.epoch
+        return rows, size, size
 
     def taken_rows(self) -> tuple[int, int, int]:
         """What ranks that go through the same rows have in common: a word of those taken last, and round and row
@@ -204,15 +231,16 @@ class IterableStream(StreamSampler):
         return {"ends": self.ends}
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of rows that all ranks have taken, and how an end is met."""
-        return {"position": self.position, **self.order_words()}
+        """The number of rows that all ranks have taken (of a finite stream: in this epoch), and how an end is met."""
+        epoch = {} if self.endless else {"epoch": self.cursor.epoch}
+        return {"position": self.position, **epoch, **self.order_words()}
 
     @property
     def state(self) -> None:  # type: ignore[override]
         """None: there is no order to compute, and so no state of one."""
 
     def take_over(self, other: StreamSampler) -> None:
-        """Nothing to take over: the place is told when a pass begins."""
+        """Nothing to take over but the cursor, which whoever begins a pass sets."""
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Go on after as many rows; nothing that `override` could name is known of an iterable.
@@ -228,14 +256,21 @@ class IterableStream(StreamSampler):
                 "rounds cannot continue each other"
             )
         check_position(state["position"])
-        self.position = int(state["position"])
+        self.cursor = Cursor(int(state["position"]), 0 if self.endless else max(int(state.get("epoch", 0)), 0))
 
-    def details(self, position: int) -> dict[str, Any]:
-        """What else a state can tell of a position reached lately: round, row, digest, the iterable's state."""
-        found: dict[str, Any] = {"epoch": self.epoch, "num_shards": 1}
+    def details(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What else can be told of the place of a state: round, row, digest, the iterable's state.
+
+        Args:
+            state: of a stream over this iterable, here or on another rank.
+        """
+        key = int(state.get("epoch", 0)), int(state["position"])
+        if key == self._restored[0] and self._restored[1] and key not in self._places:
+            return dict(self._restored[1])
+        found: dict[str, Any] = {"epoch": key[0], "num_shards": 1}
         if self._size is not None:
             found["global_batch_size"] = self._size
-        places = self._places.get(position) if position else None
+        places = self._places.get(key) if key[1] else None
         if self._is_sharded:
             found["num_shards"] = self.data_parallel_size
             if places is not None:
@@ -247,8 +282,8 @@ class IterableStream(StreamSampler):
                 found["source"] = {"row": place.mark.index, "state": place.mark.state}
         return found
 
-    def restore(self, details: Mapping[str, Any]) -> None:
-        """Take over what `details` told, for the next pass.
+    def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+        """Take over what `details` told of a state, for the next pass.
 
         Raises:
             CheckpointError: The iterable was sharded in another way.
@@ -268,7 +303,7 @@ class IterableStream(StreamSampler):
             self._size = size
         self._stands_at = None
         self._places.clear()
-        self._restored = dict(details)
+        self._restored = (int(state.get("epoch", 0)), int(state["position"])), dict(details)
 
     def close(self) -> None:
         """End the reading ahead."""

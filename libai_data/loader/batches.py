@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, NamedTuple
@@ -246,11 +246,16 @@ class BatchReader:
         pending.slot = None
         return ReadyBatch(pending.index_batch, arrays, self._overridden(layouts), slot, specs, self._read_in_part)
 
-    def abandon(self, pending: PendingBatch) -> None:
-        """Take back the slot of a batch that nobody wants any more, once the tasks that are out are done."""
-        pending.abandoned = True
-        if not pending.tasks_left:
-            self._give_back(pending)
+    def abandon(self, batches: Iterable[PendingBatch]) -> None:
+        """Give up batches that nobody wants any more. Tasks that no worker has begun are not done."""
+        for pending in batches:
+            pending.abandoned = True
+            if not pending.tasks_left:
+                self._give_back(pending)
+        for result in self._executor.cancel():
+            self._take_in(result)
+        while self._executor.has_result():
+            self._take_in(self._executor.next_result())
 
     def _give_back(self, pending: PendingBatch) -> None:
         if pending.slot is not None:

@@ -271,6 +271,16 @@ class Board:
         finally:
             self._unlock()
 
+    def drop_waiting(self) -> range:
+        """Take all tasks off the board that no worker has taken; returns their places."""
+        self._lock()
+        try:
+            head, tail = self._ends[_HEAD], self._ends[_TAIL]
+            self._ends[_HEAD] = tail
+        finally:
+            self._unlock()
+        return range(head, tail)
+
     def oldest_waiting(self) -> int | None:
         """The place of the task that will be taken next, if one waits."""
         self._lock()

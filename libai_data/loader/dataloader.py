@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor, TaskRunner
 from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.fingerprint import fingerprint_with_samples, restore_stream
-from libai_data.loader.iteration import Iteration
+from libai_data.loader.iteration import Iteration, Pass
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader, reads_parts
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
@@ -26,7 +26,7 @@ from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
 from libai_data.mesh import get_data_parallel_size
 from libai_data.samplers.listed import as_stream
-from libai_data.samplers.sampler import StreamSampler, can_follow, order_in_words
+from libai_data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
 from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
 from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
@@ -41,9 +41,10 @@ _IN_USE = 8
 class DataLoader:
     """Iterates over batches of a dataset, each an Instance of OneFlow tensors [rows of this rank, ...].
 
-    Neither the number of workers nor their kind changes one bit of what comes. An endless sampler's stream goes on with
-    each new iterator; a single round begins anew, unless a restored state stands in the middle of one. Only the newest
-    iterator may be used. Workers start with the first batch and live until `close`, or until the loader is gone.
+    Neither the number of workers nor their kind changes one bit of what comes. Each `iter(loader)` begins a new pass.
+    With an endless sampler, the stream continues behind the last batch that was taken. With a finite sampler, a pass is
+    the next epoch, also after a `break`. Only the first pass after `load_state_dict` is the rest of an epoch. Only the
+    newest iterator may be used. Workers start with the first pass and live until `close`, or until the loader is gone.
 
     Args:
         dataset: `dataset[index]` returns an Instance, or a dict of arrays; `read_batch` and `__getitems__` are used
@@ -142,7 +143,7 @@ class DataLoader:
         self._reader: BatchReader | None = None
         self._close_executor: weakref.finalize | None = None
         self._iteration: Iteration | None = None
-        self._restored = False
+        self._is_lent = False
         self._times = LoaderTimes()
         self._stage_times = StageTimes()
 
@@ -155,40 +156,43 @@ class DataLoader:
         """Batches of one round, or of one epoch of an endless stream (rounded up)."""
         return self.stream.batches_per_round()
 
-    def __iter__(self) -> Iterator[Instance]:
-        iteration = self.begin(self._place_of_next_pass())
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet, from where the stream goes on; an older one is broken off."""
+        first = self.stream.next_pass()
+        iteration = self.begin(first.position)
         per_batch = self.collates or not isinstance(self.stream, StreamSampler)
         agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream))
         # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
         # so that whoever has the iterator has the loader.
-        return map(partial(self._instance, agreement), iteration)
+        return Pass(self.stream, first, partial(self._take, iteration, agreement))
 
-    def _instance(self, agreement: Agreement, batch: ReadyBatch) -> Instance:
+    def _take(self, iteration: Iteration, agreement: Agreement) -> tuple[Instance, Cursor] | None:
+        batch = next(iteration, None)
+        if batch is None:
+            return None
         rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
-        return assemble(batch.arrays, batch.layouts, info_of(batch.index_batch), rows, agreement, batch.parts)
-
-    def _place_of_next_pass(self) -> int:
-        if not self.stream.endless and not self._restored:
-            self.stream.position = 0
-        self._restored = False
-        return int(self.stream.position)
+        info = info_of(batch.index_batch)
+        return assemble(batch.arrays, batch.layouts, info, rows, agreement, batch.parts), self.stream.after(info)
 
     def begin(self, position: int, also_kept: int = 0) -> Iteration:
-        """Begin a pass whose batches are arrays; whoever delivers them to several ranks makes Instances of them.
+        """Begin to read batches, as arrays; whoever delivers them to several ranks makes Instances of them.
 
         Args:
             position: place in the stream of the first batch.
             also_kept: batches that its caller keeps besides the one in use.
         """
-        self._break_off()
+        self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         if self._reader is not None and self._reader.is_torn:
             self._end_workers()
         if self._reader is None:
+            self._renew_memory()
             self._reader = self._start()
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
         self._ring.planned = 2 * self._ahead + _IN_USE + also_kept
-        self.stream.position = position
-        self._iteration = Iteration(self.stream, self._reader, self._ahead, self._times)
+        self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times)
         return self._iteration
 
     @property
@@ -201,10 +205,22 @@ class DataLoader:
 
     def shared_arena(self) -> Arena:
         """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
-        if not self._shares_memory:
-            self._shares_memory = True
-            self._arena = self._new_arena()
+        self._shares_memory = self._is_lent = True
+        self._arena = self._new_arena()
+        self._ring = SlotRing(self._arena)
         return self._arena
+
+    def _renew_memory(self) -> None:
+        """Leave behind slots that nobody may count any more; batches that are in use stay valid."""
+        if not self._is_lent:
+            self._arena.close()
+            self._arena = self._new_arena()
+            self._ring = SlotRing(self._arena)
+        elif self._worker_type == "thread" and self.num_workers:
+            # A thread may still write into a slot.
+            self._ring = SlotRing(self._arena)
+        else:
+            self._ring.reclaim()
 
     def copied_into_slot(self, batch: ReadyBatch) -> ReadyBatch:
         """Move a batch that a collator of this process made to where other processes can see it."""
@@ -216,9 +232,9 @@ class DataLoader:
         return ReadyBatch(batch.index_batch, arrays, batch.layouts, slot, specs)
 
     def _start(self) -> BatchReader:
-        self._ring = ring = SlotRing(self._arena)
-        executor = self._executor(ring)
-        self._close_executor = weakref.finalize(self, executor.close)
+        ring = self._ring
+        # In one line, so that no interrupt comes between.
+        self._close_executor = weakref.finalize(self, (executor := self._executor(ring)).close)
         return BatchReader(
             executor,
             ring,
@@ -268,7 +284,7 @@ class DataLoader:
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on where `state` was saved; takes effect with the next `iter(loader)`.
+        """Continue where `state` was saved; takes effect with the next `iter(loader)`.
 
         Args:
             state: of a loader.
@@ -277,9 +293,13 @@ class DataLoader:
         Raises:
             CheckpointError: The state belongs to another dataset or stream; both values are shown.
         """
-        self._break_off()
         restore_stream(self.stream, self.fingerprint, state, override)
-        self._restored = True
+        self._break_off("a state was restored, which the next iter(loader) begins with")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter(loader)` begin with this epoch, instead of the one that is next by itself."""
+        self.stream.set_epoch(epoch)
+        self._break_off("an epoch was set, which the next iter(loader) begins with")
 
     def stats(self) -> dict[str, Any]:
         """Where the time went since the loader was made.
@@ -294,21 +314,24 @@ class DataLoader:
     def close(self) -> None:
         """End the workers; batches that are in use stay valid. The loader starts anew when it is iterated again."""
         if self._iteration is not None:
-            self._iteration.end()
+            self._iteration.end("the loader was closed; iter(loader) starts it anew")
             self._iteration = None
         self._end_workers()
         self._arena.close()
-        self._arena = self._new_arena()
 
     def _end_workers(self) -> None:
+        self._reader = None
         if self._close_executor is not None:
             self._close_executor()
-        self._reader = None
 
-    def _break_off(self) -> None:
-        if self._iteration is not None:
-            self._iteration.break_off()
-            self._iteration = None
+    def _break_off(self, why: str) -> None:
+        if self._iteration is None:
+            return
+        if self._reader is None or self._reader.is_torn:
+            self._iteration.end(why)
+        else:
+            self._iteration.break_off(why)
+        self._iteration = None
 
 
 def _check(name: str, value: Any, holds: bool, allowed: str) -> None:

@@ -101,6 +101,9 @@ class Executor(Protocol):
     def has_result(self) -> bool:
         """Whether `next_result` would not wait."""
 
+    def cancel(self) -> list[TaskResult]:
+        """Drop the tasks that nobody has begun; they count as done."""
+
     def close(self) -> None:
         """End all that was started, at once."""
 
@@ -259,6 +262,12 @@ class InProcessExecutor:
     def has_result(self) -> bool:
         """False: a result takes the caller's own time."""
         return False
+
+    def cancel(self) -> list[TaskResult]:
+        """Drop the tasks that wait; they count as done."""
+        dropped = [TaskResult(task.number) for task in self._waiting]
+        self._waiting.clear()
+        return dropped
 
     def close(self) -> None:
         """Forget the tasks that wait."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Callable, Optional
 
+from libai_data.errors import PassError
 from libai_data.loader.batches import BatchReader, PendingBatch, ReadyBatch
 from libai_data.loader.timing import LoaderTimes, summary
+from libai_data.samplers.sampler import Cursor
+from libai_data.structures import Instance
 
 logger = logging.getLogger(__name__)
 
@@ -16,24 +19,80 @@ _SECONDS_BETWEEN_HINTS = 60.0
 _WAITING_WORTH_A_HINT = 0.1
 
 
-class Iteration:
-    """Iterates over the batches of a stream from where it stands.
+Take = Callable[[], Optional[tuple[Instance, Cursor]]]
+"""Waits for the next batch of a pass: the batch, and the cursor behind it; None at the end of the pass."""
+
+
+class Pass:
+    """What `iter(loader)` returns: the batches of one pass.
+
+    A pass that has failed raises the same error again. A pass that was interrupted raises a `PassError`. The loader can
+    be iterated anew after both.
+
+    The stream's cursor moves in the last line that runs before the user has the batch. So an interrupt between any two
+    lines neither loses the batch nor counts it.
 
     Args:
-        stream: the sampler; its position follows the batches that are taken.
+        stream: the sampler, whose cursor follows the batches that are taken.
+        first: the cursor where the pass begins.
+        take: waits for the next batch.
+    """
+
+    def __init__(self, stream: Any, first: Cursor, take: Take) -> None:
+        self.stream = stream
+        self.first = first
+        self.take = take
+        self._is_over = False
+        self._is_taking = False
+        self._error: Exception | None = None
+
+    def begun(self) -> Pass:
+        """This pass, which the stream has now begun."""
+        return setattr(self.stream, "cursor", self.first) or self  # type: ignore[func-returns-value]
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Instance:
+        if self._error is not None:
+            raise self._error
+        if self._is_over:
+            raise StopIteration
+        if self._is_taking:
+            raise PassError("this iterator was interrupted while it read a batch; take a new one, with iter(loader)")
+        self._is_taking = True
+        try:
+            taken = self.take()
+        except Exception as error:
+            self._error = error
+            raise
+        if taken is None:
+            self.stream.cursor = self.stream.after_pass()
+            self._is_over = True
+            raise StopIteration
+        batch, cursor = taken
+        return setattr(self.stream, "cursor", cursor) or setattr(self, "_is_taking", False) or batch  # type: ignore
+
+
+class Iteration:
+    """Reads the batches of a stream, from one place on.
+
+    Args:
+        stream: the sampler.
+        position: of the first batch.
         reader: reads them.
         ahead: batches to read ahead of the one asked for.
         times: where waiting is counted.
     """
 
-    def __init__(self, stream: Any, reader: BatchReader, ahead: int, times: LoaderTimes) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, position: int, reader: BatchReader, ahead: int, times: LoaderTimes) -> None:
         self._reader = reader
         self._ahead = ahead
         self._times = times
-        self._plan = stream.batches(stream.position)
+        self._plan = stream.batches(position)
         self._pending: deque[PendingBatch] = deque()
         self._over = False
+        self._broken_off = ""
         self._handed_out: float | None = None
         self._next_hint = time.perf_counter() + _SECONDS_BETWEEN_HINTS
 
@@ -41,48 +100,39 @@ class Iteration:
         return self
 
     def __next__(self) -> ReadyBatch:
+        if self._broken_off:
+            raise PassError(self._broken_off)
         if self._over:
             raise StopIteration
         asked = time.perf_counter()
+        # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
+        self._reader.is_torn = True
         try:
-            batch = self._next()
+            self._send_out()
+            batch = self._reader.finish(self._pending[0]) if self._pending else None
         except BaseException as error:
-            self._fail(error)
+            if self._broken_off and isinstance(error, Exception):
+                raise PassError(self._broken_off) from error
+            if self._pending and error is self._pending[0].error:
+                # The batch's own error, after which the workers go on.
+                self.break_off()
+                self._over = True
             raise
+        self._reader.is_torn = False
         if batch is None:
             self._over = True
-            self._stream.position = 0
             raise StopIteration
+        self._pending.popleft()
         self._count(asked)
         return batch
 
-    def _next(self) -> ReadyBatch | None:
-        self._send_out()
-        if not self._pending:
-            return None
-        batch = self._reader.finish(self._pending[0])
-        index_batch = self._pending.popleft().index_batch
-        self._stream.position = index_batch.position + index_batch.size
-        return batch
-
-    def _fail(self, error: BaseException) -> None:
-        """End this pass over an error: a batch's own, after which the workers go on, or one that came in between."""
-        if self._pending and error is self._pending[0].error:
-            self.break_off()
-            return
-        # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
-        self._reader.is_torn = True
-        self.end()
-
     def next_if_ready(self) -> ReadyBatch | None:
         """The next batch if it has been read by now; nothing is waited for."""
-        if self._over or not self._pending:
+        if self._over or self._broken_off or not self._pending:
             return None
-        try:
-            is_done = self._reader.is_done(self._pending[0])
-        except BaseException as error:
-            self._fail(error)
-            raise
+        self._reader.is_torn = True
+        is_done = self._reader.is_done(self._pending[0])
+        self._reader.is_torn = False
         return next(self) if is_done else None
 
     def _send_out(self) -> None:
@@ -109,13 +159,18 @@ class Iteration:
                     summary(self._reader.times, times)["bottleneck"],
                 )
 
-    def break_off(self) -> None:
-        """End this pass; what was read ahead is given up, without waiting for it, and read again by the next one."""
-        self._over = True
-        while self._pending:
-            self._reader.abandon(self._pending.popleft())
+    def break_off(self, why: str = "") -> None:
+        """End this pass. What was read ahead is given up, without waiting for it.
 
-    def end(self) -> None:
-        """End this pass at once, with the workers, whose slots are not used again."""
-        self._over = True
+        Args:
+            why: what the iterator raises if it is asked for another batch.
+        """
+        self._broken_off = self._broken_off or why
+        self._reader.is_torn = True
+        self._reader.abandon(self._pending)
         self._pending.clear()
+        self._reader.is_torn = False
+
+    def end(self, why: str) -> None:
+        """End this pass at once, with the workers, whose slots are not used again."""
+        self._broken_off = self._broken_off or why

@@ -327,6 +327,15 @@ class ProcessExecutor:
             else:
                 self._hear(number, hung)
 
+    def cancel(self) -> list[TaskResult]:
+        """Drop the tasks that no worker has begun; they count as done."""
+        for place in self._board.drop_waiting():
+            del self._submitted[place]
+            self._settle(self._tasks.pop(place), TaskResult(place))
+        dropped = list(self._ready)
+        self._ready.clear()
+        return dropped
+
     def close_trainer_ends(self) -> None:
         """Close what only the trainer may hold; the workers end when nobody holds it any more."""
         self._crew.close_trainer_ends()

@@ -144,8 +144,16 @@ class SlotRing:
 
     def _take_back(self) -> None:
         while self._returned:
-            _, number = self._handed_out.pop(id(self._returned.popleft()))
-            self._free.append(number)
+            reference = self._returned.popleft()
+            held, number = self._handed_out.pop(id(reference), (None, 0))
+            if held is reference:  # Else `reclaim` has counted it as free.
+                self._free.append(number)
+
+    def reclaim(self) -> None:
+        """Count every slot as free of which the user holds no view. Nobody may be writing into a slot."""
+        self._handed_out = {key: held for key, held in self._handed_out.items() if held[0]() is not None}
+        held = {number for _, number in self._handed_out.values()}
+        self._free = [slot.number for slot in self.slots if slot.number not in held]
 
     def in_use(self) -> int:
         """How many slots are not free."""

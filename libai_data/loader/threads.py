@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import Callable
 
 import numpy as np
@@ -119,13 +120,19 @@ class ThreadExecutor:
                     f"{self._timeout} s; raise timeout if that is normal"
                 )
 
+    def cancel(self) -> list[TaskResult]:
+        """Drop the tasks that no thread has begun; they count as done."""
+        dropped: list[TaskResult] = []
+        with suppress(queue.Empty):
+            while True:
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    dropped.append(TaskResult(task.number))
+        return dropped
+
     def close(self) -> None:
         """Let the threads end after their present task; what waits is given up."""
-        while True:
-            try:
-                self._tasks.get_nowait()
-            except queue.Empty:
-                break
+        self.cancel()
         self._closed = True
         for _ in self._threads:
             self._tasks.put(None)

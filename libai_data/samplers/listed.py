@@ -12,7 +12,7 @@ import numpy as np
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.mesh import get_data_parallel_rank, get_data_parallel_size
-from libai_data.samplers.sampler import IndexBatch, StreamSampler
+from libai_data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.samplers.stream_state import check_position
 
 _DIGESTS_KEPT = 1024
@@ -21,7 +21,7 @@ _DIGESTS_KEPT = 1024
 _STATE = {"position", "epoch", "lists_digest", "data_parallel_rank"}
 
 
-class ListedBatches:
+class ListedBatches(EpochPositions):
     """Makes any iterable of index lists serve the loader.
 
     Such a sampler decides alone which rank reads what, and it has no place to jump to: restoring replays it from its
@@ -42,8 +42,7 @@ class ListedBatches:
         if isinstance(batches, abc.Iterator):
             raise ConfigError(_once(batches))
         self._batches = batches
-        self.position = 0
-        self.epoch = -1
+        self.cursor = Cursor()
         self._rounds = 0
         """Rounds of the sampler that were begun in this process."""
         self._lists = 0
@@ -52,25 +51,28 @@ class ListedBatches:
         self._expected = ""
 
     @property
+    def position(self) -> int:
+        """Samples of this epoch that all ranks have taken."""
+        return self.cursor.position
+
+    @property
     def global_batch_size(self) -> None:
         """Unknown: the lists are this rank's alone."""
         return None
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
-        """This round's batches from `position`, counted in samples of all ranks together, on.
+        """The batches of the cursor's epoch from `position`, counted in samples of all ranks together, on.
 
-        A round that begins at 0 is a new epoch, so that random transforms draw anew. If a restored position is the end
-        of its round, the next round follows.
+        If a restored position is the end of its epoch, the batches of the next one.
 
         Raises:
             CheckpointError: The lists are not those from before the checkpoint.
             ConfigError: An item is no list of indices, or the sampler cannot be iterated again.
         """
+        epoch = self.cursor.epoch
         expected, self._expected = self._expected, ""
-        self._replay_rounds(self.epoch + (position == 0), "" if position else expected)
-        if position == 0:
-            self.epoch += 1
-        epoch, start, ranks = self.epoch, 0, get_data_parallel_size()
+        self._replay_rounds(epoch, "" if position else expected)
+        start, ranks = 0, get_data_parallel_size()
         self._digests = OrderedDict({0: ""})
         digest = ""
         for number, indices in enumerate(self._round(epoch)):
@@ -91,6 +93,7 @@ class ListedBatches:
             self._refuse(epoch, position)
         self._digests[0] = digest
         if position and start == position:
+            self.cursor = Cursor(0, epoch + 1, False)
             yield from self.batches(0)
 
     def _round(self, epoch: int) -> Iterator[Sequence[int]]:
@@ -138,7 +141,7 @@ class ListedBatches:
 
     def order_words(self) -> dict[str, Any]:
         """What the ranks' samplers have in common: the round, and how many lists it has, where that is known."""
-        return {"epoch": self.epoch, "lists of a round": self._length()}
+        return {"epoch": self.cursor.epoch, "lists of a round": self._length()}
 
     def _length(self) -> int | None:
         try:
@@ -147,11 +150,11 @@ class ListedBatches:
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """The round that was begun last (-1: none), the number of samples that all ranks have taken in it, and a digest
-        of this rank's lists of them; at position 0, of the whole round."""
+        """At position 0, the epoch before the next one, and a digest of this rank's lists of it. Elsewhere the epoch, the
+        number of samples that all ranks have taken in it, and a digest of this rank's lists of them."""
         return {
             "position": self.position,
-            "epoch": self.epoch,
+            "epoch": self.cursor.epoch - (self.position == 0),
             "lists_digest": self._digests.get(self.position, ""),
             "data_parallel_rank": get_data_parallel_rank(),
         }
@@ -170,7 +173,8 @@ class ListedBatches:
         if not {"position", "epoch"} <= set(state) <= _STATE:
             raise CheckpointError(f"the data state {dict(state)} was saved by another kind of sampler")
         check_position(state["position"])
-        self.position, self.epoch = int(state["position"]), int(state["epoch"])
+        position = int(state["position"])
+        self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
         is_own = state.get("data_parallel_rank") == get_data_parallel_rank() and "seed" not in override
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
         self._digests = OrderedDict({self.position: self._expected})

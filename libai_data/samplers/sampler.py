@@ -16,6 +16,7 @@ from libai_data.samplers.resuming import reconcile
 from libai_data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.samplers.stream_state import StreamState
 from libai_data.samplers.walk import Walk
+from libai_data.structures import BatchInfo
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,44 @@ class IndexBatch(NamedTuple):
     epochs: np.ndarray
     indices: np.ndarray
     next_start: int | None = None
+
+
+class Cursor(NamedTuple):
+    """Where a stream stands; replaced as a whole, so that an interrupt leaves the old one or the new one.
+
+    Args:
+        position: behind the last row that was taken.
+        epoch: of a stream whose positions begin anew each epoch; 0 for all others.
+        continues: the next pass begins here. If False, a pass has begun, and the next one begins with the next epoch.
+    """
+
+    position: int = 0
+    epoch: int = 0
+    continues: bool = True
+
+
+class EpochPositions:
+    """For finite streams of unknown length: positions begin anew each epoch, and the cursor knows the epoch."""
+
+    cursor: Cursor
+
+    def next_pass(self) -> Cursor:
+        """The cursor where the next pass begins: with the next epoch, unless a state or an epoch was set."""
+        position, epoch, continues = self.cursor
+        return Cursor(position, epoch, False) if continues else Cursor(0, epoch + 1, False)
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        """The cursor once this batch has been taken."""
+        return Cursor(batch.position + batch.valid, batch.epoch, False)
+
+    def after_pass(self) -> Cursor:
+        """The cursor once a pass has ended."""
+        return Cursor(0, self.cursor.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        check_at_least(0, epoch=epoch)
+        self.cursor = Cursor(0, epoch)
 
 
 class StreamSampler:
@@ -79,11 +118,36 @@ class StreamSampler:
         self.micro_batch_size = int(micro_batch_size)
         self.data_parallel_rank = int(data_parallel_rank)
         self.data_parallel_size = int(data_parallel_size)
-        self.position = int(position)
+        self.cursor = Cursor(int(position))
         self.left_out = LeftOut()
         self.schedule: StepSchedule | None = None
         self._followed: StepSchedule | None = None
         self._serve((self.data_parallel_rank,))
+
+    @property
+    def position(self) -> int:
+        """Position behind the last row that was taken. If it is set, the next pass begins there."""
+        return self.cursor.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self.cursor = Cursor(position)
+
+    def next_pass(self) -> Cursor:
+        """The cursor where the next pass begins: this one if endless, else that of the next epoch."""
+        return self.cursor
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass begin with this epoch."""
+        raise NotImplementedError
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        """The cursor once this batch has been taken."""
+        return Cursor(batch.position + batch.size)
+
+    def after_pass(self) -> Cursor:
+        """The cursor once a pass has ended."""
+        return self.cursor
 
     def _serve(self, shards: tuple[int, ...]) -> None:
         self._shards = shards
@@ -163,9 +227,11 @@ class StreamSampler:
         return epochs[number], indices[number]
 
     def __iter__(self) -> Iterator[list[int]]:
+        self.cursor = self.next_pass()
         for batch in self.batches(self.position):
-            self.position = batch.position + batch.size
+            self.cursor = self.after(batch)
             yield batch.indices.tolist()
+        self.cursor = self.after_pass()
 
     @property
     def state(self) -> StreamState:

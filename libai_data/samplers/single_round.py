@@ -1,4 +1,4 @@
-"""One round over a dataset, for evaluation."""
+"""Finite passes over a dataset: each pass is an epoch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sized
 
 from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
-from libai_data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
+from libai_data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
+from libai_data.structures import BatchInfo
 
 
 class SingleRoundSampler(StreamSampler):
-    """Every sample exactly once; all ranks take equally many batches of equal size.
+    """Every sample exactly once in each pass; all ranks take equally many batches of equal size.
+
+    Each pass is the next epoch. Positions count on from epoch to epoch: epoch `e` of `n` samples has the positions `en`
+    to `(e + 1)n`. After a state was restored, the next pass is the rest of the epoch in which the state was saved.
 
     The last global batch is filled up with repetitions of the round's last sample. `IndexBatch.valid` marks them, so
     that evaluation counts each sample once.
@@ -18,10 +22,10 @@ class SingleRoundSampler(StreamSampler):
     Args:
         dataset: anything with a length.
         micro_batch_size: samples of a batch for one data-parallel rank.
-        shuffle: a seeded permutation instead of the dataset's own order.
+        shuffle: another permutation each epoch, instead of the dataset's own order.
         data_parallel_rank: this rank's coordinate on the data axis.
         data_parallel_size: size of the data axis.
-        seed: decides the permutation.
+        seed: decides the permutations.
         drop_last: leave out a last batch that is not full, instead of filling it up.
 
     Raises:
@@ -57,18 +61,58 @@ class SingleRoundSampler(StreamSampler):
         full, rest = divmod(self.order.size, self.global_batch_size)
         return full if self.drop_last or rest == 0 else full + 1
 
-    def __iter__(self) -> Iterator[list[int]]:
-        """Begin a new round, unless a restored state stands in the middle of one."""
-        if self.batch_at(self.position) is None:
-            self.position = 0
-        return super().__iter__()
-
     def batches_per_round(self) -> int:
         return len(self)
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        check_at_least(0, epoch=epoch)
+        self.cursor = Cursor(epoch * self.order.size)
+
+    def next_pass(self) -> Cursor:
+        position, _, continues = self.cursor
+        if not continues or self.batch_at(position) is None:
+            position = self._end_of_epoch(position)
+        return Cursor(position, continues=False)
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        position = batch.position + batch.valid
+        return Cursor(position, continues=position % self.order.size == 0)
+
+    def after_pass(self) -> Cursor:
+        position, _, continues = self.cursor
+        return Cursor(position if continues else self._end_of_epoch(position))
+
+    def _end_of_epoch(self, position: int) -> int:
+        return (position // self.order.size + 1) * self.order.size
+
+    def batches(self, position: int) -> Iterator[IndexBatch]:
+        end = self._end_of_epoch(position)
+        while position < end:
+            batch = self.batch_at(position)
+            if batch is None:
+                return
+            yield batch
+            position += batch.size
+
     def batch_at(self, position: int) -> IndexBatch | None:
-        valid = min(self.global_batch_size, self.order.size - position)
-        if valid <= 0 or (self.drop_last and valid < self.global_batch_size):
-            return None
         size = self.global_batch_size
-        return self._part(position, size, valid, position // size)
+        valid = min(size, self._end_of_epoch(position) - position)
+        if self.drop_last and valid < size:
+            return None
+        epoch, offset = divmod(position, self.order.size)
+        return self._part(position, self._rows_for(valid), valid, epoch * len(self) + offset // size)
+
+    def _rows_for(self, valid: int) -> int:
+        """Rows of a global batch of which so many count."""
+        return self.global_batch_size
+
+
+class ShortEndSampler(SingleRoundSampler):
+    """A `SingleRoundSampler` whose last batch is not filled up: it has the rows that are left.
+
+    The data-parallel ranks share them equally, so that at most `data_parallel_size - 1` rows repeat the last sample.
+    """
+
+    def _rows_for(self, valid: int) -> int:
+        return -(-valid // self.data_parallel_size) * self.data_parallel_size
