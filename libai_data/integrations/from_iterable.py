@@ -25,8 +25,9 @@ from libai_data.loader.schema import Overrides
 from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.samplers.sampler import check_at_least
+from libai_data.samplers.single_round import ShortEndSampler
 
-ENDS = ("drop", "pad", "cycle")
+ENDS = ("short", "pad", "drop", "cycle")
 
 
 def from_iterable(
@@ -35,7 +36,7 @@ def from_iterable(
     *,
     fields: Sequence[str] | None = None,
     batches: bool | None = None,
-    ends: str = "drop",
+    ends: str = "short",
     shuffle: bool = False,
     seed: int = 0,
     num_workers: int = 0,
@@ -62,8 +63,11 @@ def from_iterable(
             global batch.
         fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
         batches: whether the iterable yields batches. By default torch's, DALI's and FFCV's loaders do, others do not.
-        ends: of a round that fills no global batch at its end: "drop" it, "pad" it with its last row
-            (`batch_info(batch).valid` tells how many rows count), or "cycle": begin again, for ever.
+        ends: what happens to the last rows of an epoch if they fill no global batch. "short" makes a smaller batch of
+            them. "pad" repeats the last row until the batch is full. With both, `batch_info(batch).valid` says how many
+            rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.
+            "drop" leaves the last rows out. "cycle" has no epochs: it begins the source again within the batch, without
+            end. A factory that takes shards needs "drop" or "cycle".
         shuffle: another order each epoch; for what gives samples by their index.
         seed: of this order, and of random transforms.
         num_workers: processes that read what gives samples by their index; a stream is read ahead by a thread.
@@ -99,10 +103,11 @@ def from_iterable(
         options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}
         return _map_style(opened, told, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
     _refuse_for_streams(shuffle=shuffle, num_workers=num_workers, **loader_options)
-    if told.takes_shard and ends == "pad":
+    if told.takes_shard and ends in ("short", "pad"):
         raise ConfigError(
-            f"ends='pad' marks the rows that count as the first ones of a batch, but each shard of {told.name} may end "
-            "at another row; use 'drop' or 'cycle', or a factory without shards"
+            f"ends={ends!r} keeps the last rows of {told.name} by marking the first rows of a batch as those that count; "
+            "but each of its shards may end at another row. Say ends='drop' to leave out what fills no global batch, "
+            "ends='cycle' for an endless stream, or take a factory without shards"
         )
     if not told.batches or told.takes_shard:
         _needed(micro_batch_size)
@@ -180,7 +185,8 @@ def _map_style(
         loader, _, _ = build_nlp_train_loader(opened.dataset, micro_batch_size, sampler=sampler, **arguments)
     else:
         del arguments["mixup_func"]
-        one_round = LazyCall(SingleRoundSampler)(shuffle=shuffle, drop_last=ends == "drop")
+        kind = ShortEndSampler if ends == "short" else SingleRoundSampler
+        one_round = LazyCall(kind)(shuffle=shuffle, drop_last=ends == "drop")
         loader = build_nlp_test_loader(
             opened.dataset, micro_batch_size, sampler=one_round, mixup_func=options["mixup_func"], **arguments
         )

@@ -69,7 +69,9 @@ class ListedBatches(EpochPositions):
             CheckpointError: The lists are not those from before the checkpoint.
             ConfigError: An item is no list of indices, or the sampler cannot be iterated again.
         """
-        epoch = self.cursor.epoch
+        yield from self._batches_of(self.cursor.epoch, position)
+
+    def _batches_of(self, epoch: int, position: int) -> Iterator[IndexBatch]:
         expected, self._expected = self._expected, ""
         self._replay_rounds(epoch, "" if position else expected)
         start, ranks = 0, get_data_parallel_size()
@@ -93,8 +95,7 @@ class ListedBatches(EpochPositions):
             self._refuse(epoch, position)
         self._digests[0] = digest
         if position and start == position:
-            self.cursor = Cursor(0, epoch + 1, False)
-            yield from self.batches(0)
+            yield from self._batches_of(epoch + 1, 0)
 
     def _round(self, epoch: int) -> Iterator[Sequence[int]]:
         for each in (self._batches, getattr(self._batches, "sampler", None)):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
-from libai_data.errors import CheckpointError, ConfigError, PeerError
+from libai_data.errors import CheckpointError, ConfigError, PassError, PeerError
 from libai_data.structures import batch_info
 from tests.loader.streams import content, descriptors
 
@@ -63,10 +63,11 @@ def test_the_stream_is_that_of_a_rank_that_reads_for_itself(readers: str, worker
 @pytest.mark.parametrize("readers", SHARED)
 def test_a_round_ends_and_begins_anew(readers: str) -> None:
     loader = build_nlp_test_loader(Rows(), 8, num_workers=0, readers=readers)
-    rounds = [[content(batch) for batch in loader] for _ in range(2)]
-    assert len(rounds[0]) == len(loader) == 7
-    assert rounds[0] == rounds[1]
-    assert rounds[0][-1][0].valid == 2
+    first, second = ([content(batch) for batch in loader] for _ in range(2))
+    assert len(first) == len(loader) == 7
+    assert [fields for _, fields in first] == [fields for _, fields in second]
+    assert [info.epoch for info, _ in first + second] == [0] * 7 + [1] * 7
+    assert first[-1][0].valid == 2
     loader.close()
 
 
@@ -75,7 +76,8 @@ def test_only_the_newest_pass_is_given_batches(train: Callable[..., Any]) -> Non
     old = iter(loader)
     next(old)
     new = iter(loader)
-    assert list(old) == []
+    with pytest.raises(PassError, match="a newer iterator"):
+        next(old)
     info = batch_info(next(new))
     assert info is not None
     assert info.position == 4
@@ -89,7 +91,8 @@ def test_restoring_breaks_off_the_pass(train: Callable[..., Any]) -> None:
     state = json.loads(json.dumps(loader.state_dict()))
     next(batches)
     loader.load_state_dict(state)
-    assert list(batches) == []
+    with pytest.raises(PassError, match="a state was restored"):
+        next(batches)
     info = batch_info(next(iter(loader)))
     assert info is not None
     assert info.position == 12

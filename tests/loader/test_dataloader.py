@@ -100,12 +100,16 @@ def test_random_transforms_draw_otherwise_in_each_epoch_and_under_each_seed() ->
     assert {row[1] for row in rows}.isdisjoint(row[1] for row in rows_of(list(islice(endless(10, 5, seed=1), 4))))
 
 
-def test_a_round_begins_anew_each_time_also_after_breaking_off() -> None:
+def test_each_pass_is_an_epoch_with_draws_of_its_own_also_after_breaking_off() -> None:
     dataset = Drawn(10)
     loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
     first = rows_of(list(loader))
     next(iter(loader))
-    assert rows_of(list(loader)) == first
+    third = rows_of(list(loader))
+    assert third != first and [row[0] for row in third] == [row[0] for row in first]
+    for epoch, expected in ((0, first), (2, third)):
+        loader.set_epoch(epoch)
+        assert rows_of(list(loader)) == expected
     assert len(loader) == 3
 
 

@@ -78,13 +78,14 @@ def test_a_single_round_that_was_resumed_and_run_to_its_end_starts_the_next_one_
         return DataLoader(Numbers(29), SingleRoundSampler(range(29), 4, shuffle=True, seed=2))
 
     with closing(one_round()) as loader, closing(one_round()) as resumed:
-        whole = numbers(one_round(), 99)
+        whole, second = numbers(one_round(), 99), one_round()
+        second.set_epoch(1)
         numbers(loader, cut)
         if cut:
             assert loader.state_dict()["position"] == 4 * cut
         resumed.load_state_dict(loader.state_dict())
         assert numbers(resumed, 99) == whole[cut:]
-        assert numbers(resumed, 99) == whole
+        assert numbers(resumed, 99) == numbers(second, 99) != whole
         assert len(whole) == len(resumed) == 8
 
 

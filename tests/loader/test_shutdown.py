@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from libai_data.errors import PassError
 from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from tests.loader.sample_datasets import Numbers, Slow
@@ -242,7 +243,8 @@ def test_workers_live_on_from_round_to_round(workers: dict[str, Any]) -> None:
         pids = worker_pids(loader)
         rounds += [[content(batch) for batch in loader] for _ in range(3)]
         assert worker_pids(loader) == pids
-    assert rounds == [stream(dataset)] * 4
+    assert [[fields for _, fields in each] for each in rounds] == [[fields for _, fields in stream(dataset)]] * 4
+    assert [info.epoch for each in rounds for info, _ in each] == [epoch for epoch in range(4) for _ in rounds[0]]
 
 
 @ALL
@@ -260,24 +262,25 @@ def test_a_closed_loader_starts_anew(workers: dict[str, Any]) -> None:
 
 
 @ALL
-def test_an_iterator_of_a_closed_loader_is_over(workers: dict[str, Any]) -> None:
+def test_an_iterator_of_a_closed_loader_says_so(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
     iterator = iter(loader)
     next(iterator)
     loader.close()
-    with pytest.raises(StopIteration):
-        next(iterator)
+    for _ in range(2):
+        with pytest.raises(PassError, match="the loader was closed"):
+            next(iterator)
 
 
 @ALL
-def test_an_older_iterator_is_over_when_a_newer_one_begins(workers: dict[str, Any]) -> None:
+def test_an_older_iterator_says_that_a_newer_one_has_begun(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     with loading(dataset, **workers) as loader:
         older = iter(loader)
         found = [content(next(older)) for _ in range(2)]
         newer = iter(loader)
-        with pytest.raises(StopIteration):
+        with pytest.raises(PassError, match="a newer iterator of this loader has begun"):
             next(older)
         found += [content(next(newer)) for _ in range(2)]
     assert found == stream(dataset, batches=4)

@@ -27,12 +27,23 @@ def test_a_users_lists_are_taken_as_they_are_round_after_round() -> None:
     assert len(stream) == 3
 
 
-def test_each_round_from_the_beginning_is_a_new_epoch_and_a_resumed_one_is_not() -> None:
+def test_batches_are_those_of_the_epoch_at_which_the_stream_stands() -> None:
     stream = as_stream([[3, 1], [2]])
-    assert [[batch.epoch for batch in stream.batches(0)] for _ in range(2)] == [[0, 0], [1, 1]]
+    stream.set_epoch(1)
+    assert [batch.epoch for batch in stream.batches(0)] == [1, 1]
     resumed = as_stream([[3, 1], [2]])
     resumed.load_state_dict({"position": 2, "epoch": 1})
     assert [batch.epochs.tolist() for batch in resumed.batches(2)] == [[1]]
+
+
+def test_a_users_sampler_is_told_the_epoch() -> None:
+    class Rotated(list):
+        def set_epoch(self, epoch: int) -> None:
+            self[:] = [[epoch], [epoch + 1]]
+
+    stream = as_stream(Rotated())
+    stream.set_epoch(5)
+    assert [batch.indices.tolist() for batch in stream.batches(0)] == [[5], [6]]
 
 
 def test_all_rows_count_and_positions_follow_each_other() -> None:
@@ -87,12 +98,19 @@ def lists_and_states(stream: Any, rounds: int) -> list[tuple[list[int], dict[str
     """Each list, and the state after it; at the end of a round, also the one that a loader keeps then."""
     found = []
     for _ in range(rounds):
-        for batch in stream.batches(stream.position):
-            stream.position = batch.position + batch.size
+        for batch in one_pass(stream):
             found.append((batch.indices.tolist(), stream.state_dict()))
-        stream.position = 0
         found.append(([], stream.state_dict()))
     return found
+
+
+def one_pass(stream: Any) -> Iterator[Any]:
+    """The batches of a pass, as a loader takes them."""
+    stream.cursor = stream.next_pass()
+    for batch in stream.batches(stream.position):
+        stream.cursor = stream.after(batch)
+        yield batch
+    stream.cursor = stream.after_pass()
 
 
 @pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: [[3, 1], [2], [0, 5, 4]]])
@@ -151,7 +169,7 @@ class WithEpoch:
 
 def test_each_round_is_told_to_a_sampler_that_asks_for_it() -> None:
     stream = as_stream(SamplerOf(WithEpoch()))
-    assert [batch.indices.tolist() for _ in range(3) for batch in stream.batches(0)] == [[0], [1], [2]]
+    assert [batch.indices.tolist() for _ in range(3) for batch in one_pass(stream)] == [[0], [1], [2]]
 
 
 class GivesTheSameIterator:
@@ -168,9 +186,9 @@ class GivesTheSameIterator:
 @pytest.mark.parametrize("is_wrapped", [True, False])
 def test_what_has_no_second_round_is_refused_there(is_wrapped: bool) -> None:
     stream = as_stream(GivesTheSameIterator(iter([[1], [2]]), is_wrapped))
-    assert len(list(stream.batches(0))) == 2
+    assert len(list(one_pass(stream))) == 2
     with pytest.raises(ConfigError, match="can be iterated only once"):
-        list(stream.batches(0))
+        list(one_pass(stream))
 
 
 @pytest.mark.parametrize("batches", [iter([[1]]), ([each] for each in range(3)), map(list, [[1]]), zip([1], [2])])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from libai_data.errors import ConfigError
 from libai_data.samplers import IndexBatch, SingleRoundSampler
+from libai_data.samplers.single_round import ShortEndSampler
 
 sizes = st.integers(1, 200)
 ranks = st.integers(1, 5)
@@ -91,11 +92,33 @@ def test_with_drop_last_only_whole_batches_come_and_nothing_pads(
     assert all(batch.valid == batch.size for batch in batches)
 
 
-def test_a_round_can_be_repeated_and_is_the_same_each_time() -> None:
-    [sampler] = ranks_of(10, 1, 4, shuffle=True)
-    first = list(sampler)
-    assert list(sampler) == first
-    assert [len(batch) for batch in first] == [4, 4, 4]
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_each_pass_is_an_epoch_in_an_order_of_its_own_if_it_is_shuffled(drop_last: bool) -> None:
+    [sampler] = ranks_of(10, 1, 4, shuffle=True, drop_last=drop_last)
+    passes = [list(sampler) for _ in range(3)]
+    assert len({str(each) for each in passes}) == 3
+    sampler.set_epoch(1)
+    assert list(sampler) == passes[1]
+    assert all([len(batch) for batch in each] == [4] * (2 if drop_last else 3) for each in passes)
+    [unshuffled] = ranks_of(10, 1, 4)
+    assert list(unshuffled) == list(unshuffled) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]
+
+
+@given(sizes, ranks, micro_batches, st.booleans())
+def test_a_short_end_repeats_only_what_makes_equal_parts(
+    size: int, data_parallel_size: int, micro_batch_size: int, shuffle: bool
+) -> None:
+    samplers = [
+        ShortEndSampler(range(size), micro_batch_size, shuffle, rank, data_parallel_size)
+        for rank in range(data_parallel_size)
+    ]
+    counted: list[int] = []
+    for parts in zip(*(sampler.batches(0) for sampler in samplers)):
+        rows = global_indices(list(parts))
+        assert len(rows) == parts[0].size < parts[0].valid + data_parallel_size
+        assert len({len(part.indices) for part in parts}) == 1
+        counted += rows[: parts[0].valid]
+    assert sorted(counted) == list(range(size))
 
 
 @pytest.mark.parametrize("cut", range(6))
