@@ -213,6 +213,11 @@ class SharedLoader:
         return self.stream.global_batch_size
 
     @property
+    def endless(self) -> bool:
+        """Whether a pass has no end; otherwise each pass is an epoch."""
+        return bool(self.stream.endless)
+
+    @property
     def collates(self) -> bool:
         """Whether a collator makes the batches, so that their shapes may change."""
         return self._agreement.per_batch

@@ -116,6 +116,11 @@ class IterableLoader:
         size: int | None = self._inner.global_batch_size
         return size
 
+    @property
+    def endless(self) -> bool:
+        """Whether a pass has no end; otherwise each pass is an epoch."""
+        return bool(self._inner.endless)
+
     def __iter__(self) -> Pass:
         return self.new_pass().begun()
 

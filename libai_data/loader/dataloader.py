@@ -152,6 +152,11 @@ class DataLoader:
         """Rows of a batch over all data-parallel ranks; None with a sampler of the user's own."""
         return self.stream.global_batch_size
 
+    @property
+    def endless(self) -> bool:
+        """Whether a pass has no end; otherwise each pass is an epoch."""
+        return bool(self.stream.endless)
+
     def __len__(self) -> int:
         """Batches of one round, or of one epoch of an endless stream (rounded up)."""
         return self.stream.batches_per_round()

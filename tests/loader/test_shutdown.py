@@ -243,7 +243,8 @@ def test_workers_live_on_from_round_to_round(workers: dict[str, Any]) -> None:
         pids = worker_pids(loader)
         rounds += [[content(batch) for batch in loader] for _ in range(3)]
         assert worker_pids(loader) == pids
-    assert [[fields for _, fields in each] for each in rounds] == [[fields for _, fields in stream(dataset)]] * 4
+    assert rounds[0] == stream(dataset)
+    assert len({str([fields["index"] for _, fields in each]) for each in rounds}) == 1
     assert [info.epoch for each in rounds for info, _ in each] == [epoch for epoch in range(4) for _ in rounds[0]]
 
 

@@ -64,6 +64,9 @@ def inference_on_dataset(
     if evaluator is None or isinstance(evaluator, abc.Sequence):
         evaluator = DatasetEvaluators(evaluator or [])
     evaluator.reset()
+    if not getattr(data_loader, "endless", True):
+        # The same samples and draws in each evaluation, however many there were before, also in another process.
+        data_loader.set_epoch(0)  # type: ignore[attr-defined]
     start = time.perf_counter()
     samples = 0
     with inference_context(model), flow.no_grad():
