@@ -16,6 +16,7 @@ from typing import Callable
 
 from libai_data.errors import ConfigError, StorageError
 from libai_data.failure_notes import Failures, failures_noted, note_failure
+from libai_data.sources.in_use import is_used, use
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,8 @@ class _Entry:
 class LocalCache:
     """Copies of files, of which the least recently used goes when there is no room; never one that is in use.
 
-    A file `<key>.lock` goes with each copy. Who reads the copy holds the lock shared, who makes or removes it holds it
-    alone; the system releases both when their process dies.
+    A file `<key>.lock` goes with each copy. Who makes or removes the copy holds the lock alone; who reads the copy notes
+    that it is in use, see `in_use`. The system releases both when their process dies.
 
     Attributes:
         directory: the folder, on a disk of this node; made when it is needed.
@@ -47,7 +48,9 @@ class LocalCache:
     directory: Path
     size: int
 
-    def hold(self, key: str, name: str, size: int | None, make: Callable[[Path], None]) -> tuple[Path, int]:
+    def hold(
+        self, key: str, name: str, size: int | None, make: Callable[[Path], None]
+    ) -> tuple[Path, Callable[[], None]]:
         """The copy of a file, made if it is not there yet.
 
         Of all processes that ask at once one makes it, and the others wait. If it fails, so do they; if it dies, the
@@ -60,7 +63,7 @@ class LocalCache:
             make: writes the copy to the path that it is given.
 
         Returns:
-            Path, and a descriptor: the copy is in use until the descriptor is closed, by all that have it.
+            Path, and what ends the use; a process that is forked meanwhile uses the copy until it ends it too.
 
         Raises:
             ConfigError: The folder cannot be written to.
@@ -80,11 +83,9 @@ class LocalCache:
                     _wait_for(lock, copy)
                 if self._is_current(lock, f"{key}.lock") and _is_whole(copy, size):
                     os.utime(lock)
-                    held, lock = lock, -1
-                    return copy, held
+                    return copy, use(self.directory, key)
             finally:
-                if lock >= 0:
-                    os.close(lock)
+                os.close(lock)
             # Others have asked whether they are alone at the same moment.
             time.sleep(random.SystemRandom().uniform(0, _LONGEST_PAUSE))
 
@@ -150,7 +151,7 @@ class LocalCache:
     def _evict(self, key: str) -> bool:
         lock = self._open_lock(f"{key}.lock")
         try:
-            if not _is_alone_with(lock):
+            if not _is_alone_with(lock) or is_used(self.directory, key):
                 return False
             # The lock goes last: who waits for it sees that it has gone, and begins anew.
             for path in (*self.directory.glob(f"{key}-*"), *(self.directory / f"{key}{end}" for end in _ENDINGS)):

@@ -122,9 +122,9 @@ class LocalFile:
         key = key_of(remote.url, remote.identity)
         name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", remote.url)[0].rsplit("/", 1)[-1])[-_LONGEST_NAME:]
         cache = LocalCache(storage.directory, storage.size)
-        path, lock = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, storage.attempts))
+        path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, storage.attempts))
         self.identity = remote.identity
-        self._release = weakref.finalize(self, os.close, lock)
+        self._release = weakref.finalize(self, release)
         return path
 
 

@@ -349,3 +349,35 @@ def wait_until_a_second_process_has_opened_the_lock(cache: Path) -> None:
             return
         time.sleep(0.01)
     raise AssertionError("no second process has opened the lock within 30 s")
+
+
+def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(object_store: ObjectStore, tmp_path: Path) -> None:
+    first, second = (object_store.put(name, bytes(600)) for name in ("a.tar", "b.tar"))
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
+    file = LocalFile(first, storage)
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tell)
+        os.read(told, 1)
+        os._exit(0)
+    try:
+        file.close()
+        with pytest.raises(StorageError, match="finds no room"):
+            LocalFile(second, storage)
+    finally:
+        os.close(told)
+        os.close(tell)
+        os.waitpid(child, 0)
+    assert LocalFile(second, storage).path.exists()
+
+
+def test_any_number_of_copies_in_use_needs_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path))
+    fsspec.filesystem("memory").pipe({f"/many/{number}": b"x" for number in range(40)})
+    before = len(os.listdir("/proc/self/fd"))
+    files = [LocalFile(f"memory://many/{number}") for number in range(40)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    del files
+    assert len(os.listdir("/proc/self/fd")) == before
