@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
+from numbers import Real
 from typing import Any, Callable, Optional, Union
 
 from omegaconf import ListConfig
 
+from libai_data.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
 from libai_data.config import LazyCall, instantiate
 from libai_data.datasets.blend import BlendedDataset
 from libai_data.datasets.combine import ConcatDataset, Subset
@@ -23,7 +25,7 @@ from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.schema import Overrides, TensorPart
 from libai_data.mesh import get_data_parallel_size, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
-from libai_data.samplers.sampler import StreamSampler, check_at_least
+from libai_data.samplers.sampler import StreamSampler
 from libai_data.transforms.batch import BatchTransform
 
 _PARTS = ("training", "validation", "testing")
@@ -31,6 +33,16 @@ Mixer = Callable[[list[Any]], Any]
 _ENDLESS = LazyCall(CyclicSampler)(shuffle=True)
 _ONE_ROUND = LazyCall(SingleRoundSampler)(shuffle=False, drop_last=False)
 _ONE_SHUFFLED_ROUND = LazyCall(SingleRoundSampler)(shuffle=True, drop_last=False)
+
+_CALL = Rule("a LazyCall", lambda value: isinstance(value, Mapping) and "_target_" in value)
+_RULES = {
+    "train_batch_size": BATCH_SIZE,
+    "test_batch_size": BATCH_SIZE,
+    "dataset_mixer": FUNCTION,
+    **dict.fromkeys(("sampler", "train_sampler", "test_sampler"), _CALL),
+    "splits": or_none(list_of(Sequence, "splits, one for each dataset, such as [[7, 2, 1]]")),
+    "weights": or_none(list_of(Real, "numbers")),
+}
 
 Loader = Union[DataLoader, SharedLoader]
 TrainLoaders = tuple[Loader, Optional[Loader], Optional[Loader]]
@@ -75,7 +87,7 @@ def build_nlp_train_loader(
     Raises:
         ConfigError: An argument is out of range, or the dataset smaller than a global batch.
     """
-    check_at_least(1, train_batch_size=train_batch_size)
+    check(_RULES, train_batch_size=train_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
     loader = _build_loader(
         lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
@@ -107,7 +119,7 @@ def build_nlp_test_loader(
     Returns:
         The loader. Its last batch is filled up; `batch_info(batch).valid` tells how many rows count.
     """
-    check_at_least(1, test_batch_size=test_batch_size)
+    check(_RULES, test_batch_size=test_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
     return _build_loader(
         lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
@@ -190,7 +202,16 @@ def build_nlp_train_val_test_loader(
         ConfigError: Numbers of datasets, splits and weights differ, a split is malformed or leaves a part without a
             sample, weights are malformed, or there are weights beside a `dataset_mixer`.
     """
-    check_at_least(1, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
+    check(
+        _RULES,
+        train_batch_size=train_batch_size,
+        test_batch_size=test_batch_size,
+        dataset_mixer=dataset_mixer,
+        splits=splits,
+        weights=weights,
+        train_sampler=train_sampler,
+        test_sampler=test_sampler,
+    )
     splits = splits or []
     proportions = [_proportions(split) for split in splits]
     if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:
@@ -343,6 +364,9 @@ def _one_dataset(dataset: Any, mixer: Mixer) -> Any:
 def _mixed(datasets: list[Any], mixer: Mixer) -> Any:
     if not datasets:
         raise ConfigError("dataset is an empty list; name at least one dataset")
+    for each in datasets:
+        if not hasattr(each, "__getitem__"):
+            raise ConfigError(f"dataset is {each!r}; it must be a dataset, a LazyCall of one, or a list of these")
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 
 

@@ -133,18 +133,23 @@ def test_a_rank_reads_its_own_part_of_each_global_batch(rank_1_of_2x1: None) -> 
     assert labels_of(loader, 2) == batches[0][3:] + batches[1][3:]
 
 
+class Swapping:
+    def __call__(self, images: Any, labels: Any) -> Any:
+        return labels, images
+
+
 def test_configs_of_datasets_samplers_collators_and_mixup_are_built() -> None:
     loader, _, _ = build_image_train_loader(
         [LazyCall(Numbers)(size=4), LazyCall(Numbers)(size=4, offset=100)],
         4,
         sampler=LazyCall(CyclicSampler)(shuffle=False),
-        mixup_func=LazyCall(Numbers)(size=1),
+        mixup_func=LazyCall(Swapping)(),
         collate_fn=Instance.stack,
         num_workers=0,
     )
     assert labels_of(loader, 2) == [0, 1, 2, 3, 100, 101, 102, 103]
     assert isinstance(loader.dataset, ConcatDataset)
-    assert isinstance(loader.mixup_func, Numbers)
+    assert isinstance(loader.mixup_func, Swapping)
 
 
 def test_a_dataset_mixer_of_the_users_own_mixes() -> None:
@@ -254,7 +259,7 @@ TWO: dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]
         ({"splits": [["most", 1]]}, r"split is \['most', 1\]"),
         ({"splits": None}, r"splits are \[\], which leave no sample for training"),
         ({"splits": [[float("nan"), 1]]}, r"split is \[nan, 1\]"),
-        ({"splits": [None]}, "split is None"),
+        ({"splits": [None]}, r"splits is \[None\]"),
         ({"splits": [[98, 1, 1]]}, r"splits are \[\[98, 1, 1\]\], which leave no sample for validation"),
         ({**TWO, "weights": [1, -2]}, r"weights of a blend are \[1, -2\]"),
         ({**TWO, "weights": [1, 2], "dataset_mixer": list}, r"weights are \[1, 2\], and there is a dataset_mixer"),

@@ -3,140 +3,77 @@
 from __future__ import annotations
 
 import math
-import os
-from typing import Any, Callable, NamedTuple
+from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from libai_data.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
 from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
 from libai_data.config.keys import check_keys, try_get_key
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError
+
+_COUNT = whole(1)
+_COUNT_OR_INF = Rule(f"{_COUNT.allowed}, or inf", lambda value: value == math.inf or _COUNT.holds(value))
+_EPOCHS = or_none(real(0, 1e9))
+_TEXTS = or_none(list_of(str, "texts"))
 
 
-class _Rule(NamedTuple):
-    """What a key accepts.
-
-    Args:
-        allowed: in words, for the message.
-        accept: returns the value to use, or raises TypeError, ValueError or OverflowError.
-        choices: for the hint.
-    """
-
-    allowed: str
-    accept: Callable[[Any], Any]
-    choices: tuple[Any, ...] = ()
+def _unused(default: Any, instead: str) -> Rule:
+    rule = one_of(default)
+    return rule._replace(allowed=f"{rule.allowed}, since nothing uses it. {instead}")
 
 
-def _number(least: float, below: float = math.inf, whole: bool = True, inf: bool = False) -> _Rule:
-    def accept(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError
-        if inf and value == math.inf:
-            return value
-        number = int(value) if whole else value
-        if number != value or not least <= number < below:
-            raise ValueError
-        return number
-
-    limits = f"at least {least}" if below == math.inf else f"at least {least} and less than {below}"
-    return _Rule(f"a{' whole' * whole} number, {limits}{', or inf' * inf}", accept)
-
-
-def _one_of(*choices: Any) -> _Rule:
-    def accept(value: Any) -> Any:
-        if any(choice == value and type(choice) is type(value) for choice in choices):
-            return value
-        raise ValueError
-
-    return _Rule(" or ".join(map(repr, choices)), accept, choices)
-
-
-def _unused(default: Any, instead: str) -> _Rule:
-    return _Rule(f"{default!r}, since nothing uses it. {instead}", _one_of(default).accept)
-
-
-def _or_none(rule: _Rule) -> _Rule:
-    return rule._replace(
-        allowed=f"{rule.allowed}, or None", accept=lambda value: None if value is None else rule.accept(value)
-    )
-
-
-def _list_of(kind: type, words: str) -> _Rule:
-    def accept(value: Any) -> Any:
-        if not isinstance(value, (list, tuple, ListConfig)) or not all(type(each) is kind for each in value):
-            raise TypeError
-        return value
-
-    return _Rule(f"a list of {words}", accept)
-
-
-def _text(least: int) -> _Rule:
-    def accept(value: Any) -> str:
-        text = os.fspath(value)
-        if not isinstance(text, str):
-            raise TypeError
-        if len(text) < least:
-            raise ValueError
-        return text
-
-    return _Rule("a text" if not least else "a text that is not empty", accept)
-
-
-_FLAG, _COUNT = _one_of(True, False), _number(1)
-_EPOCHS = _or_none(_number(0, whole=False))
-_TEXTS = _or_none(_list_of(str, "texts"))
-
-_RULES: dict[str, _Rule] = {
-    "train.output_dir": _text(1),
-    "train.train_micro_batch_size": _or_none(_COUNT),
-    "train.global_batch_size": _or_none(_COUNT),
-    "train.num_accumulation_steps": _or_none(_COUNT),
+_RULES: dict[str, Rule] = {
+    "train.output_dir": PATH,
+    "train.train_micro_batch_size": or_none(_COUNT),
+    "train.global_batch_size": or_none(_COUNT),
+    "train.num_accumulation_steps": or_none(_COUNT),
     "train.resume_override": _TEXTS,
     "train.may_differ": _TEXTS,
-    "train.train_iter": _or_none(_number(0)),
+    "train.train_iter": or_none(whole(0)),
     "train.train_epoch": _EPOCHS,
     "train.train_samples": _unused(None, "Set train.train_iter or train.train_epoch"),
     "train.consumed_train_samples": _unused(
         0, "A checkpoint holds the place in the data; 'libai-data state edit CHECKPOINT --position N' changes it"
     ),
     "train.consumed_valid_samples": _unused(0, "Every evaluation begins with the first sample"),
-    "train.warmup_ratio": _or_none(_number(0, 1, whole=False)),
-    "train.warmup_iter": _or_none(_number(0)),
-    "train.amp.enabled": _FLAG,
-    "train.activation_checkpoint.enabled": _FLAG,
-    "train.nccl_fusion_threshold_mb": _number(0),
+    "train.warmup_ratio": or_none(real(0, 1)),
+    "train.warmup_iter": or_none(whole(0)),
+    "train.amp.enabled": FLAG,
+    "train.activation_checkpoint.enabled": FLAG,
+    "train.nccl_fusion_threshold_mb": whole(0),
     "train.nccl_fusion_max_ops": _COUNT,
-    "train.zero_optimization.enabled": _FLAG,
-    "train.zero_optimization.stage": _one_of(1, 2, 3),
+    "train.zero_optimization.enabled": FLAG,
+    "train.zero_optimization.stage": one_of(1, 2, 3),
     "train.checkpointer.period": _COUNT,
-    "train.checkpointer.max_to_keep": _or_none(_COUNT),
+    "train.checkpointer.max_to_keep": or_none(_COUNT),
     "train.checkpointer.save_model_after_n_epoch": _EPOCHS,
     "train.checkpointer.stop_signals": _TEXTS,
     "train.test_micro_batch_size": _COUNT,
-    "train.evaluation.enabled": _FLAG,
-    "train.evaluation.eval_period": _number(0),
+    "train.evaluation.enabled": FLAG,
+    "train.evaluation.eval_period": whole(0),
     "train.evaluation.eval_after_n_epoch": _EPOCHS,
-    "train.evaluation.eval_iter": _number(1, inf=True),
-    "train.evaluation.eval_metric": _text(1),
-    "train.evaluation.eval_mode": _one_of("max", "min"),
-    "train.load_weight": _or_none(_text(0)),
+    "train.evaluation.eval_iter": _COUNT_OR_INF,
+    "train.evaluation.eval_metric": TEXT,
+    "train.evaluation.eval_mode": one_of("max", "min"),
+    "train.load_weight": or_none(TEXT),
     "train.load_weight_may_differ": _TEXTS,
     "train.log_period": _COUNT,
-    "train.stop_on_nonfinite_loss": _FLAG,
-    "train.dist.pipeline_num_layers": _or_none(_COUNT),
-    "train.dist.custom_pipeline_stage_id": _or_none(_list_of(int, "whole numbers")),
-    "train.input_placement_device": _one_of("cuda", "cpu"),
-    "train.rdma_enabled": _FLAG,
-    "train.seed": _number(0, 2**32),
-    "train.resume": _FLAG,
-    "graph.enabled": _FLAG,
-    "graph.debug": _number(-1, 4),
-    "graph.auto_parallel.enabled": _FLAG,
-    "graph.auto_parallel.enable_auto_parallel_ignore_user_sbp_config": _FLAG,
-    "graph.auto_parallel.trunk_algo": _FLAG,
-    "graph.auto_parallel.sbp_collector": _FLAG,
-    "graph.global_mode.enabled": _FLAG,
+    "train.stop_on_nonfinite_loss": FLAG,
+    "train.dist.pipeline_num_layers": or_none(_COUNT),
+    "train.dist.custom_pipeline_stage_id": or_none(list_of(int, "ints")),
+    "train.input_placement_device": one_of("cuda", "cpu"),
+    "train.rdma_enabled": FLAG,
+    "train.seed": whole(0, 2**32 - 1),
+    "train.resume": FLAG,
+    "graph.enabled": FLAG,
+    "graph.debug": whole(-1, 3),
+    "graph.auto_parallel.enabled": FLAG,
+    "graph.auto_parallel.enable_auto_parallel_ignore_user_sbp_config": FLAG,
+    "graph.auto_parallel.trunk_algo": FLAG,
+    "graph.auto_parallel.sbp_collector": FLAG,
+    "graph.global_mode.enabled": FLAG,
     "tokenization.append_eod": _unused(False, "'libai-data preprocess --append-eod' ends each document with the token"),
     "tokenization.make_vocab_size_divisible_by": _COUNT,
 }
@@ -174,14 +111,12 @@ def check_values(cfg: Any) -> None:
             if try_get_key(defaults, key) is not None:
                 OmegaConf.update(cfg, key, try_get_key(defaults, key), force_add=True)
             continue
-        try:
-            accepted = rule.accept(value)
-        except (TypeError, ValueError, OverflowError):
-            hint = nearest(value, rule.choices) if isinstance(value, str) else ""
-            problems.append(f"{key} is {value!r}; it must be {rule.allowed}.{hint}")
+        if rule.holds(value):
             continue
-        if accepted is not value:
-            OmegaConf.update(cfg, key, accepted)
+        if isinstance(value, float) and value.is_integer() and rule.holds(int(value)):
+            OmegaConf.update(cfg, key, int(value))
+            continue
+        problems.append(rule.problem(key, value))
     if problems:
         raise ConfigError("\n".join(problems))
     if not try_get_key(cfg, "graph.enabled", default=False):

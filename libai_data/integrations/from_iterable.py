@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from libai_data.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none
 from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall, instantiate
 from libai_data.errors import ConfigError, PeerError, nearest
@@ -20,14 +21,21 @@ from libai_data.integrations.rows import ReadingOptions
 from libai_data.integrations.sources import Source
 from libai_data.integrations.stream import IterableStream, TakenRows
 from libai_data.loader.collate import Collator, trivial_batch_collator
-from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.dataloader import RULES, DataLoader
 from libai_data.loader.schema import Overrides
 from libai_data.mesh import broadcast_py_object, get_mesh
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
-from libai_data.samplers.sampler import check_at_least
 from libai_data.samplers.single_round import ShortEndSampler
 
 ENDS = ("short", "pad", "drop", "cycle")
+
+_RULES = {
+    **RULES,
+    "fields": or_none(list_of(str, "names")),
+    "micro_batch_size": or_none(BATCH_SIZE),
+    "batches": or_none(FLAG),
+    "shuffle": FLAG,
+}
 
 
 def from_iterable(
@@ -89,15 +97,25 @@ def from_iterable(
     """
     if ends not in ENDS:
         raise ConfigError(f"ends is {ends!r}; known are {ENDS}.{nearest(str(ends), ENDS)}")
-    if isinstance(fields, str):
-        raise ConfigError(f"fields is {fields!r}; give a list of names, such as [{fields!r}]")
-    if micro_batch_size is not None:
-        check_at_least(1, micro_batch_size=micro_batch_size)
     plan = ReadPlan(get_mesh(), readers)
-    collate_fn = instantiate(collate_fn)
+    collate_fn, mixup_func = instantiate(collate_fn), instantiate(mixup_func)
+    check(
+        _RULES,
+        fields=fields,
+        micro_batch_size=micro_batch_size,
+        batches=batches,
+        shuffle=shuffle,
+        seed=seed,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        mixup_func=mixup_func,
+        prefetch=prefetch,
+        timeout=timeout,
+        check_every=check_every,
+    )
     if collate_fn is trivial_batch_collator:
         collate_fn = None
-    shared = {"layouts": layouts, "mixup_func": instantiate(mixup_func), "check_every": check_every}
+    shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
     opened, told = _open(plan, source, batches, fields, collate_fn)
     if told.is_map_style:
         options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}

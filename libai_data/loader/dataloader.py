@@ -5,8 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
+from libai_data.argument_rules import FUNCTION, Rule, check, one_of, or_none, real, whole
 from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError
 from libai_data.loader.arena import Arena, PrivateArena
@@ -20,7 +22,7 @@ from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader, reads_parts
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out
-from libai_data.loader.starting import WorkerStarter
+from libai_data.loader.starting import START_METHODS, WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
@@ -32,6 +34,22 @@ from libai_data.structures import Agreement, Instance, RowIndices
 from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
 
 WORKER_TYPES = ("process", "thread")
+RULES = {
+    "num_workers": whole(0, 1024),
+    "prefetch": whole(1, 256),
+    "timeout": real(0, 10**9, "seconds; 0 waits for ever"),
+    "worker_type": one_of(*WORKER_TYPES),
+    "start_method": one_of(*START_METHODS),
+    "check_every": whole(0, words="batches; 0 never compares"),
+    "content_hash": whole(0, words="samples; 0 reads none"),
+    "collate_fn": or_none(FUNCTION),
+    "mixup_func": Rule(
+        "a function, a BatchTransform or None",
+        lambda value: value is None or callable(value) or isinstance(value, BatchTransform),
+    ),
+    "seed": Rule("an int", lambda seed: isinstance(seed, Integral) and not isinstance(seed, bool)),
+}
+"""What some arguments accept; other loaders have them too."""
 
 _MOST_PARTS = 8
 _IN_USE = 8
@@ -97,19 +115,29 @@ class DataLoader:
         content_hash: int = 0,
         tensor_part: TensorPart | None = None,
     ) -> None:
-        _check("num_workers", num_workers, num_workers >= 0, "at least 0")
-        _check("prefetch", prefetch, 1 <= prefetch <= 256, "1 to 256")
-        _check("timeout", timeout, timeout >= 0, "at least 0 (seconds; 0 waits for ever)")
-        _check("worker_type", worker_type, worker_type in WORKER_TYPES, f"one of {WORKER_TYPES}")
-        _check("check_every", check_every, check_every >= 0, "at least 0 (batches; 0 never compares)")
-        _check("content_hash", content_hash, content_hash >= 0, "at least 0 (samples; 0 reads none)")
+        check(
+            RULES,
+            num_workers=num_workers,
+            prefetch=prefetch,
+            timeout=timeout,
+            worker_type=worker_type,
+            start_method=start_method,
+            check_every=check_every,
+            content_hash=content_hash,
+            collate_fn=collate_fn,
+            mixup_func=mixup_func,
+            seed=seed,
+        )
+        if batch_transform is not None and not isinstance(batch_transform, BatchTransform):
+            raise ConfigError(f"batch_transform is {batch_transform!r}; it must be a BatchTransform, such as Mixup")
         if on_error != "raise" and isinstance(dataset, StreamTransform):
             raise ConfigError(
                 f"on_error is {on_error!r}; a {type(dataset).__name__} makes its samples of several, in place of which "
                 "no other can be read: set on_error='raise'"
             )
         if isinstance(mixup_func, BatchTransform):
-            _check("batch_transform", batch_transform, batch_transform is None, "left out where mixup_func is one")
+            if batch_transform is not None:
+                raise ConfigError("mixup_func and batch_transform are both a BatchTransform; leave one of them out")
             batch_transform, mixup_func = mixup_func, None
         self.dataset = dataset
         self.seed = seed
@@ -337,8 +365,3 @@ class DataLoader:
         else:
             self._iteration.break_off(why)
         self._iteration = None
-
-
-def _check(name: str, value: Any, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"{name} is {value!r}; it must be {allowed}")

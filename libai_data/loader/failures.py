@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from libai_data.argument_rules import PATH, check, or_none, real
 from libai_data.errors import ConfigError, SampleError, nearest
 from libai_data.mixing import combine64
 
@@ -23,6 +24,9 @@ SAMPLES_BEFORE_BUDGET = 1000
 """The budget of replaced samples counts from this number of delivered samples on."""
 
 _LONGEST_EXAMPLE = 300
+
+
+_RULES = {"quarantine_file": or_none(PATH), "replacement_budget": real(0, 1, "a share; 0.01 is 1 %")}
 
 
 @dataclass(frozen=True)
@@ -52,10 +56,9 @@ class ErrorPolicy:
             raise ConfigError(f"on_error is {self.on_error!r}; known are {POLICIES}.{nearest(self.on_error, POLICIES)}")
         if self.on_error == "quarantine" and not self.quarantine_file:
             raise ConfigError("on_error='quarantine' needs quarantine_file, the file to write failing samples to")
-        if not 0 <= self.replacement_budget <= 1:
-            raise ConfigError(
-                f"replacement_budget is {self.replacement_budget!r}; it must be a share from 0 to 1 (0.01 is 1 %)"
-            )
+        check(_RULES, quarantine_file=self.quarantine_file, replacement_budget=self.replacement_budget)
+        if self.quarantine_file and self.on_error == "raise":
+            raise ConfigError("quarantine_file is given, but on_error is 'raise'; set on_error='quarantine' or 'skip'")
         if self.quarantine_file and not self.known_bad:
             object.__setattr__(self, "known_bad", read_quarantine(Path(self.quarantine_file)))
 

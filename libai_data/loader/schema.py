@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.argument_rules import MAPPING, check, or_none
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
 from libai_data.global_tensor import split_dims
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
@@ -238,7 +239,9 @@ def parse_layouts(layouts: Overrides | None) -> dict[str, dict[str, Any]]:
         ConfigError: An unknown key or a malformed value, named with its field.
     """
     parsed: dict[str, dict[str, Any]] = {}
+    check({"layouts": or_none(MAPPING)}, layouts=layouts)
     for name, layout in (layouts or {}).items():
+        check({f"layouts.{name}": MAPPING}, **{f"layouts.{name}": layout})
         for key in layout:
             if key not in ("sbp_list", "placement_idx"):
                 known = ["sbp_list", "placement_idx"]

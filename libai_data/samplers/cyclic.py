@@ -8,6 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
+from libai_data.argument_rules import FLAG, check
 from libai_data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.errors import ConfigError
 from libai_data.samplers.blend_order import BlendOrder, order_over
@@ -62,6 +63,7 @@ class CyclicSampler(StreamSampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
         order = order_over(dataset, seed, shuffle)
         self._blend = order.blend if isinstance(order, BlendOrder) else None
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libai_data.argument_rules import BATCH_SIZE, check, whole
 from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
 from libai_data.samplers.resuming import reconcile
@@ -20,6 +21,12 @@ from libai_data.structures import BatchInfo
 
 logger = logging.getLogger(__name__)
 
+_RULES = {
+    "micro_batch_size": BATCH_SIZE,
+    "data_parallel_size": BATCH_SIZE,
+    "data_parallel_rank": whole(0),
+    "consumed_samples": whole(0),
+}
 _WINDOW = 4096
 """Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
 
@@ -106,8 +113,13 @@ class StreamSampler:
         data_parallel_size: int,
         position: int = 0,
     ) -> None:
-        check_at_least(1, micro_batch_size=micro_batch_size, data_parallel_size=data_parallel_size)
-        check_at_least(0, data_parallel_rank=data_parallel_rank, consumed_samples=position)
+        check(
+            _RULES,
+            micro_batch_size=micro_batch_size,
+            data_parallel_size=data_parallel_size,
+            data_parallel_rank=data_parallel_rank,
+            consumed_samples=position,
+        )
         if data_parallel_rank >= data_parallel_size:
             raise ConfigError(
                 f"data_parallel_rank is {data_parallel_rank}; with data_parallel_size {data_parallel_size} it can be "
@@ -327,6 +339,4 @@ def check_at_least(least: int, **values: int) -> None:
     Raises:
         ConfigError: Naming the argument.
     """
-    for name, value in values.items():
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
-            raise ConfigError(f"{name} is {value!r}; it must be an int of at least {least}")
+    check(dict.fromkeys(values, whole(least)), **values)

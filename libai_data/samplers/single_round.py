@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 
+from libai_data.argument_rules import FLAG, check
 from libai_data.errors import ConfigError
 from libai_data.samplers.order import Order
 from libai_data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
@@ -44,6 +45,7 @@ class SingleRoundSampler(StreamSampler):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
         if getattr(dataset, "is_stream_transform", False):
             raise ConfigError(
                 "a stream transform, such as FilteredDataset or PackedDataset, makes an endless stream, of which one "

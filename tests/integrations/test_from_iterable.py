@@ -348,7 +348,7 @@ def test_an_iterator_can_be_gone_through_once() -> None:
         (numbers, {"micro_batch_size": 2, "shuffle": True}, "shuffle=True is for sources that give samples by their"),
         (numbers, {"micro_batch_size": 2, "num_workers": 2}, "num_workers=2 is for sources"),
         (numbers, {"micro_batch_size": 2, "on_error": "skip"}, "on_error='skip' is for sources"),
-        (numbers, {"micro_batch_size": 2, "fields": "x"}, "give a list of names"),
+        (numbers, {"micro_batch_size": 2, "fields": "x"}, "fields is 'x'"),
         (numbers, {"micro_batch_size": 2, "readers": "rank1"}, "Did you mean 'rank0'"),
         (5, {"micro_batch_size": 2}, "a loader cannot be made of 5"),
         ("data.tar", {"micro_batch_size": 2}, "a str is no iterable of samples"),

@@ -319,5 +319,5 @@ def test_samples_that_the_quarantine_file_lists_do_not_count_as_replaced(tmp_pat
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1, float("nan")])
 def test_a_budget_is_a_share(budget: float) -> None:
-    with pytest.raises(ConfigError, match=r"replacement_budget is .*a share from 0 to 1"):
+    with pytest.raises(ConfigError, match=r"replacement_budget is .*it must be a number, 0 to 1"):
         ErrorPolicy("skip", replacement_budget=budget)

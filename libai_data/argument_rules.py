@@ -1,0 +1,97 @@
+"""What arguments and config keys accept: rules that hold for a value or not, and say in words what is allowed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any, Callable, NamedTuple
+
+from libai_data.errors import ConfigError, nearest
+
+_LARGEST = 2**62
+
+
+class Rule(NamedTuple):
+    """What a value must be.
+
+    Args:
+        allowed: in words, as in "seed is 'x'; it must be <allowed>".
+        holds: whether a value is allowed.
+        choices: the allowed values, where there are few.
+    """
+
+    allowed: str
+    holds: Callable[[Any], bool]
+    choices: tuple[Any, ...] = ()
+
+    def problem(self, name: str, value: Any) -> str:
+        """What is wrong with a value that is not allowed."""
+        hint = nearest(value, self.choices) if isinstance(value, str) else ""
+        return f"{name} is {value!r}; it must be {self.allowed}.{hint}"
+
+
+def whole(least: int, most: int = _LARGEST, words: str = "") -> Rule:
+    """An int from `least` to `most`, both included; `words` say what special values mean."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, Integral) and not isinstance(value, bool) and least <= value <= most  # type: ignore
+
+    limits = f"at least {least}" if most == _LARGEST else f"{least} to {most}"
+    return Rule(f"an int, {limits}{words and f' ({words})'}", holds)
+
+
+def real(least: float, most: float, words: str = "") -> Rule:
+    """A finite number from `least` to `most`, both included."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, Real) and not isinstance(value, bool) and bool(least <= value <= most)  # type: ignore
+
+    return Rule(f"a number, {least} to {most}{words and f' ({words})'}", holds)
+
+
+def one_of(*choices: Any) -> Rule:
+    """One of a few values, of the same type."""
+
+    def holds(value: Any) -> bool:
+        return any(type(choice) is type(value) and choice == value for choice in choices)
+
+    return Rule(" or ".join(map(repr, choices)), holds, choices)
+
+
+def list_of(kind: type, words: str) -> Rule:
+    """A list, or another sequence, whose elements are all of a type."""
+
+    def holds(value: Any) -> bool:
+        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        return is_list and all(isinstance(each, kind) and type(each) is not bool for each in value)
+
+    return Rule(f"a list of {words}", holds)
+
+
+def or_none(rule: Rule) -> Rule:
+    """The same, or None."""
+    return rule._replace(allowed=f"{rule.allowed}, or None", holds=lambda value: value is None or rule.holds(value))
+
+
+BATCH_SIZE = whole(1, 2**31 - 1)
+FLAG = one_of(True, False)
+TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
+PATH = Rule("a path", lambda value: isinstance(value, (str, os.PathLike)) and bool(os.fspath(value)))
+MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
+FUNCTION = Rule("a function", callable)
+
+
+def check(rules: Mapping[str, Rule], **values: Any) -> None:
+    """Refuse an argument that breaks its rule.
+
+    Args:
+        rules: name -> rule.
+        **values: the arguments; those without a rule are accepted.
+
+    Raises:
+        ConfigError: Naming the first such argument, its value and what is allowed.
+    """
+    for name, value in values.items():
+        if name in rules and not rules[name].holds(value):
+            raise ConfigError(rules[name].problem(name, value))
