@@ -27,6 +27,7 @@ from libai_data.launching.exit_codes import STOPPED
 from libai_data.launching.hostfile import read_hostfile
 from libai_data.launching.hosts import Hosts
 from libai_data.launching.last_words import say
+from libai_data.launching.output import STDERR, STDOUT
 from libai_data.launching.ports import DEFAULT_PORT, FREE_PORTS, free_port
 from libai_data.launching.ranks import FORWARDED, Ranks
 from libai_data.launching.restarts import JOB_VARIABLE, Restarts, Runner, Training, describe, run_with_restarts
@@ -38,15 +39,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the launcher and return its exit code: 0, or that of the rank that failed first (128 + N for signal N)."""
     args = parse_args(argv)
     os.environ.setdefault(JOB_VARIABLE, secrets.token_hex(8))
+    runner: Runner | None = None
     try:
         hosts = read_hostfile(args.hostfile, args.nproc_per_node) if args.hostfile is not None else []
         training = describe(args, len(hosts) or 1) if args.max_restarts else Training()
-        runner: Runner = Hosts(args, hosts, training) if hosts else Ranks(args)
+        runner = Hosts(args, hosts, training) if hosts else Ranks(args)
         restarts = Restarts(args.max_restarts, training.last_checkpoint)
         return run_with_restarts(runner, args.training_script_args, restarts)
     except (DataPipelineError, OSError) as error:
         say(str(error))
         return 1
+    finally:
+        for output in (STDOUT, STDERR):
+            output.flush(lambda: runner is not None and runner.stopped)
 
 
 if __name__ == "__main__":

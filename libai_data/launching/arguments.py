@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--redirect_stdout_and_stderr",
         action="store_true",
-        help="write each rank's output to LOGDIR/local_rank_N/stdout and stderr",
+        help="append each rank's output to LOGDIR/local_rank_N/stdout and stderr",
     )
     parser.add_argument("--logdir", default="log", help="folder of the ranks' logs, relative to the working directory")
     parser.add_argument("training_script", help="what each rank runs")

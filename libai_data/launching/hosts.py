@@ -8,7 +8,6 @@ import re
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -186,7 +185,6 @@ class Hosts:
             say(f"{self._first} cannot be reached, or ssh to it was lost (exit code {code})")
         if lines and words.last_writer != self._first:
             say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
-        sys.stderr.flush()
         return code
 
     def _take(self, signum: int, frame: FrameType | None) -> None:

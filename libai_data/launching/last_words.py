@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 import os
 import selectors
-import sys
 import termios
 import time
 from typing import Callable
+
+from libai_data.launching.output import STDERR, STDOUT
 
 _REMEMBERED_BYTES = 16384
 _REMEMBERED_LINES = 40
@@ -20,10 +21,8 @@ Sink = Callable[[str, bytes], None]
 
 
 def write_to_stderr(name: str, chunk: bytes) -> None:
-    """Write bytes to this process's stderr. Where nobody reads it any more, they are lost."""
-    with contextlib.suppress(OSError):
-        while chunk:
-            chunk = chunk[os.write(2, chunk) :]
+    """Write bytes to this process's stderr."""
+    STDERR.write(chunk)
 
 
 class LastWords:
@@ -31,23 +30,35 @@ class LastWords:
 
     Args:
         sink: is given each piece with the name of its writer, as it comes.
-        terminal: hand out pseudo-terminals for pipes, so that a live progress bar stays one.
+        terminals: where our own output is a terminal, hand out pseudo-terminals for pipes, so that a live progress bar
+            stays one.
     """
 
-    def __init__(self, sink: Sink = write_to_stderr, terminal: bool = False) -> None:
+    def __init__(self, sink: Sink = write_to_stderr, terminals: bool = False) -> None:
         self._sink = sink
-        self._terminal = terminal
+        self._terminals = terminals
         self._selector = selectors.DefaultSelector()
         self._said: dict[str, bytes] = {}
         self.last_writer: str | None = None
 
     def open(self, name: str) -> int:
         """Return a descriptor for a process to write into; close it here once the process has it."""
-        reader, writer = os.openpty() if self._terminal else os.pipe()
-        if self._terminal:
-            _pass_through(writer)
+        reader, writer = self._pair(2)
         self.watch(name, reader)
         return writer
+
+    def open_stdout(self) -> int:
+        """Return a descriptor for a process's stdout: what it writes goes to ours, and is not remembered."""
+        reader, writer = self._pair(1)
+        self._selector.register(reader, selectors.EVENT_READ, None)
+        return writer
+
+    def _pair(self, own: int) -> tuple[int, int]:
+        if not self._terminals or not os.isatty(own):
+            return os.pipe()
+        reader, writer = os.openpty()
+        _pass_through(writer, own)
+        return reader, writer
 
     def watch(self, name: str, reader: int) -> None:
         """Read this descriptor, and close it at its end."""
@@ -58,8 +69,11 @@ class LastWords:
         """Pass on what comes within so many seconds; returns at the first piece, or at once if all have closed.
 
         Returns:
-            Whether anything came.
+            Whether anything came, or may come once our own output is read.
         """
+        if not (STDOUT.has_room() and STDERR.has_room()):
+            time.sleep(seconds)
+            return True
         if not self._selector.get_map():
             time.sleep(seconds)
             return False
@@ -74,6 +88,9 @@ class LastWords:
                 os.close(key.fd)
                 continue
             name = key.data
+            if name is None:
+                STDOUT.write(chunk)
+                continue
             self.last_writer = name
             self._said[name] = (self._said[name] + chunk)[-_REMEMBERED_BYTES:]
             self._sink(name, chunk)
@@ -105,15 +122,13 @@ def quoted(lines: list[str]) -> str:
 
 def say(message: str) -> None:
     """A line of the launcher itself."""
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"libai_data.launch: {message}\n")
-        sys.stderr.flush()
+    STDERR.write(f"libai_data.launch: {message}\n".encode())
 
 
-def _pass_through(terminal: int) -> None:
-    """Have a pseudo-terminal change nothing, and be as wide as ours."""
+def _pass_through(terminal: int, own: int) -> None:
+    """Have a pseudo-terminal change nothing, and be as wide as our own."""
     attributes = termios.tcgetattr(terminal)
     attributes[1] &= ~termios.OPOST
     termios.tcsetattr(terminal, termios.TCSANOW, attributes)
     with contextlib.suppress(OSError):
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, fcntl.ioctl(2, termios.TIOCGWINSZ, bytes(8)))
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, fcntl.ioctl(own, termios.TIOCGWINSZ, bytes(8)))

@@ -8,18 +8,17 @@ ranks are stopped.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import select
 import signal
 import socket
-import sys
 import threading
 import time
 
 from libai_data.launching.arguments import parse_args
 from libai_data.launching.last_words import say
+from libai_data.launching.output import STDERR
 from libai_data.launching.ranks import Ranks
 
 SECONDS_OF_SILENCE = 20.0
@@ -124,7 +123,6 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    # The lifeline's thread must not keep it, nor a stuck output.
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
+    STDERR.flush()
+    # The lifeline's thread must not keep it.
     os._exit(code)

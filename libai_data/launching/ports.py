@@ -77,8 +77,8 @@ def refuse_port_in_use(port: int) -> None:
         listen(port).close()
     except OSError as error:
         raise ConfigError(
-            f"port {port} cannot be used on this machine ({error.strerror}); another program, such as rank 0 of another "
-            "job, listens on it: give each job its own --master_port (MASTER_PORT)"
+            f"port {port} cannot be used on this machine ({error.strerror}); another program, such as rank 0 of "
+            "another job, listens on it: give each job its own --master_port (MASTER_PORT)"
         ) from error
 
 
@@ -101,8 +101,8 @@ def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
         if ipaddress.ip_address(address).is_loopback or (node_rank > 0 and _is_own(address)):
             raise ConfigError(
                 f"--master_addr {host} ({address}) is an address of this machine, and this is machine {node_rank} of "
-                f"{nnodes}: OneFlow computes wrong sums when two nodes run on one machine. Start all ranks of a machine "
-                "by one launcher (--nproc_per_node), and give an address of machine 0 that the other machines reach"
+                f"{nnodes}: OneFlow computes wrong sums when two nodes run on one machine. Start all ranks of a "
+                "machine by one launcher (--nproc_per_node), and give an address of machine 0 that the others reach"
             )
 
 

@@ -78,6 +78,7 @@ class Ranks:
         self._failed_elsewhere = False
         self._kill_at: float | None = None
         self._files: list[IO[bytes]] = []
+        self._began: dict[int, int] = {}
         self._words = LastWords()
         self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._launcher_pid = os.getpid()
@@ -119,7 +120,7 @@ class Ranks:
 
     def _run(self, script_args: list[str]) -> int:
         self.processes, self._files, self._kill_at = [], [], None
-        self._words = LastWords(terminal=not self._controlled and os.isatty(2))
+        self._words = LastWords(terminals=not self._controlled)
         try:
             self._start(script_args)
             return self._wait()
@@ -170,8 +171,8 @@ class Ranks:
                 subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=self._prepare)
             )
         finally:
-            if isinstance(stderr, int):
-                os.close(stderr)
+            for descriptor in {each for each in (stdout, stderr) if isinstance(each, int)}:
+                os.close(descriptor)
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _wait_for_rank_0(self) -> None:
@@ -241,11 +242,13 @@ class Ranks:
     def _output(self, local_rank: int) -> tuple[Output, Output]:
         if not self._args.redirect_stdout_and_stderr:
             stderr = self._words.open(str(local_rank))
-            return stderr if self._controlled else None, stderr
+            return stderr if self._controlled else self._words.open_stdout(), stderr
         folder = _log_folder(self._args, local_rank)
         folder.mkdir(parents=True, exist_ok=True)
-        files = [(folder / name).open("wb") for name in ("stdout", "stderr")]
+        # What an earlier attempt wrote is kept.
+        files = [(folder / name).open("ab") for name in ("stdout", "stderr")]
         self._files += files
+        self._began[local_rank] = files[1].tell()
         return files[0], files[1]
 
     def _forward(self, signum: int, frame: FrameType | None) -> None:
@@ -282,6 +285,7 @@ class Ranks:
         rank = self._args.nproc_per_node * self._args.node_rank + local_rank
         lines = self._words.of(str(local_rank))
         if redirected:
-            lines = last_lines((_log_folder(self._args, local_rank) / "stderr").read_bytes())
+            written = (_log_folder(self._args, local_rank) / "stderr").read_bytes()
+            lines = last_lines(written[self._began[local_rank] :])
         how = f"rank {rank} (local rank {local_rank}) failed first, with {described(code)}"
         say(f"{how}; the end of what it wrote:\n{quoted(lines).rstrip()}" if lines else f"{how}, and wrote nothing")

@@ -241,6 +241,9 @@ def test_output_is_written_to_files_on_request(script: Path, tmp_path: Path) -> 
     for rank in "01":
         assert (tmp_path / "logs" / f"local_rank_{rank}" / "stdout").read_text() == f"out {rank}\n"
         assert (tmp_path / "logs" / f"local_rank_{rank}" / "stderr").read_text() == f"err {rank}\n"
+    run("--nproc_per_node", 2, "--redirect_stdout_and_stderr", "--logdir", tmp_path / "logs", script)
+    # What an earlier attempt wrote is kept.
+    assert (tmp_path / "logs" / "local_rank_1" / "stdout").read_text() == "out 1\n" * 2
 
 
 def test_modules_and_programs_are_started_too() -> None:
@@ -302,13 +305,16 @@ def test_a_rank_without_a_last_word_is_named_too(script: Path) -> None:
     )
 
 
-def test_a_terminal_stays_one_for_the_ranks(script: Path) -> None:
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_terminal_stays_one_for_the_ranks(stream: str, script: Path) -> None:
     """So that a live progress bar is one."""
-    script.write_text(PREAMBLE + "sys.stderr.write(f'{os.isatty(2)} {os.get_terminal_size(2).columns}\\n')")
+    place = f"sys.{stream}.fileno()"
+    told = f"f'{{os.isatty({place})}} {{os.get_terminal_size({place}).columns}}\\n'"
+    script.write_text(PREAMBLE + f"sys.{stream}.write({told})")
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 123, 0, 0))
     command = [sys.executable, "-m", "libai_data.launch", str(script)]
-    with subprocess.Popen(command, stderr=theirs, cwd=REPOSITORY) as process:
+    with subprocess.Popen(command, cwd=REPOSITORY, **{stream: theirs}) as process:  # type: ignore[call-overload]
         os.close(theirs)
         assert os.read(ours, 1000) == b"True 123\r\n"
     os.close(ours)
