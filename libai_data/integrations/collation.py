@@ -172,6 +172,7 @@ def _concatenated(parts: list[Any], path: str) -> Any:
         found = [f"{part.dtype} {list(part.shape)}" for part in parts]
         raise SchemaError(
             f"field '{path}': rows of batches of different shapes cannot be put together: {found}; let the iterable "
-            "yield batches of the size of a global batch"
+            "yield batches of the size of a global batch, without a short one at the end of a round, or pad to one "
+            "length"
         )
     return np.concatenate(parts)

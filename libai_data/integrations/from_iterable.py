@@ -70,7 +70,8 @@ def from_iterable(
         micro_batch_size: samples of a batch for one data-parallel rank. None takes each batch of the iterable as a
             global batch.
         fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
-        batches: whether the iterable yields batches. By default torch's, DALI's and FFCV's loaders do, others do not.
+        batches: whether the iterable yields batches. By default loaders of torch, OneFlow, DALI and FFCV do, and
+            pipelines of WebDataset or Grain that end with a batching stage.
         ends: what happens to the last rows of an epoch if they fill no global batch. "short" makes a smaller batch of
             them. "pad" repeats the last row until the batch is full. With both, `batch_info(batch).valid` says how many
             rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.
@@ -121,6 +122,8 @@ def from_iterable(
         options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}
         return _map_style(opened, told, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
     _refuse_for_streams(shuffle=shuffle, num_workers=num_workers, **loader_options)
+    if told.batches and collate_fn is not None:
+        raise ConfigError(f"collate_fn makes batches of samples, but {told.name} yields batches; leave one of them out")
     if told.takes_shard and ends in ("short", "pad"):
         raise ConfigError(
             f"ends={ends!r} keeps the last rows of {told.name} by marking the first rows of a batch as those that count; "

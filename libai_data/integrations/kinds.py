@@ -7,10 +7,49 @@ from typing import Any
 
 from libai_data.errors import ConfigError
 
+_DATA = ("torch.utils.data", "oneflow.utils.data")
+_OWN_LOADERS = ("DataLoader", "SharedLoader", "IterableLoader", "NestedBatches", "CombinedLoader", "LiBaiLoader")
 
-def is_torch_loader(thing: Any) -> bool:
-    """Whether it is a torch `DataLoader`, or of a class derived from it, as torchdata's `StatefulDataLoader`."""
-    return _derives_from(thing, "torch.utils.data", "DataLoader")
+
+def yields_batches(thing: Any) -> bool:
+    """Whether its kind says so: a DataLoader of torch or OneFlow (or of a class derived from it, as torchdata's), a
+    pipeline of WebDataset or Grain that ends with a batching stage, DALI's and FFCV's loaders."""
+    if is_loader(thing):
+        return thing.batch_sampler is not None
+    if _derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
+        said = [_batches_of_stage(stage) for stage in thing.pipeline]
+        return next((each for each in reversed(said) if each is not None), False)
+    if _derives_from(thing, "grain"):
+        last = ([thing] + list(getattr(thing, "_operations", ())))[-1]
+        return type(last).__name__ in ("Batch", "BatchOperation", "BatchIterDataset", "BatchMapDataset")
+    return is_dali(thing) or is_ffcv(thing)
+
+
+def _batches_of_stage(stage: Any) -> bool | None:
+    if is_loader(stage):
+        return stage.batch_sampler is not None
+    name = getattr(getattr(stage, "f", stage), "__name__", "").strip("_")
+    return {"batched": True, "unbatched": False}.get(name)
+
+
+def is_loader(thing: Any) -> bool:
+    """Whether it is a DataLoader of torch or OneFlow, or of a class derived from it."""
+    return any(_derives_from(thing, package, "DataLoader") for package in _DATA)
+
+
+def short_batch(thing: Any) -> int:
+    """Rows of the last batch of such a loader, where it is shorter than the others; 0 if it is not, or unknown."""
+    if not is_loader(thing) or getattr(thing, "drop_last", True) or not getattr(thing, "batch_size", None):
+        return 0
+    try:
+        return len(thing.sampler) % int(thing.batch_size)
+    except (TypeError, NotImplementedError):
+        return 0
+
+
+def is_own_loader(thing: Any) -> bool:
+    """Whether it is a loader of this package."""
+    return any(_derives_from(thing, "libai_data", name) for name in _OWN_LOADERS)
 
 
 def is_dali(thing: Any) -> bool:
@@ -29,10 +68,11 @@ def is_ffcv(thing: Any) -> bool:
 
 
 def is_map_style(thing: Any) -> bool:
-    """Whether samples can be had by their index: it has a length and `[index]`, and is no stream of torch's."""
+    """Whether samples can be had by their index: it has a length and `[index]`, and is no stream."""
     if not hasattr(thing, "__len__") or not hasattr(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
-    return not _derives_from(thing, "torch.utils.data", "IterableDataset")
+    is_stream = any(_derives_from(thing, package, "IterableDataset") for package in _DATA)
+    return not is_stream and not yields_batches(thing)
 
 
 def without_node_splitting(thing: Any) -> Any:

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.global_batch.gather import digest_of
 from libai_data.integrations.collation import BatchRow
 from libai_data.integrations.digest import running_digest
-from libai_data.integrations.items import leaves_of_batch, named, rows_in
+from libai_data.integrations.items import array_in, leaves_of_batch, named, rows_in
 from libai_data.integrations.pump import Pump
 from libai_data.integrations.sources import Source
 from libai_data.mesh import is_main_process
+from libai_data.structures import Instance
 
 
 class Row(NamedTuple):
@@ -98,6 +99,7 @@ class RowReader:
         self._after: Mark | None = None
         self.place = Place()
         self.taken_word = 0
+        self._shapes: dict[str, tuple[int, ...]] = {}
 
     def begin(self, place: Place, group_size: int) -> None:
         """Go to a place, by the state that its mark holds or by counting.
@@ -210,14 +212,33 @@ class RowReader:
 
     def _rows_of(self, item: Any) -> list[Row]:
         if not self._source.batches:
+            if isinstance(item, Instance) and item._info is not None:
+                raise SchemaError(f"{self._source.name} yields batches of a loader of libai_data; use that as it is")
             pieces = [item]
         else:
             leaves: dict[str, Any] = {}
             skeleton = leaves_of_batch(named(item, self._options.names), leaves)
+            self._check_shapes(leaves)
             pieces = [BatchRow(leaves, skeleton, row) for row in range(rows_in(leaves))]
         first = self._next_index
         self._next_index += len(pieces)
         return [Row(self._epoch, first + number, piece) for number, piece in enumerate(pieces)]
+
+    def _check_shapes(self, leaves: dict[str, Any]) -> None:
+        """Refuse, before the round's end comes, a short last batch to which other shapes would have to be joined."""
+        if not (self._options.cycle and self._source.short_batch):
+            return
+        shapes = {name: array_in(value).shape[1:] for name, value in leaves.items() if hasattr(value, "shape")}
+        self._shapes = self._shapes or shapes
+        for name, shape in shapes.items():
+            if shape != self._shapes.get(name, shape):
+                raise SchemaError(
+                    f"{self._source.name} pads its batches to different lengths (rows of field '{name}' are "
+                    f"{list(self._shapes[name])}, then {list(shape)}), and its last batch has only "
+                    f"{self._source.short_batch} rows. With ends='cycle' rows of the next round are joined to them, "
+                    "which needs equal shapes: set drop_last=True, pad to one length, or give from_iterable the "
+                    "dataset and the collate_fn instead of the loader"
+                )
 
     def _open(self, epoch: int, mark: Mark | None) -> None:
         self.close()

@@ -11,7 +11,15 @@ from typing import Any, Callable
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.integrations.dali import PipelineRounds
-from libai_data.integrations.kinds import is_dali, is_dali_pipeline, is_ffcv, is_torch_loader, without_node_splitting
+from libai_data.integrations.kinds import (
+    is_dali,
+    is_dali_pipeline,
+    is_ffcv,
+    is_own_loader,
+    short_batch,
+    without_node_splitting,
+    yields_batches,
+)
 from libai_data.plain_state import decoded, encoded
 
 logger = logging.getLogger(__name__)
@@ -35,7 +43,11 @@ class Source:
 
     def __init__(self, thing: Any, batches: bool | None = None) -> None:
         self.name = getattr(thing, "__qualname__", type(thing).__name__)
-        self.batches = _yields_batches(thing) if batches is None else batches
+        if is_own_loader(thing):
+            raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
+        self.batches = yields_batches(thing) if batches is None else batches
+        self.short_batch = short_batch(thing) if self.batches else 0
+        """Rows of the last batch of a round, where it is known to be shorter than the others; else 0."""
         thing = PipelineRounds(thing) if is_dali_pipeline(thing) else without_node_splitting(thing)
         self._thing = thing
         self._is_factory = callable(thing) and not hasattr(thing, "__iter__") and not isinstance(thing, type)
@@ -128,12 +140,6 @@ class Source:
             # It writes each batch over an older one, which may still be in use.
             return (copy.deepcopy(batch) for batch in iterator)
         return iterator
-
-
-def _yields_batches(thing: Any) -> bool:
-    if is_torch_loader(thing):
-        return thing.batch_sampler is not None
-    return is_dali(thing) or is_ffcv(thing)
 
 
 def _keywords(function: Any) -> Iterable[str]:

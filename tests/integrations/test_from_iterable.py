@@ -412,6 +412,42 @@ def test_a_collator_gets_samples_as_they_come() -> None:
         loader.close()
 
 
+@pytest.mark.parametrize("package", ["torch", "oneflow"])
+def test_a_padding_loader_with_a_short_last_batch_is_refused_as_soon_as_lengths_differ(package: str) -> None:
+    data = pytest.importorskip(f"{package}.utils.data")
+    samples = [(np.full(2 + number % 5, number), number) for number in range(22)]
+
+    def pad(rows: list[Any]) -> dict[str, Any]:
+        longest = max(len(row) for row, _ in rows)
+        return {
+            "x": np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row, _ in rows]),
+            "y": np.array([label for _, label in rows]),
+        }
+
+    short = data.DataLoader(samples, batch_size=4, collate_fn=pad)
+    with pytest.raises(SchemaError, match=r"pads its batches to different lengths.*only 2 rows.*drop_last=True"):
+        for _ in zip(range(3), from_iterable(short, 4, ends="cycle")):
+            pass
+    for ends in ("drop", "pad"):
+        assert len(list(from_iterable(short, 4, ends=ends))) == (5 if ends == "drop" else 6)
+    whole = data.DataLoader(samples, batch_size=4, collate_fn=pad, drop_last=True)
+    assert len([batch for batch, _ in zip(from_iterable(whole, 4, ends="cycle"), range(12))]) == 12
+    ours = from_iterable(lambda: iter(samples), 4, ends="cycle", collate_fn=pad)
+    assert [batch.y.tensor.numpy().tolist() for batch, _ in zip(ours, range(6))][-1] == [20, 21, 0, 1]
+    with pytest.raises(ConfigError, match="collate_fn makes batches of samples, but DataLoader yields batches"):
+        from_iterable(whole, 4, collate_fn=pad)
+
+
+def test_loaders_of_ours_are_no_iterables_of_samples() -> None:
+    own = from_iterable([sample(number) for number in range(8)], 4)
+    with pytest.raises(ConfigError, match="a DataLoader of libai_data is a loader already; use it as it is"):
+        from_iterable(own, 4)
+    with pytest.raises(ConfigError, match="is a loader already"):
+        from_iterable(from_iterable(numbers, 4), 4)
+    with pytest.raises(SchemaError, match="yields batches of a loader of libai_data"):
+        next(iter(from_iterable(lambda: iter(own), 2)))
+
+
 def test_map_style_sources_are_shuffled_read_by_workers_and_resume() -> None:
     samples = [sample(number) for number in range(22)]
     plain = from_iterable(samples, 4, shuffle=True, seed=5, ends="cycle")

@@ -99,13 +99,16 @@ def grain_iter(batch: int = 0) -> Any:
     return dataset.batch(batch) if batch else dataset
 
 
-def grain_loader() -> Any:
+def grain_loader(batch: int = 0) -> Any:
     import grain
 
     sampler = grain.samplers.IndexSampler(
         ROWS, shard_options=grain.sharding.NoSharding(), shuffle=True, num_epochs=1, seed=7
     )
-    return grain.DataLoader(data_source=[sample(number) for number in range(ROWS)], sampler=sampler)
+    operations = [grain.transforms.Batch(batch)] if batch else []
+    return grain.DataLoader(
+        data_source=[sample(number) for number in range(ROWS)], sampler=sampler, operations=operations
+    )
 
 
 def hugging_face() -> Any:
@@ -125,6 +128,22 @@ def webdataset() -> Any:
     import webdataset
 
     return webdataset.WebDataset(str(FOLDER / "rows.tar"), shardshuffle=False).decode().to_tuple("x.npy", "y.cls")
+
+
+def web_loader() -> Any:
+    from webdataset import WebLoader
+
+    return WebLoader(webdataset(), batch_size=3)
+
+
+def oneflow_loader(**options: Any) -> Any:
+    import oneflow as flow
+    from oneflow.utils.data import DataLoader, TensorDataset
+
+    x = flow.arange(ROWS).reshape(ROWS, 1, 1).expand(ROWS, 2, 3).to(flow.float32)
+    generator = flow.Generator()
+    generator.manual_seed(5)
+    return DataLoader(TensorDataset(x, flow.arange(ROWS)), batch_size=3, generator=generator, **options)
 
 
 def dali_reader() -> Any:
@@ -191,15 +210,25 @@ KINDS: dict[str, Kind] = {
     "torch DataLoader": Kind(torch_loader, "torch", NAMES),
     "shuffling torch DataLoader": Kind(lambda: torch_loader(shuffle=True), "torch", NAMES, changes=True),
     "torch DataLoader with workers": Kind(lambda: torch_loader(num_workers=1), "torch", NAMES, cuts=(4, 7)),
+    "OneFlow DataLoader": Kind(oneflow_loader, None, NAMES),
+    "shuffling OneFlow DataLoader": Kind(lambda: oneflow_loader(shuffle=True), None, NAMES, changes=True, cuts=(4,)),
+    "OneFlow dataset": Kind(lambda: oneflow_loader().dataset, None, NAMES, is_map_style=True),
     "StatefulDataLoader's protocol": Kind(StatefulLoader, options={"batches": True}),
     "Grain MapDataset": Kind(grain_map, "grain", is_map_style=True),
     "Grain IterDataset": Kind(grain_iter, "grain"),
-    "Grain IterDataset of batches": Kind(lambda: grain_iter(3), "grain", {"batches": True}),
+    "Grain IterDataset of batches": Kind(lambda: grain_iter(3), "grain"),
+    "Grain MapDataset of batches": Kind(lambda: grain_map().batch(3), "grain"),
+    "Grain DataLoader of batches": Kind(lambda: grain_loader(3), "grain", cuts=(4,)),
     "Grain DataLoader": Kind(grain_loader, "grain", cuts=(0, 3, 8)),
     "Hugging Face dataset": Kind(hugging_face, "datasets", is_map_style=True),
     "Hugging Face stream": Kind(hugging_face_stream, "datasets"),
     "shuffling Hugging Face stream": Kind(lambda: hugging_face_stream(7), "datasets", changes=True),
     "WebDataset": Kind(webdataset, "webdataset", NAMES),
+    "WebDataset of batches": Kind(lambda: webdataset().batched(3), "webdataset", NAMES, cuts=(4,)),
+    "WebDataset of batches taken apart": Kind(
+        lambda: webdataset().batched(3).unbatched(), "webdataset", NAMES, cuts=(4,)
+    ),
+    "WebLoader": Kind(web_loader, "webdataset", NAMES, cuts=(4,)),
     "DALI pipeline": Kind(dali_reader, "nvidia.dali", NAMES, changes=True),
     "DALI iterator's protocol": Kind(DaliIterator),
     "FFCV loader's protocol": Kind(FfcvLoader, options=NAMES),
