@@ -20,7 +20,7 @@ from libai_data.samplers import CyclicSampler
 class Shuffled:
     """Shuffles each round by a generator of its own, as torch's loader does."""
 
-    def __init__(self, seed: int | None = 0) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self._random = np.random.default_rng(seed)
 
     def __iter__(self) -> Iterator[Any]:
@@ -74,11 +74,11 @@ def test_it_goes_on_with_the_batches_of_an_unbroken_run_however_often_it_is_stop
 
 
 def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
-    data = DataState(Shuffled(None))
+    data = DataState(Shuffled(1))
     feed = BatchFeed(data.loader)
     for _ in range(9):
         feed.next()
-    other = DataState(Shuffled(None))
+    other = DataState(Shuffled(2))
     other.load_state_dict(data.state_dict())
     with pytest.raises(CheckpointError, match=r"\(Shuffled\) has no state_dict.*round 1.*override=\[restart_data\]"):
         BatchFeed(other.loader).next()
