@@ -1,6 +1,6 @@
 # `make train` and `make test` set up what they need. See CONTRIBUTING.md.
 
-PYTHON := .venv/bin/python
+RUN := .venv/bin/python
 GPUS := 4
 SCRIPTS := tools/*.sh tools/*.sbatch .ci/run
 
@@ -20,7 +20,7 @@ setup-dev:
 	@bash tools/setup.sh dev
 
 data: setup-examples  ## Write the handwritten digits out as an image folder.
-	$(PYTHON) tools/prepare_digits.py
+	$(RUN) tools/prepare_digits.py
 
 train: data  ## Train a small vision transformer on the digits, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/vit_digits.py $(GPUS) train.dist.tensor_parallel_size=2
@@ -28,37 +28,37 @@ train: data  ## Train a small vision transformer on the digits, on 4 CPU ranks.
 STDLIB := data/stdlib
 
 text-data: setup  ## Tokenize the source files of Python's standard library.
-	$(PYTHON) -m libai_data stdlib-corpus $(STDLIB)
-	$(PYTHON) -m libai_data train-tokenizer --input $(STDLIB)/train.jsonl --output $(STDLIB)/tokenizer.json --vocab-size 2048
-	for part in train test; do $(PYTHON) -m libai_data preprocess --input $(STDLIB)/$$part.jsonl \
+	$(RUN) -m libai_data stdlib-corpus $(STDLIB)
+	$(RUN) -m libai_data train-tokenizer --input $(STDLIB)/train.jsonl --output $(STDLIB)/tokenizer.json --vocab-size 2048
+	for part in train test; do $(RUN) -m libai_data preprocess --input $(STDLIB)/$$part.jsonl \
 	    --tokenizer $(STDLIB)/tokenizer.json --append-eod --output-prefix $(STDLIB)/$$part --workers 2 || exit; done
-	$(PYTHON) -m libai_data unigram $(STDLIB)/train_text_document $(STDLIB)/test_text_document
+	$(RUN) -m libai_data unigram $(STDLIB)/train_text_document $(STDLIB)/test_text_document
 
 train-gpt: text-data  ## Train a small GPT on them, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py $(GPUS) train.dist.tensor_parallel_size=2
 
 test: setup  ## Run the tests to run before each commit.
-	$(PYTHON) -m pytest -n 2
+	$(RUN) -m pytest -n 2
 
 test-rest: setup  ## Run what `make test` leaves out: slow tests, and many examples of each property.
-	$(PYTHON) -m pytest -n 2 -m "slow or hypothesis" --hypothesis-profile long
+	$(RUN) -m pytest -n 2 -m "slow or hypothesis" --hypothesis-profile long
 
 test-all: test test-rest  ## Run every test.
 
 lint: setup-dev  ## Check style: ruff, and shellcheck for the scripts.
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 	.venv/bin/shellcheck $(SCRIPTS)
 
 format: setup-dev  ## Put the code into the shape that lint wants.
-	$(PYTHON) -m ruff check --fix .
-	$(PYTHON) -m ruff format .
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
 
 types: setup-dev  ## Check types with mypy.
-	$(PYTHON) -m mypy
+	$(RUN) -m mypy
 
 docs: setup-dev  ## Build the documentation into site/, strictly.
-	@NO_MKDOCS_2_WARNING=true $(PYTHON) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
 
 clean:  ## Remove what was built; .venv, data and output stay.
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -22,6 +22,7 @@ PROGRAMS = [
     "cp",
     "dirname",
     "flock",
+    "make",
     "mkdir",
     "mkfifo",
     "mv",
@@ -67,6 +68,7 @@ class Machine:
             (self.bin / program).symlink_to(shutil.which(program) or f"/bin/{program}")
         (root / "tools").mkdir()
         shutil.copy(REPOSITORY / "tools" / "setup.sh", root / "tools")
+        shutil.copy(REPOSITORY / "Makefile", root)
         (root / "setup.py").write_text("one\n")
         for version in ("3.9", "3.10"):
             (root / "tools" / f"constraints-{version}.txt").write_text("numpy==1.26.4\n")
@@ -199,6 +201,12 @@ esac
         expected = machine.python("mine/python", "3.9")
         assert machine.find(PYTHON=str(expected)).stdout == f"{expected}\n"
 
+    def test_make_passes_the_one_that_the_user_names_on(self, machine: Machine) -> None:
+        mine = machine.python("mine/python", "3.9")
+        result = finish(machine.start("-c", f"make -C {machine.root} setup", PYTHON=str(mine)))
+        assert result.returncode == 0, result.stderr
+        assert f"with {mine}" in result.stdout
+
     def test_a_wrong_one_that_the_user_names_is_refused(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
         mine = machine.python("mine/python", "3.12")
@@ -328,7 +336,7 @@ class TestRunningAgain:
         assert machine.set_up(extras).returncode == 0
         installs = [call for call in machine.calls("pip install") if "pip>=" not in call]
         assert ["--editable" in call for call in installs] == [True, False]
-        assert installs[1].endswith("--no-build-isolation --no-deps LiBai==0.1.1")
+        assert installs[1].endswith("--no-build-isolation --no-deps flowvision==0.1.0 LiBai==0.1.1")
 
     def test_the_environment_is_complete_where_libai_cannot_be_built(self, machine: Machine) -> None:
         text = (machine.bin / "python3.10").read_text()
