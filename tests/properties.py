@@ -1,8 +1,14 @@
-"""How many examples a property test tries: few in `make test`, many in `make test-all`."""
+"""How much a test tries: little in `make test`, much in `make test-all`."""
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 from hypothesis import settings
+
+slowly = partial(pytest.param, marks=pytest.mark.slow)
+"""Parameters of a test that only the long run tries."""
 
 MANY = 100
 """Examples of a property without a number of its own in the long run; the profile says how many."""

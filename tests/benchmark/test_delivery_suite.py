@@ -83,6 +83,7 @@ def test_pictures_are_photographs_of_one_size_in_two_classes(tmp_path: Path) -> 
     assert pixels.std() > 0.05
 
 
+@pytest.mark.slow
 def test_the_tool_measures_on_four_ranks(repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "tools" / "benchmark.py"), "delivery", "--quick", "--rounds", "2"]
     result = tmp_path / "result.json"

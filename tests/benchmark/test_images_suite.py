@@ -11,6 +11,7 @@ from libai_data.benchmark.rounds import Scale, measure
 from libai_data.benchmark.suites import images
 
 
+@pytest.mark.slow
 def test_each_row_is_measured_on_files_that_are_alike_but_not_the_same(tmp_path: Path) -> None:
     pytest.importorskip("flowvision")
     rows = images.rows(Scale(quick=True, seconds=0.0, folder=tmp_path))

@@ -10,6 +10,7 @@ from libai_data.benchmark.rounds import Scale, measure
 from libai_data.benchmark.suites import records
 
 
+@pytest.mark.slow
 def test_each_row_is_measured(tmp_path: Path) -> None:
     for package in ("array_record", "pyarrow"):
         pytest.importorskip(package)

@@ -10,6 +10,7 @@ from libai_data.benchmark.rounds import Scale, measure
 from libai_data.benchmark.suites import text_preprocess
 
 
+@pytest.mark.slow
 def test_each_row_is_measured(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     rows = text_preprocess.rows(Scale(quick=True, seconds=0.0, folder=tmp_path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from libai_data.benchmark.rounds import Scale, measure
 from libai_data.benchmark.suites import text
@@ -12,6 +13,7 @@ from libai_data.datasets.gpt import GPTDataset
 from libai_data.sources import IndexedSource
 
 
+@pytest.mark.slow
 def test_each_row_is_measured_and_a_small_index_takes_little(tmp_path: Path) -> None:
     for row in text.rows(Scale(quick=True, seconds=0.02, folder=tmp_path)):
         if row.name == "gpt-2":

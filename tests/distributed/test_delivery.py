@@ -22,6 +22,7 @@ from tests.distributed.delivered import (
     whole,
 )
 from tests.distributed.launcher import launch_ranks
+from tests.properties import slowly
 
 MESHES = {
     "1x1x1": 1,
@@ -36,7 +37,7 @@ MESHES = {
     "1x1x4": 4,
 }
 
-each_mesh = pytest.mark.parametrize("mesh", MESHES)
+each_mesh = pytest.mark.parametrize("mesh", [slowly(mesh) if MESHES[mesh] == 2 else mesh for mesh in MESHES])
 FoundOn = Callable[[int], Found]
 
 

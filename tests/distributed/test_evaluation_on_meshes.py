@@ -14,6 +14,7 @@ from libai_data.engine.evaluation.classification import correct_in_top_k
 from libai_data.samplers import Order
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.evaluation_cases import CASES, LENGTH, MESHES, MICRO_BATCH, Case, Sentences
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "evaluate_on_meshes.py"
 
@@ -47,7 +48,11 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Launch:
 
 everywhere = pytest.mark.parametrize(
     ("world_size", "mesh"),
-    [(world_size, "x".join(map(str, mesh))) for world_size, meshes in MESHES.items() for mesh in meshes],
+    [
+        slowly(world_size, "x".join(map(str, mesh))) if world_size == 2 else (world_size, "x".join(map(str, mesh)))
+        for world_size, meshes in MESHES.items()
+        for mesh in meshes
+    ],
 )
 
 
@@ -95,14 +100,14 @@ def test_metrics_are_what_numpy_makes_of_the_scores(world_size: int, mesh: str, 
         assert found["metrics"]["perplexity"] == pytest.approx(np.exp(found["metrics"]["loss"]), rel=1e-9)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [slowly(2), 4])
 def test_loaders_of_unequal_lengths_are_refused_on_all_ranks(world_size: int, launched: Launch) -> None:
     others = [rank for rank in range(world_size) if rank != 1]
     said = f"the test loaders of ranks {others} have ended after 1 batches, those of ranks [1] have not"
     assert launched(world_size).output.count(said) == world_size
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [slowly(2), 4])
 def test_local_tensors_whose_other_parts_would_be_lost_are_refused(world_size: int, launched: Launch) -> None:
     assert (
         launched(world_size).output.count("is a local tensor, of which the other ranks' parts would be") == world_size

@@ -12,6 +12,7 @@ import pytest
 
 from libai_data.global_batch.node_link import SECONDS_TO_MEET_VARIABLE
 from tests.distributed.jobs import Ended, Job, says_who_is_gone, start_by_hand, start_by_launcher
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "faults_job.py"
 SECONDS_TO_END = 10.0
@@ -40,14 +41,14 @@ def tracebacks(output: str, of: str) -> int:
     return len(re.findall(rf"^(?:[\w.]+\.)?{of}", output, re.MULTILINE))
 
 
-RAISING: list[tuple[str, int, str, str, int, str, int]] = [
+RAISING = [
     # start, ranks, case, readers, workers, the error, the rank that it comes from
-    ("launcher", 2, "dataset", "data_parallel", 0, "OSError: sample 45 cannot be read", 1),
-    ("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
+    slowly("launcher", 2, "dataset", "data_parallel", 0, "OSError: sample 45 cannot be read", 1),
+    slowly("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
     ("launcher", 3, "dataset", "rank0", 2, "OSError: sample 45 cannot be read", 0),
     ("by hand", 2, "dataset", "data_parallel", 2, "OSError: sample 45 cannot be read", 1),
     ("launcher", 3, "raise:2", "node", 0, "RuntimeError: the model of rank 2 is broken", 2),
-    ("by hand", 3, "raise:1", "rank0", 2, "RuntimeError: the model of rank 1 is broken", 1),
+    slowly("by hand", 3, "raise:1", "rank0", 2, "RuntimeError: the model of rank 1 is broken", 1),
 ]
 
 
@@ -65,14 +66,14 @@ def test_an_exception_on_one_rank_ends_all_and_is_told_once(
                 assert says_who_is_gone(output), ended.output
 
 
-DYING: list[tuple[str, int, str, str, int]] = [
-    ("launcher", 2, "kill:1", "data_parallel", 0),
+DYING = [
+    slowly("launcher", 2, "kill:1", "data_parallel", 0),
     ("launcher", 3, "kill:0", "rank0", 2),
     # Forked workers hold what was open when they were made.
     ("by hand", 3, "kill:0", "node+fork", 2),
-    ("by hand", 3, "kill:1", "rank0", 2),
-    ("by hand", 3, "kill:2", "data_parallel", 0),
-    ("by hand", 2, "term:1", "node", 0),
+    slowly("by hand", 3, "kill:1", "rank0", 2),
+    slowly("by hand", 3, "kill:2", "data_parallel", 0),
+    slowly("by hand", 2, "term:1", "node", 0),
     ("by hand", 2, "exit:0", "node", 2),
 ]
 
@@ -92,7 +93,7 @@ def test_a_rank_that_is_killed_ends_all(
         assert f"local rank {dead} ended with signal SIGKILL" in ended.output
 
 
-@pytest.mark.parametrize("readers", ["node", "rank0"])
+@pytest.mark.parametrize("readers", [slowly("node"), "rank0"])
 def test_a_killed_worker_is_replaced_and_the_job_goes_on(readers: str, tmp_path: Path) -> None:
     ended = run("launcher", 2, "kill_worker:0", readers, 2, tmp_path)
     assert ended.codes == [0], ended.output
@@ -113,7 +114,7 @@ def test_a_launcher_that_is_told_to_stop_stops_all(tmp_path: Path) -> None:
         check_end(job.wait(WATCHDOG), tmp_path)
 
 
-@pytest.mark.parametrize("absent", [0, 1])
+@pytest.mark.parametrize("absent", [slowly(0), 1])
 def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(absent: int, tmp_path: Path) -> None:
     with Job() as job:
         env = {SECONDS_TO_MEET_VARIABLE: "2"}

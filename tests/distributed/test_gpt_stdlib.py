@@ -74,6 +74,7 @@ def test_one_rank_has_the_same_losses(job: Path) -> None:
     np.testing.assert_allclose(metric(job / "one"), metric(job / "whole"), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_job_resumes_exactly(job: Path) -> None:
     (job / "cut").mkdir()
     shutil.copytree(job / "whole" / "model_0000003", job / "cut" / "model_0000003")

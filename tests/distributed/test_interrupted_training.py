@@ -124,15 +124,15 @@ def kill_at_a_random_moment(folder: Path, chance: random.Random) -> str:
         return "training" if len(noted(folder, 0)) > before else "starting"
 
 
-def kill_again_and_again(folder: Path, seed: int) -> list[str]:
+def kill_again_and_again(folder: Path, seed: int, kills: int) -> list[str]:
     chance = random.Random(seed)
-    doing = [kill_at_a_random_moment(folder, chance) for _ in range(KILLS)]
+    doing = [kill_at_a_random_moment(folder, chance) for _ in range(kills)]
     print(f"killed while: {doing}")
     return doing
 
 
-def check_killed_training(folder: Path, whole: Path, seed: int) -> None:
-    kill_again_and_again(folder, seed)
+def check_killed_training(folder: Path, whole: Path, seed: int, kills: int = KILLS) -> None:
+    kill_again_and_again(folder, seed, kills)
     finish(folder, DROPOUT)
     assert steps_taken(folder) == uninterrupted()
     assert losses(folder) == losses(whole / "dropout")
@@ -146,7 +146,7 @@ def test_an_uninterrupted_training_takes_the_order_as_it_is(whole: Path) -> None
 
 
 def test_a_training_killed_at_random_moments_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, whole: Path) -> None:
-    check_killed_training(tmp_path, whole, seed=0)
+    check_killed_training(tmp_path, whole, seed=0, kills=2)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from libai_data.samplers import CyclicSampler, Order
 from libai_data.structures import Instance
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, MESHES, SAMPLES, SEED, Case, ManyLayouts
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "deliver_batches.py"
 
@@ -24,7 +25,11 @@ Delivered = dict[str, dict[str, list[dict[str, Any]]]]
 
 everywhere = pytest.mark.parametrize(
     ("world_size", "mesh"),
-    [(world_size, mesh) for world_size, meshes in MESHES.items() for mesh in meshes],
+    [
+        slowly(world_size, mesh) if world_size == 2 else (world_size, mesh)
+        for world_size, meshes in MESHES.items()
+        for mesh in meshes
+    ],
     ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else f"world {value}",
 )
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -125,7 +130,7 @@ def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
 
 
 # The loader takes the epoch of a rank's own first row for that of the global batch; IndexBatch.epoch is the right one.
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, slowly(2), 4])
 def test_all_ranks_name_the_epoch_of_the_global_batchs_first_sample(
     world_size: int, delivered_to: Callable[[int], list[Delivered]]
 ) -> None:

@@ -10,27 +10,26 @@ import numpy as np
 import pytest
 
 from tests.distributed.launcher import launch_ranks
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_models_on_meshes.py"
-WORLDS = {
-    "1x1x1": 1,
-    "2x1x1": 2,
-    "1x2x1": 2,
-    "1x1x2": 2,
-    "4x1x1": 4,
-    "2x2x1": 4,
-    "1x4x1": 4,
-    "2x1x2": 4,
-}
-MESHES = list(WORLDS)
-MODELS = {
-    mesh: ["vit"] if mesh in ("4x1x1", "1x4x1", "2x1x2") else ["vit", "gpt"] + ["documents"] * (world < 4)
-    for mesh, world in WORLDS.items()
-}
+LAUNCHES = ((1, ["1x1x1"]), (4, ["2x2x1", "2x1x2"]), (2, ["2x1x1", "1x2x1", "1x1x2"]), (4, ["4x1x1", "1x4x1"]))
+"""Ranks, and the meshes that they train on; the last two are for the long run."""
+
+MESHES = [mesh if launch in LAUNCHES[:2] else slowly(mesh) for launch in LAUNCHES for mesh in launch[1]]
+
+
+def models_of(ranks: int, mesh: str) -> list[str]:
+    if ranks == 4:
+        return ["vit", "gpt"] if mesh == "2x2x1" else ["vit"]
+    return ["vit", "gpt", "documents"]
+
+
 CASES = [
-    (mesh, model, mode)
-    for mesh in MESHES
-    for model in MODELS[mesh]
+    (mesh, model, mode) if launch in LAUNCHES[:2] else slowly(mesh, model, mode)
+    for launch in LAUNCHES
+    for mesh in launch[1]
+    for model in models_of(launch[0], mesh)
     for mode in (["eager", "graph", "checkpointing"] if mesh == "1x1x1" else ["eager", "graph"])
 ]
 
@@ -39,17 +38,17 @@ Results = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Results]:
-    """Results of all cases of a mesh's world: each world is launched once, when it is first asked for."""
-    launched: dict[int, Results] = {}
+    """Results of all cases of a mesh; each launch is made once, when one of its meshes is first asked for."""
+    found: Results = {}
 
     def results(mesh: str) -> Results:
-        world_size = WORLDS[mesh]
-        if world_size not in launched:
-            file = tmp_path_factory.mktemp("models") / f"{world_size}.json"
-            launch = launch_ranks(SCRIPT, world_size, str(file), timeout=400)
+        if f"{mesh} collectives" not in found:
+            ((ranks, meshes),) = [launch for launch in LAUNCHES if mesh in launch[1]]
+            file = tmp_path_factory.mktemp("models") / "results.json"
+            launch = launch_ranks(SCRIPT, ranks, str(file), *meshes, timeout=400)
             assert launch.returncode == 0, launch.output
-            launched[world_size] = json.loads(file.read_text())
-        return launched[world_size]
+            found.update(json.loads(file.read_text()))
+        return found
 
     return results
 
