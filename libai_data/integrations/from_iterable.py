@@ -126,7 +126,7 @@ def from_iterable(
         raise ConfigError(f"collate_fn makes batches of samples, but {told.name} yields batches; leave one of them out")
     if told.takes_shard and ends in ("short", "pad"):
         raise ConfigError(
-            f"ends={ends!r} keeps the last rows of {told.name} by marking the first rows of a batch as those that count; "
+            f"ends={ends!r} keeps the last rows of {told.name} by marking the first rows of a batch as valid, "
             "but each of its shards may end at another row. Say ends='drop' to leave out what fills no global batch, "
             "ends='cycle' for an endless stream, or take a factory without shards"
         )

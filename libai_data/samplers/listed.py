@@ -151,8 +151,11 @@ class ListedBatches(EpochPositions):
             return None
 
     def state_dict(self) -> dict[str, Any]:
-        """At position 0, the epoch before the next one, and a digest of this rank's lists of it. Elsewhere the epoch, the
-        number of samples that all ranks have taken in it, and a digest of this rank's lists of them."""
+        """At position 0, the epoch before the next one, and a digest of this rank's lists of it.
+
+        Elsewhere the epoch, the number of samples that all ranks have taken in it, and a digest of this rank's lists of
+        them.
+        """
         return {
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),

@@ -37,7 +37,7 @@ class _Entry:
 class LocalCache:
     """Copies of files, of which the least recently used goes when there is no room; never one that is in use.
 
-    A file `<key>.lock` goes with each copy. Who makes or removes the copy holds the lock alone; who reads the copy notes
+    A file `<key>.lock` goes with each copy. Whoever makes or removes it holds the lock alone. Who reads the copy notes
     that it is in use, see `in_use`. The system releases both when their process dies.
 
     Attributes:
