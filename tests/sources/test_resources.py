@@ -35,7 +35,7 @@ def opened(kind, path):
 for entry in sys.argv[3:]:
     kind, _, path = entry.partition("=")
     source = opened(kind, path)
-    for here in (source, unship(ship(source))):
+    for here in (source, unship(ship(source).descriptor)):
         order = np.random.default_rng(0).permutation(len(here))[:2000]
         read = [here[int(index)] for index in order]
         assert len(read) == len(order) and all(len(record) for record in read)
