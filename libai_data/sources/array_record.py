@@ -18,8 +18,9 @@ from libai_data.sources.sharded import Paths, ShardedSource, opened
 
 _HASHED_HERE = 4096
 _BYTES_OF_RECORD = 48  # What a Python object and its place in a list take.
-_READERS = 16
 _DECODED_AT_ONCE = 4 << 20
+# The package keeps a descriptor for each file: these are for all sources together.
+_readers = LastUsed(16)
 
 
 class ArrayRecordSource(ShardedSource):
@@ -41,13 +42,13 @@ class ArrayRecordSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths, verify: bool = True, cache_bytes: int = 64 << 20) -> None:
-        files, kept, readers = opened(paths), LastUsed(cache_bytes), LastUsed(_READERS)
-        super().__init__(files, [_Shard(file, verify, kept, readers) for file in files])
+        files, kept = opened(paths), LastUsed(cache_bytes)
+        super().__init__(files, [_Shard(file, verify, kept) for file in files])
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, verify: bool, kept: LastUsed, readers: LastUsed) -> None:
-        self._file, self._verify, self._kept, self._readers = file, verify, kept, readers
+    def __init__(self, file: MappedFile, verify: bool, kept: LastUsed) -> None:
+        self._file, self._verify, self._kept = file, verify, kept
         try:
             self._index = read_index(file)
         except BrokenChunk as error:
@@ -133,7 +134,8 @@ class _Shard:
             raise BrokenChunk(f"the package array_record says: {error}") from error
 
     def _reader(self) -> Any:
-        reader = self._readers.get(self._file.source)
+        key = tuple(self._file.identity)
+        reader = _readers.get(key)
         if reader is None:
             try:
                 from array_record.python.array_record_module import ArrayRecordReader
@@ -143,7 +145,8 @@ class _Shard:
                     "array_record compares: pip install 'libai_data[records]' on Python 3.10, or pass verify=False"
                 ) from error
             reader = ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
-            self._readers.put(self._file.source, reader, 1)
+            self._file.check_current()
+            _readers.put(key, reader, 1)
         return reader
 
     def _broken(self, number: int, error: BrokenChunk) -> FormatError:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.errors import FormatError
 from libai_data.file_map import FileMap, FileStatus
 from libai_data.identity import file_identity
 from libai_data.sources.storage import LocalFile, PathLike
@@ -52,6 +53,18 @@ class MappedFile:
     def current_identity(self) -> list[Any]:
         """The identity of the file that has the path now; a file of a store has the one that it was opened with."""
         return [self.source, self._local.identity] if self.is_copy else file_identity(self.path)
+
+    def check_current(self) -> None:
+        """Refuse what was opened by the path if another file has it now.
+
+        Raises:
+            FormatError: The file was replaced or written to since this object was made.
+        """
+        found = self.current_identity()
+        if found != self.identity:
+            raise FormatError(
+                f"{self.source} has changed since it was opened: it was {self.identity}, and is {found}; open it anew"
+            )
 
     @property
     def size(self) -> int:

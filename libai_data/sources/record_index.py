@@ -35,8 +35,16 @@ def record_index(
 
     Raises:
         ConfigError: The folder cannot be written to.
+        FormatError: The file changed meanwhile.
     """
-    return cached_arrays(_folder(file, cache_dir), f"{file.path.name}-{key_of(kind, file.identity)}", build)
+
+    def build_of_this_file() -> Sequence[np.ndarray]:
+        found = build()
+        file.check_current()
+        return found
+
+    name = f"{file.path.name}-{key_of(kind, file.identity)}"
+    return cached_arrays(_folder(file, cache_dir), name, build_of_this_file)
 
 
 def _folder(file: MappedFile, cache_dir: PathLike | None) -> Path:
