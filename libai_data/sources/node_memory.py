@@ -21,11 +21,14 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.errors import PeerError
+
 logger = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _SECONDS_BETWEEN_TRIES = 0.02
 _SECONDS_UNTIL_TOLD = 5.0
+_ADDRESSES = 16
 _listening: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -73,10 +76,14 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
     Args:
         name: says what the memory holds.
         fill: writes it to a descriptor, at least a byte; what it raises, each process gets that tries.
+
+    Raises:
+        PeerError: Other users have taken all addresses for this name.
     """
-    address = f"\0libai_data/memory/{os.getuid()}/{name}"
-    began, told = time.monotonic(), False
-    while True:
+    addresses = [f"\0libai_data/memory/{os.getuid()}/{name}/{number}" for number in range(_ADDRESSES)]
+    began, refused, told = time.monotonic(), 0, False
+    while addresses:
+        address = addresses[0]
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             listener.bind(address)
@@ -85,7 +92,17 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
             listener.close()
             if error.errno != errno.EADDRINUSE:
                 raise
-            descriptor = _received(address)
+            try:
+                descriptor = _received(address)
+            except PermissionError:
+                del addresses[0]  # All processes of this user pass on to the next one.
+                continue
+            except ConnectionRefusedError:
+                refused += 1
+                if refused * _SECONDS_BETWEEN_TRIES > _SECONDS_UNTIL_TOLD:
+                    del addresses[0]  # Nobody of this package takes an address and does not listen.
+                    refused = 0
+                descriptor = -1
             if descriptor >= 0:
                 return NodeMemory(descriptor)
             if not told and time.monotonic() - began > _SECONDS_UNTIL_TOLD:
@@ -102,6 +119,10 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
             _close(listener)
             raise
         return NodeMemory(descriptor, listener)
+    raise PeerError(
+        f"processes of other users listen at all {_ADDRESSES} addresses for shared memory like \\0libai_data/memory/"
+        f"{os.getuid()}/{name}/0 (see /proc/net/unix); have them ended"
+    )
 
 
 def opened_memory(path: str, number: int) -> NodeMemory | None:
@@ -117,13 +138,20 @@ def opened_memory(path: str, number: int) -> NodeMemory | None:
 
 
 def _received(address: str) -> int:
-    """A descriptor from the process that has the name, once the memory is filled; -1 if it does not give one."""
+    """A descriptor from the process that has the name, once the memory is filled; -1 if it does not give one.
+
+    Raises:
+        PermissionError: The process is another user's.
+        ConnectionRefusedError: It does not listen, or not yet.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
         try:
             end.connect(address)
             if _user_of(end) != os.getuid():
-                return -1
+                raise PermissionError("the process is another user's")
             _, ancillary, _, _ = end.recvmsg(1, socket.CMSG_SPACE(4))
+        except (PermissionError, ConnectionRefusedError):
+            raise
         except OSError:
             return -1
     for _, kind, data in ancillary:
