@@ -200,3 +200,35 @@ def test_a_folder_that_cannot_be_moved_or_written_is_named(used: Path, tmp_path:
     file.touch()
     with pytest.raises(ConfigError, match="file/run cannot be written"):
         take_output_folder(str(file / "run"), resume=False)
+
+
+FAILS_ONCE = """
+import os, sys
+from libai_data.engine import DefaultTrainer
+from libai_data.engine.command import main
+
+class FailsOnce(DefaultTrainer):
+    def run_step(self):
+        super().run_step()
+        if self.iter == 2 and not os.path.exists(sys.argv[0] + ".failed"):
+            open(sys.argv[0] + ".failed", "w").close()
+            raise RuntimeError("the first attempt fails")
+
+main(trainer_class=FailsOnce)
+"""
+
+
+def test_a_new_run_that_fails_before_its_first_checkpoint_is_restarted_at_step_0(used: Path, tmp_path: Path) -> None:
+    """And not at the last checkpoint of the earlier run, which the folder held."""
+    script = tmp_path / "script.py"
+    script.write_text(FAILS_ONCE)
+    command = [sys.executable, "-m", "libai_data.launch", "--max-restarts", "2", str(script), "--config-file"]
+    command += ["tests/engine/tiny_config.py", f"train.output_dir={used}", "train.train_iter=5"]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=env, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert "restart 1 of 2, from this job's last checkpoint, if there is one" in ended.stderr
+    log = (used / "log.txt").read_text()
+    # Both attempts, in one log.
+    assert log.count("Training from iteration 0 to 5.") == 2
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["run", "run.1"]
