@@ -5,10 +5,8 @@ The loader says which samples are being read; transforms ask for `sample_generat
 
 from __future__ import annotations
 
-import random
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,17 +15,29 @@ from libai_data.mixing import combine64
 
 
 class _Current(threading.local):
-    """(seed, epoch, index) of each sample that a thread is reading."""
+    """What a thread reads."""
 
-    keys: Sequence[tuple[int, int, int]] = ()
-    failed: int | None = None
-    reused: np.random.Generator | None = None
+    reading: reading_samples | None = None
+    ambiguous = False
+    spare: np.random.Generator | None = None
 
 
 _current = _Current()
+_reading_threads: set[int] = set()
+_is_worker = False
 _NO_COUNT = np.zeros(4, np.uint64)
-_STREAM_OF_BATCHES, _STREAM_OF_ROWS = -1, -2
-_global_generators = threading.RLock()
+_STREAM_OF_BATCHES, _STREAM_OF_ROWS, _FIRST_STREAM_OF_MAPS = -1, -2, 1 << 16
+
+
+def become_worker_process() -> None:
+    """Say that this process exists to read samples; a worker says so once."""
+    global _is_worker
+    _is_worker = True
+
+
+def is_worker_process() -> bool:
+    """Whether this process exists to read samples."""
+    return _is_worker
 
 
 class SampleKeys(Sequence[tuple[int, int, int]]):
@@ -64,22 +74,57 @@ class SampleKey(SampleKeys):
 class reading_samples:
     """Says which samples this thread reads within the block; the loader does so around each call of a dataset.
 
+    Blocks may lie within each other, as when a dataset reads by a loader of its own.
+
     Args:
         keys: (seed, epoch, index) of each sample.
     """
 
+    failed: int | None = None
+    """Index of the sample over which the block failed, if `reading_row` told."""
+    _outer: reading_samples | None = None
+    _row = -1
+    _maps = 0
+
     # Not a generator, which costs four times as much: it is entered for each sample, or each batch.
     def __init__(self, keys: Sequence[tuple[int, int, int]]) -> None:
-        self._keys = keys
+        self.keys = keys
 
-    def __enter__(self) -> None:
-        _current.keys, _current.failed = self._keys, None
+    def __enter__(self) -> reading_samples:
+        self._outer = _current.reading
+        _current.reading = self
+        if self._outer is None:
+            _reading_threads.add(threading.get_ident())
+        return self
 
     def __exit__(self, *failure: object) -> None:
-        _current.keys = ()
+        _current.reading = self._outer
+        if self._outer is None:
+            _reading_threads.discard(threading.get_ident())
+
+    def maps(self) -> int:
+        """`RandomMap`s that the sample which is being read has passed."""
+        row = getattr(self.keys, "row", -1)
+        if row != self._row:
+            self._row, self._maps = row, 0
+        return self._maps
+
+    def set_maps(self, maps: int) -> None:
+        """Say how many `RandomMap`s it has passed now."""
+        self._maps = maps
 
 
-class reading_row:
+class reading_inputs(reading_samples):
+    """Says that, within the block, other samples are read, of which the one that is being read is made."""
+
+    def __exit__(self, *failure: object) -> None:
+        super().__exit__(*failure)
+        if self._outer is not None:
+            # `RandomMap`s above draw other numbers than those below, even if both samples have the same key.
+            self._outer.set_maps(max(self._outer.maps(), self.maps()))
+
+
+class reading_row(reading_samples):
     """Says that, within the block, of the samples that are being read together one is read; `read_batch` may do so.
 
     `sample_generator` is then that sample's, and an error within the block is told with its index.
@@ -89,49 +134,26 @@ class reading_row:
     """
 
     def __init__(self, row: int) -> None:
-        self._row = row
+        super().__init__([_keys()[row]] if _keys() else ())
 
-    def __enter__(self) -> None:
-        self._outer = _current.keys
-        if self._outer:
-            _current.keys = (self._outer[self._row],)
-
-    def __exit__(self, kind: object, *failure: object) -> None:
-        if kind is not None and _current.keys:
-            _current.failed = _current.keys[0][2]
-        _current.keys = self._outer
+    def __exit__(self, *failure: object) -> None:
+        super().__exit__(*failure)
+        if failure[0] is not None and self.keys and self._outer is not None:
+            self._outer.failed = self.keys[0][2]
 
 
-def failed_sample() -> int | None:
-    """Index of the sample over which this thread failed while it read several, if `reading_row` told."""
-    return _current.failed
-
-
-@contextmanager
-def reading_some_of_them(rows: np.ndarray) -> Iterator[None]:
+def reading_some_of_them(rows: np.ndarray) -> reading_samples:
     """Says that, within the block, of the samples that are being read together only some are read.
 
     Args:
         rows: int64 [n], which of them.
     """
-    keys = _current.keys
-    with reading_inputs([keys[row] for row in rows.tolist()] if keys else ()):
-        yield
+    keys = _keys()
+    return reading_inputs([keys[row] for row in rows.tolist()] if keys else ())
 
 
-@contextmanager
-def reading_inputs(keys: Sequence[tuple[int, int, int]]) -> Iterator[None]:
-    """Says that, within the block, other samples are read, of which the one that is being read is made.
-
-    Args:
-        keys: (seed, epoch, index) of each.
-    """
-    outer = _current.keys
-    _current.keys = keys
-    try:
-        yield
-    finally:
-        _current.keys = outer
+def _keys() -> Sequence[tuple[int, int, int]]:
+    return () if _current.reading is None else _current.reading.keys
 
 
 def sample_generator(stream: int = 0) -> np.random.Generator:
@@ -142,31 +164,91 @@ def sample_generator(stream: int = 0) -> np.random.Generator:
 
     Returns:
         A generator that depends on (seed, epoch, index, stream) alone; outside a loader, an unseeded one.
+
+    Raises:
+        RuntimeError: A thread that a dataset has started asks; it reads no sample itself.
     """
-    return _generator(_current.keys[0], stream) if _current.keys else np.random.default_rng()
+    return _generator(_key(), stream) if _reads() else np.random.default_rng()
 
 
-def passing_generator() -> np.random.Generator:
-    """`sample_generator()`, in a third of its time: valid until this thread asks for another, so not to be kept."""
-    if not _current.keys:
+def map_generator() -> np.random.Generator:
+    """`sample_generator` with another stream at each call for a sample, for what may lie in several layers."""
+    reading = _current.reading
+    if not _reads() or reading is None:
         return np.random.default_rng()
-    if _current.reused is None:
-        _current.reused = np.random.Generator(np.random.Philox())
-    generator = _current.reused
-    generator.bit_generator.state = {
-        "bit_generator": "Philox",
-        "state": {"counter": _NO_COUNT, "key": _philox_key(_current.keys[0], 0)},
-        "buffer": _NO_COUNT,
-        "buffer_pos": len(_NO_COUNT),
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    return generator
+    maps = reading.maps()
+    reading.set_maps(maps + 1)
+    return _generator(_key(), _FIRST_STREAM_OF_MAPS + maps)
+
+
+class map_attempt:
+    """Takes back, if the block fails, the streams that `map_generator` gave within it: a retry draws the same."""
+
+    def __enter__(self) -> None:
+        self._reading = _current.reading
+        self._before = 0 if self._reading is None else self._reading.maps()
+
+    def __exit__(self, kind: object, *failure: object) -> None:
+        if kind is not None and self._reading is not None:
+            self._reading.set_maps(self._before)
+
+
+def _reads() -> bool:
+    """Whether this thread reads a sample."""
+    if _keys():
+        return True
+    if threading.current_thread() is not threading.main_thread() and (_is_worker or _reading_threads):
+        raise RuntimeError(
+            f"thread {threading.current_thread().name!r} asked for a sample's generator, but reads no sample: "
+            "generators belong to the thread in which a loader calls dataset[index]. Ask there, with another "
+            "sample_generator(stream=...) for each task, and hand them to the thread; or, outside a loader, read "
+            "within `with reading_samples(((seed, epoch, index),))`"
+        )
+    return False
+
+
+def _key() -> tuple[int, int, int]:
+    keys = _keys()
+    if len(keys) > 1:
+        _current.ambiguous = True
+    return keys[0]
+
+
+def set_ambiguity(ambiguous: bool) -> bool:
+    """Whether this thread has asked for one generator while it read several samples; what is known from now on."""
+    before, _current.ambiguous = _current.ambiguous, ambiguous
+    return before
+
+
+class passing_generator:
+    """Within the block, `sample_generator()`, in a third of its time; not to be kept."""
+
+    _used: np.random.Generator | None = None
+
+    def __enter__(self) -> np.random.Generator:
+        if not _reads():
+            return np.random.default_rng()
+        # A block within this one, of another thing that the same sample is made of, finds no spare one.
+        generator, _current.spare = _current.spare, None
+        self._used = generator = generator or np.random.Generator(np.random.Philox())
+        generator.bit_generator.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": _NO_COUNT, "key": _philox_key(_key(), 0)},
+            "buffer": _NO_COUNT,
+            "buffer_pos": len(_NO_COUNT),
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
+        return generator
+
+    def __exit__(self, *failure: object) -> None:
+        if self._used is not None:
+            _current.spare = self._used
 
 
 def sample_generators(stream: int = 0) -> list[np.random.Generator]:
     """`sample_generator` for each sample that is being read by `read_batch` or `__getitems__`, in their order."""
-    return [_generator(key, stream) for key in _current.keys]
+    return [_generator(key, stream) for key in _keys()]
 
 
 class BatchRandom:
@@ -204,27 +286,3 @@ def _philox_key(key: tuple[int, int, int], stream: int) -> np.ndarray:
     high = combine64(*key, stream)
     # As an array: of a list with one number on either side of 2**63 numpy makes floats, which drop bits.
     return np.array([high, combine64(high)], dtype=np.uint64)
-
-
-@contextmanager
-def seeded_globals(seed: int | None = None) -> Iterator[None]:
-    """Seed Python's and numpy's global generators for the sample that is being read, and put them back afterwards.
-
-    For transforms of other libraries, which draw from these; threads take turns. Outside a loader nothing is seeded.
-
-    Args:
-        seed: what to seed with, instead of the sample's.
-    """
-    if seed is None and not _current.keys:
-        yield
-        return
-    seed = combine64(*_current.keys[0]) if seed is None else seed
-    with _global_generators:
-        python_state, numpy_state = random.getstate(), np.random.get_state()
-        random.seed(seed)
-        np.random.seed(seed & 0xFFFFFFFF)
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)

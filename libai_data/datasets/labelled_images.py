@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Callable, Protocol
 
 import numpy as np
 from PIL import Image
 
 from libai_data.errors import FormatError, SampleError
-from libai_data.sample_random import reading_row, seeded_globals
+from libai_data.sample_random import reading_row
 from libai_data.structures import DistTensorData, Instance
 from libai_data.transforms.decode import MODES, EncodedImage
 from libai_data.transforms.image import ImageToFloat
@@ -47,7 +47,7 @@ class LabelledImages:
         source: of the images.
         transform: from an image to an array; by default float32 [C, H, W] of 0 to 1. It is given a Pillow image, or,
             where it has `takes_encoded = True`, an `EncodedImage` or a uint8 array [H, W, 3] or [H, W]. Random
-            transforms may draw from `sample_generator`, `random` or `numpy.random`: all are seeded for the sample.
+            transforms may draw from `sample_generator`, or from generators that all code shares, as any dataset may.
         mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
     """
 
@@ -127,10 +127,9 @@ class LabelledImages:
 
     @contextmanager
     def _transforming(self, index: int) -> Iterator[None]:
-        """Name the image if it cannot be decoded within the block, and seed what its transform draws from."""
-        shared = nullcontext() if getattr(self.transform, "seeds_itself", False) else seeded_globals()
+        """Name the image if it cannot be decoded within the block."""
         try:
-            with shared, transform_time():
+            with transform_time():
                 yield
         except FormatError as error:
             raise FormatError(f"{self.source.name(index)} cannot be read as an image: {error}") from error

@@ -7,10 +7,8 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.datasets.fingerprint import fingerprint_of
-from libai_data.sample_random import sample_generator
+from libai_data.sample_random import map_attempt, map_generator
 from libai_data.transforms.timing import transform_time
-
-_FIRST_STREAM = 1 << 16
 
 
 class Map:
@@ -46,30 +44,22 @@ class RandomMap:
     Args:
         dataset: whose samples are changed.
         function: from a sample and a generator to a sample. The generator depends on (seed, epoch, index) alone, and on
-            how many `RandomMap`s lie below, so that no two of them draw the same numbers.
+            how many `RandomMap`s the sample has passed, so that no two draw the same numbers, wherever they lie.
     """
 
     def __init__(self, dataset: Any, function: Callable[[Any, np.random.Generator], Any]) -> None:
         self.dataset = dataset
         self.function = function
-        self._stream = _FIRST_STREAM + _random_maps_in(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self.dataset[index]
-        with transform_time():
-            return self.function(sample, sample_generator(self._stream))
+        with map_attempt():
+            sample = self.dataset[index]
+            with transform_time():
+                return self.function(sample, map_generator())
 
     def fingerprint(self) -> dict[str, Any]:
         """That of the dataset."""
         return fingerprint_of(self.dataset)
-
-
-def _random_maps_in(dataset: Any) -> int:
-    depth = 0
-    while isinstance(dataset, (Map, RandomMap)):
-        depth += isinstance(dataset, RandomMap)
-        dataset = dataset.dataset
-    return depth

@@ -10,6 +10,9 @@ import numpy as np
 
 from libai_data.datasets.combine import check_index
 from libai_data.datasets.stream_transform import StreamTransform, start_of
+from libai_data.mixing import combine64
+
+_DRAWS_OF_INPUTS = 1
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class OneRound:
     def __init__(self, transform: StreamTransform, seed: int = 0) -> None:
         size = len(transform)
         self._transform = copy(transform)
-        self._transform._order = _InOrder(size, seed)
+        # Of their own, so that what is drawn from the outputs is something else than what their samples drew.
+        self._transform._order = _InOrder(size, combine64(seed, _DRAWS_OF_INPUTS))
         amounts = self._transform.amounts(np.zeros(size, np.int64), np.arange(size))
         self._starts = _starts_of(amounts, transform.units, transform.cuts or transform.units == 1)
 

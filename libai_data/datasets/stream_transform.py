@@ -9,13 +9,13 @@ stream, whoever reads them. So the place at which an output begins, and how far 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Callable, Protocol, Union
 
 import numpy as np
 
 from libai_data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.errors import ConfigError
+from libai_data.global_generators import GlobalDraws
 from libai_data.sample_random import reading_inputs
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
@@ -23,6 +23,7 @@ Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
+_LEFT_OUT = object()
 
 
 class InputOrder(Protocol):
@@ -88,6 +89,7 @@ class StreamTransform:
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
         self._order: InputOrder | None = None
+        self._draws = GlobalDraws(type(dataset).__name__)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -131,10 +133,9 @@ class StreamTransform:
             found[kept] = self._known_amounts(indices[kept])
             return found
         for row in np.flatnonzero(kept).tolist():
-            with self._reading(int(epochs[row]), int(indices[row])):
-                sample = self.dataset[int(indices[row])]
-                if all(keep(sample) for keep in self._keeps):
-                    found[row] = self._measured(sample)
+            sample = self._read(int(epochs[row]), int(indices[row]))
+            if sample is not _LEFT_OUT:
+                found[row] = self._measured(sample)
         return found
 
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
@@ -143,12 +144,18 @@ class StreamTransform:
     def _measured(self, sample: Any) -> int:
         raise NotImplementedError
 
-    @contextmanager
-    def _reading(self, epoch: int, index: int) -> Iterator[None]:
+    def _read(self, epoch: int, index: int) -> Any:
+        """A sample, or `_LEFT_OUT`; it draws the same whoever reads it."""
         if self._order is None:
             raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
-        with reading_inputs([(self._order.seed, epoch, index)]):
-            yield
+        key = self._order.seed, epoch, index
+
+        def read() -> Any:
+            with reading_inputs((key,)):
+                sample = self.dataset[index]
+                return sample if all(keep(sample) for keep in self._keeps) else _LEFT_OUT
+
+        return self._draws.around(read, key)
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any]]:
         """The samples that are kept, with their indices, from a place of the order on."""
@@ -161,10 +168,8 @@ class StreamTransform:
             for epoch, index in zip(epochs.tolist(), indices.tolist()):
                 if self._kept is not None and not self._kept[index]:
                     continue
-                with self._reading(epoch, index):
-                    sample = self.dataset[index]
-                    is_kept = all(keep(sample) for keep in self._keeps)
-                if is_kept:
+                sample = self._read(epoch, index)
+                if sample is not _LEFT_OUT:
                     yield index, sample
             place += _LOOKED_UP
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from libai_data.datasets.combine import ConcatDataset, Subset
 from libai_data.datasets.random_split import RandomPart
+from libai_data.global_generators import seeded
+from libai_data.mixing import combine64
 from libai_data.sample_random import reading_samples
 
 Stage = tuple[str, Any]
@@ -37,5 +39,6 @@ def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[St
             dataset, own = dataset.dataset, int(dataset.indices(np.array([own]))[0])
         else:
             return []
-    with reading_samples(((seed, epoch, index),)):
+    key = seed, epoch, index
+    with reading_samples((key,)), seeded(combine64(*key)):
         return list(dataset.stages(own))

@@ -10,18 +10,21 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from libai_data.errors import SampleError, error_text
+from libai_data.global_generators import GlobalDraws, tell_once
 from libai_data.loader.collate import Collator
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing
 from libai_data.loader.timing import NO_TIMES, StageTimes
-from libai_data.sample_random import BatchRandom
+from libai_data.mixing import combine64
+from libai_data.sample_random import BatchRandom, SampleKeys, reading_samples
 from libai_data.structures import Fields, fields_of
 from libai_data.transforms.batch import BatchTransform
 from libai_data.transforms.timing import transform_time
 
 _MOST_SLOTS_REMEMBERED = 64
+_COLLATOR = 1
 
 
 class Task(NamedTuple):
@@ -129,6 +132,7 @@ class TaskRunner:
         self._batch_transform = batch_transform
         self.schema: SampleSchema | None = None
         self._collator = collator
+        self.collator_draws = GlobalDraws(getattr(collator, "__name__", type(collator).__name__))
         self._ring = ring
         self._arrays_of: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
 
@@ -147,13 +151,30 @@ class TaskRunner:
         return TaskResult(task.number, error, collated, times, skipped)
 
     def _collate(self, collator: Collator, task: Task) -> Collated:
-        samples = self.reader.samples(task.epochs, task.indices)
-        try:
-            collated = collate(collator, samples)
-        except Exception as error:
-            # Bare, a StopIteration would end the trainer's loop without a word.
-            name = getattr(collator, "__name__", type(collator).__name__)
-            raise SampleError(f"collate_fn {name} over samples {task.indices.tolist()}: {error_text(error)}") from error
+        keys = SampleKeys(self.reader.seed, task.epochs, task.indices)
+        name = getattr(collator, "__name__", type(collator).__name__)
+
+        def read_and_collate() -> Collated:
+            # Read again too, if it is called again: a collator may change the samples.
+            samples = self.reader.samples(task.epochs, task.indices)
+            try:
+                with reading_samples(keys):
+                    return collate(collator, samples)
+            except Exception as error:
+                # Bare, a StopIteration would end the trainer's loop without a word.
+                raise SampleError(
+                    f"collate_fn {name} over samples {task.indices.tolist()}: {error_text(error)}"
+                ) from error
+
+        # What it draws is something else than what its first sample drew.
+        own_key = combine64(self.reader.seed, _COLLATOR), *keys[0][1:]
+        collated = self.collator_draws.around(read_and_collate, own_key)
+        if self.collator_draws.found:
+            tell_once(
+                "collate_fn %s draws once for all rows that a rank reads: the same in each run, but not on each "
+                "layout. Draw in the dataset, or from libai_data.sample_random.sample_generators(), one for each row",
+                name,
+            )
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)

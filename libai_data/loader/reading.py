@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Callable, TypeVar
 
 import numpy as np
 
 from libai_data.errors import SampleError, SchemaError, error_text
+from libai_data.global_generators import GlobalDraws
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.timing import StageTimes
-from libai_data.sample_random import SampleKey, SampleKeys, failed_sample, reading_samples
+from libai_data.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.structures import Fields, Instance, fields_of
 from libai_data.transforms.timing import take_transform_time
 
@@ -39,6 +41,7 @@ class SampleReader:
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy) -> None:
         self.dataset = dataset
         self.seed = seed
+        self.draws = GlobalDraws(type(dataset).__name__)
         self._policy = policy
         self._read_batch: Callable[..., Any] | None = getattr(dataset, "read_batch", None)
         self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
@@ -134,7 +137,7 @@ class SampleReader:
                 self._write(schema, write, row, sample, int(indices[row]))
             return
         if self._read_batch is None and not self._policy.substitutes:
-            self._fill_one_by_one(schema, write, epochs, indices)
+            self.draws.around(partial(self._fill_one_by_one, schema, write, epochs, indices))
             return
         for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
             self._or_substitute(epoch, index, self._row_filler(schema, write, rows, row, epoch))
@@ -147,6 +150,10 @@ class SampleReader:
 
     def _fill_one_by_one(self, schema: SampleSchema, write: RowWriter, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read sample after sample, with as little in between as can be."""
+        if self.draws.found:
+            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+                self._write(schema, write, row, self._get(epoch, index), index)
+            return
         dataset = self.dataset
         keys = SampleKey(self.seed, epochs, indices)
         copy, begin = 0.0, _started()
@@ -206,46 +213,78 @@ class SampleReader:
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
     def _get(self, epoch: int, index: int) -> Fields:
+        key = self.seed, epoch, index
+        return self.draws.around(partial(self._get_watched, key), key)
+
+    def _get_watched(self, key: tuple[int, int, int]) -> Fields:
         start = _started()
         try:
-            with reading_samples(((self.seed, epoch, index),)):
-                return self.dataset[index]
+            with reading_samples((key,)):
+                return self.dataset[key[2]]
         except Exception as error:
-            raise self._failure(f"sample {index}", error) from error
+            raise self._failure(f"sample {key[2]}", error) from error
         finally:
             self._count_source(start, 1)
 
+    def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
+        """Read samples by one call, or by a call for each if they draw from generators that all code shares.
+
+        Args:
+            read: given a slice of the samples and their keys.
+            epochs: int64 [n].
+            indices: int64 [n].
+        """
+
+        def read_rows(rows: slice) -> Result:
+            return read(rows, SampleKeys(self.seed, epochs[rows], indices[rows]))
+
+        def read_all() -> list[Result]:
+            if not self.draws.found:
+                return [read_rows(slice(0, len(indices)))]
+            keys = SampleKeys(self.seed, epochs, indices)
+            return [
+                self.draws.around(partial(read_rows, slice(row, row + 1)), keys[row]) for row in range(len(indices))
+            ]
+
+        return self.draws.around(read_all)
+
     def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Fields]:
-        start, asked = _started(), indices.tolist()
-        try:
-            with reading_samples(SampleKeys(self.seed, epochs, indices)):
-                samples = list(self._get_items(asked))  # type: ignore[misc]
-        except Exception as error:
-            raise self._failure(f"one of the samples {asked}", error) from error
-        finally:
-            self._count_source(start, len(asked))
-        if len(samples) != len(asked):
-            wrong = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
-            raise self._failure(f"samples {asked}", wrong)
-        return samples
+        def get(rows: slice, keys: SampleKeys) -> list[Fields]:
+            start, asked = _started(), indices[rows].tolist()
+            try:
+                with reading_samples(keys):
+                    samples = list(self._get_items(asked))  # type: ignore[misc]
+            except Exception as error:
+                raise self._failure(f"one of the samples {asked}", error) from error
+            finally:
+                self._count_source(start, len(asked))
+            if len(samples) != len(asked):
+                wrong = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
+                raise self._failure(f"samples {asked}", wrong)
+            return samples
+
+        return [sample for samples in self._together(get, epochs, indices) for sample in samples]
 
     def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
-        start = _started()
-        try:
-            with reading_samples(SampleKeys(self.seed, epochs, indices)):
-                if self._reads_parts:
-                    self._read_batch(indices, rows, schema.parts)  # type: ignore[misc]
-                else:
-                    self._read_batch(indices, rows)  # type: ignore[misc]
-        except Exception as error:
-            failed = failed_sample()
-            # Where others may take their place, each is read alone after this.
-            if len(indices) == 1 or not self._policy.substitutes:
-                self._refuse_unlike(schema, epochs, indices)
-            which = f"one of the samples {indices.tolist()}" if failed is None else f"sample {failed}"
-            raise self._failure(which, error) from error
-        finally:
-            self._count_source(start, len(indices))
+        def fill(some: slice, keys: SampleKeys) -> None:
+            start, reading = _started(), reading_samples(keys)
+            whole = len(keys) == len(indices)
+            out = rows if whole else {name: array[some] for name, array in rows.items()}
+            parts = (schema.parts,) if self._reads_parts else ()
+            try:
+                with reading:
+                    self._read_batch(indices[some], out, *parts)  # type: ignore[misc]
+            except Exception as error:
+                # Where others may take their place, each is read alone after this.
+                if len(keys) == 1 or not self._policy.substitutes:
+                    self._refuse_unlike(schema, epochs[some], indices[some])
+                which = f"one of the samples {indices[some].tolist()}"
+                which = which if reading.failed is None else f"sample {reading.failed}"
+                raise self._failure(which, error) from error
+            finally:
+                self._count_source(start, len(keys))
+
+        self._together(fill, epochs, indices)
 
     def _refuse_unlike(self, schema: SampleSchema, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Raise SchemaMismatch if one of some samples over which `read_batch` failed can be read, but differs."""

@@ -12,6 +12,7 @@ from typing import Callable
 import numpy as np
 
 from libai_data.errors import SampleError
+from libai_data.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields
@@ -19,10 +20,14 @@ from libai_data.structures import Fields
 _SECONDS_BETWEEN_LOOKS = 1.0
 _FIRST_SAMPLE = -1
 """The number of the task that reads the sample from which the schema is learned."""
+_MOST_DOUBTS = 16
 
 
 class ThreadExecutor:
     """Reads in threads of the trainer's own process; the dataset is shared, so it must bear that.
+
+    Threads share the global random generators. If one moves while a thread reads, the samples are read again in the
+    caller's thread, while the others rest. If they draw, so is the rest of the stream.
 
     Args:
         make_runner: makes each thread's runner.
@@ -34,11 +39,16 @@ class ThreadExecutor:
 
     def __init__(self, make_runner: Callable[[], TaskRunner], workers: int, timeout: float) -> None:
         self._runners = [make_runner() for _ in range(workers)]
+        self._name = type(self._runners[0].reader.dataset).__name__
         self._timeout = timeout
         self._closed = False
         self._first_sample: deque[Fields] = deque()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[TaskResult] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool]] = queue.SimpleQueue()
+        self._undone = 0
+        self._done: deque[TaskResult] = deque()
+        self._own_tasks: deque[Task] = deque()
+        self._doubts_left = _MOST_DOUBTS
         self._working: list[tuple[float, Task | None]] = [(0.0, None)] * workers
         self._threads = [
             threading.Thread(target=self._work, args=(number,), name=f"libai_data worker {number}", daemon=True)
@@ -57,18 +67,19 @@ class ThreadExecutor:
             self._working[number] = (time.monotonic(), task)
             runner.reader.count_idle(time.perf_counter() - idle_since)
             try:
-                if task.number == _FIRST_SAMPLE:
-                    result = self._read_first(runner, task)
-                else:
-                    result = runner.run(task)
+                # While the first sample is read, the caller and the other threads wait.
+                share_generators(task.number != _FIRST_SAMPLE)
+                result = self._do(runner, task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task, error))
-            self._results.put(result)
+            self._results.put((task, result, take_doubt() and task.number != _FIRST_SAMPLE))
             self._working[number] = (0.0, None)
             # While it waits, a thread keeps nobody's batch alive.
             del task, result
 
-    def _read_first(self, runner: TaskRunner, task: Task) -> TaskResult:
+    def _do(self, runner: TaskRunner, task: Task) -> TaskResult:
+        if task.number != _FIRST_SAMPLE:
+            return runner.run(task)
         try:
             self._first_sample.append(runner.reader.first_sample(int(task.epochs[0]), int(task.indices[0])))
         except Exception as error:
@@ -90,6 +101,10 @@ class ThreadExecutor:
 
     def submit(self, task: Task) -> None:
         """Put a task behind those that wait."""
+        if self._needs_one_thread:
+            self._own_tasks.append(task)
+            return
+        self._undone += 1
         self._tasks.put(task)
 
     def next_result(self) -> TaskResult:
@@ -99,6 +114,47 @@ class ThreadExecutor:
             SampleError: A task took longer than the timeout; its samples are named.
             RuntimeError: The executor has been closed, so that nothing is done any more.
         """
+        while not self._done:
+            if self._own_tasks and not self._undone:
+                return self._run(self._own_tasks.popleft())
+            task, result, doubtful = self._wait_for_thread()
+            self._undone -= 1
+            if doubtful and self._doubts_left:
+                self._own_tasks.append(task)
+            else:
+                self._done.append(result)
+                if not self._own_tasks:
+                    break
+        return self._done.popleft()
+
+    def _run(self, task: Task) -> TaskResult:
+        """Do a task in the caller's thread, and see whether it draws from global generators."""
+        result = self._do(self._runners[0], task)
+        if self._needs_one_thread:
+            tell_once(
+                "%s is read in the trainer's own thread, as it draws from random generators that all threads share. "
+                "Use worker_type='process'; or %s",
+                self._name,
+                WHAT_TO_WRITE,
+            )
+        else:
+            self._doubts_left -= 1
+            if not self._doubts_left:
+                tell_once(
+                    "Other code of this process draws from global random generators while threads read %s. Whether "
+                    "its samples draw from them is not watched any more; if they do, use worker_type='process', or %s",
+                    self._name,
+                    WHAT_TO_WRITE,
+                )
+        return result
+
+    @property
+    def _needs_one_thread(self) -> bool:
+        return any(
+            runner.reader.draws.needs_one_thread or runner.collator_draws.needs_one_thread for runner in self._runners
+        )
+
+    def _wait_for_thread(self) -> tuple[Task, TaskResult, bool]:
         while True:
             try:
                 return self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
@@ -110,7 +166,7 @@ class ThreadExecutor:
 
     def has_result(self) -> bool:
         """Whether some task is done."""
-        return not self._results.empty()
+        return bool(self._done) or not self._results.empty()
 
     def _check_timeout(self) -> None:
         for number, (since, task) in enumerate(self._working):
@@ -127,7 +183,10 @@ class ThreadExecutor:
             while True:
                 task = self._tasks.get_nowait()
                 if task is not None:
+                    self._undone -= 1
                     dropped.append(TaskResult(task.number))
+        dropped += [TaskResult(task.number) for task in self._own_tasks]
+        self._own_tasks.clear()
         return dropped
 
     def close(self) -> None:

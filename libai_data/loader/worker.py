@@ -29,6 +29,7 @@ from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
 from libai_data.loader.timing import StageTimes
+from libai_data.sample_random import become_worker_process
 from libai_data.structures import DistTensorData, fields_of
 from libai_data.transforms.batch import BatchTransform
 
@@ -229,6 +230,7 @@ def prepare_process(lifeline: int) -> None:
         lifeline: descriptor of the `Lifeline`.
     """
     hold_on(lifeline)
+    become_worker_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -56,7 +56,6 @@ class Resize:
     """
 
     takes_encoded = True
-    seeds_itself = True
 
     def __init__(self, size: Size) -> None:
         pair = _pair(size)
@@ -88,7 +87,6 @@ class CenterCrop:
     """
 
     takes_encoded = True
-    seeds_itself = True
 
     def __init__(self, size: Size) -> None:
         self.size = _pair(size)

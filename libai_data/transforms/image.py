@@ -22,8 +22,6 @@ class ImageToFloat:
         ConfigError: A std is not above 0.
     """
 
-    seeds_itself = True
-
     def __init__(self, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> None:
         if min(std) <= 0:
             raise ConfigError(f"std is {list(std)}; every channel's must be above 0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ class RandomTransform:
     """
 
     takes_encoded = True
-    seeds_itself = True
 
     def __call__(self, image: Any) -> np.ndarray:
         """Transform an image: a uint8 array [H, W, 3] or [H, W], a Pillow image or an `EncodedImage`."""
@@ -58,11 +58,6 @@ class Compose:
         """Whether the first transform decodes the image by itself, and so need not be given pixels."""
         return getattr(self.transforms[0], "takes_encoded", False)
 
-    @property
-    def seeds_itself(self) -> bool:
-        """Whether all transforms draw from generators of their own, and none from those that all code shares."""
-        return all(getattr(part, "seeds_itself", False) for part in self.transforms)
-
     def __call__(self, image: Any, out: np.ndarray | None = None) -> Any:
         """Transform an image.
 
@@ -73,7 +68,8 @@ class Compose:
         Returns:
             What the last transform returns: `out`, where that could be.
         """
-        return self.apply(image, self._generator(), out)
+        with self._generator() as generator:
+            return self.apply(image, generator, out)
 
     def apply(self, image: Any, generator: np.random.Generator | None, out: np.ndarray | None = None) -> Any:
         """Transform an image, with numbers drawn from a generator; see `__call__`."""
@@ -83,13 +79,13 @@ class Compose:
 
     def stages(self, image: Any) -> Iterator[tuple[str, Any]]:
         """Name of each transform, and what it made."""
-        generator = self._generator()
+        generator = sample_generator()
         for part in self.transforms:
             image = self._applied(part, image, generator, None)
             yield getattr(part, "__name__", type(part).__name__), image
 
-    def _generator(self) -> np.random.Generator | None:
-        return passing_generator() if self._draws else None
+    def _generator(self) -> Any:
+        return passing_generator() if self._draws else nullcontext()
 
     def _applied(self, part: Any, image: Any, generator: np.random.Generator | None, out: np.ndarray | None) -> Any:
         if generator is not None and _draws(part):

@@ -13,8 +13,12 @@ from PIL import Image
 from libai_data.datasets import ImageFolderDataset
 from libai_data.errors import FormatError, SampleError
 from libai_data.loader import DataLoader
-from libai_data.sample_random import reading_samples, sample_generator
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of
+from libai_data.sample_random import sample_generator
 from libai_data.samplers import SingleRoundSampler
+from libai_data.structures import fields_of
 
 PIXELS = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 
@@ -53,8 +57,8 @@ def test_images_are_converted_to_the_mode(folder: Path) -> None:
 
 def test_random_transforms_depend_on_seed_epoch_and_index_alone(folder: Path) -> None:
     def read(seed: int, epoch: int, index: int) -> Any:
-        with reading_samples(((seed, epoch, index),)):
-            return ImageFolderDataset(folder, flip_sometimes)[index].images.tensor.tolist()
+        reader = SampleReader(ImageFolderDataset(folder, flip_sometimes), seed, ErrorPolicy("raise", None))
+        return array_of(fields_of(reader.sample(epoch, index))["images"], "images").tolist()
 
     expected = read(1, 2, 3)
     random.random()

@@ -19,8 +19,12 @@ from libai_data.inspection.command import main
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.stages import stages_of_sample
 from libai_data.loader import PadCollator
-from libai_data.sample_random import reading_samples, sample_generator
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of
+from libai_data.sample_random import sample_generator
 from libai_data.samplers import Order
+from libai_data.structures import fields_of
 from libai_data.transforms import ImageToFloat
 from libai_data.transforms.timing import transform_time
 from tests.engine.data_runs import config_of, train
@@ -63,8 +67,8 @@ def test_the_stages_of_a_transform_end_in_what_the_model_gets(pictures: Path) ->
     )
     stages = stages_of_sample(dataset, 5, 2, 30)
     assert [name for name, _ in stages] == ["opened as RGB", "ImageToFloat", "Noise"]
-    with reading_samples(((5, 2, 30),)):
-        assert stages[-1][1].tobytes() == dataset[30].images.tensor.tobytes()
+    read = SampleReader(dataset, 5, ErrorPolicy("raise", None)).sample(2, 30)
+    assert stages[-1][1].tobytes() == array_of(fields_of(read)["images"], "images").tobytes()
     assert isinstance(stages[0][1], Image.Image)
 
 

@@ -209,8 +209,8 @@ def test_compositions_within_others_draw_in_turn_too() -> None:
 
 
 def test_compose_says_whether_it_decodes_and_whether_it_needs_seeds() -> None:
-    assert Compose(RANDOM).takes_encoded and Compose(RANDOM).seeds_itself
-    assert not Compose([np.copy, *RANDOM]).takes_encoded and not Compose([*RANDOM, np.copy]).seeds_itself
+    assert Compose(RANDOM).takes_encoded
+    assert not Compose([np.copy, *RANDOM]).takes_encoded
 
 
 @pytest.mark.parametrize("transform", [*RANDOM, Resize(3), CenterCrop(3)], ids=lambda part: type(part).__name__)

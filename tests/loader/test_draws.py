@@ -1,0 +1,436 @@
+"""What a dataset draws belongs to the sample, from whichever generator, and the training loop does not notice."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from libai_data import global_generators
+from libai_data.datasets import (
+    BlendedDataset,
+    ConcatDataset,
+    FilteredDataset,
+    Map,
+    OneRound,
+    PackedDataset,
+    RandomMap,
+    Subset,
+    random_split,
+)
+from libai_data.errors import SampleError
+from libai_data.sample_random import reading_samples, sample_generator
+from libai_data.samplers import CyclicSampler
+from libai_data.structures import fields_of
+from tests.loader.drawing_datasets import (
+    SOURCES,
+    AsksForOne,
+    Draws,
+    DrawsFilled,
+    DrawsItems,
+    FailsSometimes,
+    HandsOutGenerators,
+    ReadsByALoader,
+    ReadsByThreads,
+    Seeds,
+    Wrapped,
+    draw,
+    drawing_collator,
+    with_noise,
+)
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading
+
+slowly = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate]
+)
+
+
+@pytest.fixture(autouse=True)
+def untold() -> Iterator[None]:
+    """Each test is told what is told once."""
+    global_generators.tell_once.cache_clear()
+    yield
+
+
+def samples(
+    dataset: Any, batch: int = 4, epochs: int = 1, field: str = "drawn", **arguments: Any
+) -> dict[tuple[int, int], bytes]:
+    """What was drawn for each (epoch, index)."""
+    count = epochs * len(dataset) // batch
+    found: dict[tuple[int, int], bytes] = {}
+    with loading(dataset, CyclicSampler(dataset, batch), **arguments) as loader:
+        for number, read in enumerate(islice(iter(loader), count)):
+            fields = read.get_fields()
+            for row in range(batch):
+                place = divmod(number * batch + row, len(dataset))
+                assert int(fields["index"].tensor.numpy()[row]) == place[1]
+                found[place] = fields[field].tensor.numpy()[row].tobytes()
+    return found
+
+
+def states() -> list[Any]:
+    """The states of all global generators whose state can be known."""
+    import torch
+
+    return [random.getstate(), str(np.random.get_state(legacy=False)), torch.get_rng_state().tolist()]
+
+
+@pytest.mark.watchdog(180)
+@pytest.mark.parametrize("kind", [Draws, DrawsItems, DrawsFilled])
+def test_what_a_dataset_draws_depends_on_seed_epoch_and_index_alone(kind: Any) -> None:
+    dataset = kind(["python", "numpy", "normal", "torch"])
+    expected = samples(dataset, epochs=2)
+    assert len(set(expected.values())) == 48, "each sample is drawn anew in each epoch"
+    for workers in WORKERS:
+        assert samples(dataset, epochs=2, batch=6, **workers) == expected, workers
+    other = samples(dataset, epochs=2, seed=1)
+    assert not set(other.values()) & set(expected.values())
+
+
+@pytest.mark.watchdog(180)
+def test_draws_from_oneflow_depend_on_seed_epoch_and_index_alone(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Draws(SOURCES)
+    expected = samples(dataset)
+    assert "Draws draws from OneFlow's generator" in caplog.text
+    assert samples(dataset, batch=6) == samples(dataset, num_workers=2, start_method="spawn") == expected
+    drawn = np.array([np.frombuffer(row) for row in expected.values()])
+    assert len(np.unique(np.round(drawn[:, 1:], 5))) == 4 * 24, "no two generators draw the same"
+
+
+@settings(slowly, max_examples=20)
+@given(
+    sources=st.lists(st.sampled_from(SOURCES[:4]), min_size=1, max_size=3, unique=True),
+    kind=st.sampled_from([Draws, DrawsItems, DrawsFilled]),
+    every=st.integers(1, 9),
+    first=st.integers(0, 8),
+    batch=st.sampled_from([1, 2, 3, 4, 6, 12]),
+    workers=st.fixed_dictionaries(
+        {"num_workers": st.integers(0, 3), "worker_type": st.just("thread"), "prefetch": st.integers(1, 5)}
+    ),
+    kept=st.booleans(),
+)
+def test_samples_that_draw_now_and_then_draw_their_own_and_leave_the_generators_as_they_were(
+    sources: list[str], kind: Any, every: int, first: int, batch: int, workers: dict[str, Any], kept: bool
+) -> None:
+    dataset = kind(sources, every=every, first=first % every)
+    reference: dict[tuple[int, int], bytes] = {}
+    for index in range(24):
+        with reading_samples(((0, 0, index),)), global_generators.seeded(global_generators.combine64(0, 0, index)):
+            reference[0, index] = dataset[index]["drawn"].tobytes()
+    random.gauss(0, 1), np.random.normal()
+    if not kept:
+        random.gauss(0, 1), np.random.normal()
+    before = states()
+    assert samples(dataset, batch, **workers) == reference
+    if not workers["num_workers"]:
+        assert states() == before
+
+
+@given(st.lists(st.sampled_from(["read", "draw", "seed", "normal"]), min_size=1, max_size=12))
+def test_a_training_loop_draws_as_if_nothing_were_read(steps: list[str]) -> None:
+    import torch
+
+    def loop(reads: bool) -> list[float]:
+        random.seed(3), np.random.seed(3), torch.manual_seed(3)
+        found: list[float] = []
+        dataset = Draws(["python", "normal", "torch"])
+        with loading(dataset) as loader:
+            batches = iter(loader)
+            for number, step in enumerate(steps):
+                if step == "read" and reads:
+                    next(batches)
+                elif step == "draw":
+                    found += [draw(source) for source in SOURCES[:4]]
+                elif step == "normal":
+                    found += [float(np.random.normal()), random.gauss(0, 1)]
+                elif step == "seed":
+                    random.seed(number), np.random.seed(number)
+        return found
+
+    assert loop(True) == loop(False)
+
+
+def test_generators_are_put_back_when_a_sample_fails() -> None:
+    before = states()
+    with pytest.raises(SampleError), loading(FailsSometimes(["torch"])) as loader:
+        list(islice(iter(loader), 50))
+    assert states() == before
+
+
+@pytest.mark.watchdog(120)
+def test_a_dataset_that_seeds_by_itself_gets_what_it_seeds() -> None:
+    expected = {(0, index): Seeds(())[index]["drawn"].tobytes() for index in range(24)}
+    before = states()
+    assert samples(Seeds(())) == samples(Seeds(()), num_workers=2, worker_type="thread") == expected
+    samples(Seeds(()))
+    assert states()[:2] != before[:2] or states() == before
+
+
+@pytest.mark.watchdog(120)
+def test_samples_that_fail_by_what_they_draw_are_replaced_alike_whoever_reads() -> None:
+    dataset = FailsSometimes(["numpy"])
+
+    def read(**arguments: Any) -> list[Any]:
+        with loading(dataset, on_error="skip", **arguments) as loader:
+            return [content(batch) for batch in islice(iter(loader), 6)]
+
+    expected = read()
+    assert len({fields["index"][2] for _, fields in expected}) == 6
+    for workers in WORKERS[1:3]:
+        assert read(**workers) == expected
+
+
+@pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
+def test_a_resumed_loader_draws_what_the_uncut_one_draws(workers: dict[str, Any]) -> None:
+    dataset = Draws(["python", "numpy"], every=3, first=2)
+    with loading(dataset) as loader:
+        whole = [content(batch) for batch in islice(iter(loader), 8)]
+    with loading(dataset, **workers) as loader:
+        for _ in islice(iter(loader), 3):
+            pass
+        state = loader.state_dict()
+    with loading(dataset, **workers) as resumed:
+        resumed.load_state_dict(state)
+        assert [content(batch) for batch in islice(iter(resumed), 5)] == whole[3:]
+
+
+def test_one_generator_asked_for_while_several_samples_are_read_is_each_samples_own() -> None:
+    expected = {}
+    for index in range(24):
+        with reading_samples(((0, 0, index),)):
+            expected[0, index] = sample_generator().random(1).tobytes()
+    assert samples(AsksForOne(())) == samples(AsksForOne(()), batch=12) == expected
+    assert samples(AsksForOne(()), num_workers=2, worker_type="thread") == expected
+
+
+@pytest.mark.watchdog(120)
+def test_a_collator_that_draws_draws_the_same_in_each_run_and_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    def read(**arguments: Any) -> dict[tuple[int, int], bytes]:
+        return samples(Draws(()), field="noise", collate_fn=drawing_collator, **arguments)
+
+    before = states()
+    expected = read()
+    assert states() == before and len(set(expected.values())) == 6
+    assert caplog.text.count("collate_fn drawing_collator draws once for all rows") == 1
+    for workers in WORKERS[1:3]:
+        assert read(**workers) == expected
+
+
+def test_worker_threads_leave_reading_to_the_trainers_thread_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    readers = []
+
+    class Noting(Draws):
+        def __getitem__(self, index: int) -> Any:
+            readers.append(threading.current_thread() is threading.main_thread())
+            return super().__getitem__(index)
+
+    samples(Noting(["python"]), num_workers=2, worker_type="thread")
+    assert readers[:2] == [False, False] and all(readers[2:]), "all but the first sample"
+    assert caplog.text.count("Noting is read in the trainer's own thread") == 1
+    readers.clear()
+    samples(Noting([]), num_workers=2, worker_type="thread")
+    assert not any(readers), "threads read what draws from no shared generator"
+
+
+def test_a_training_loop_that_draws_does_not_keep_threads_from_reading(caplog: pytest.LogCaptureFixture) -> None:
+    dataset = Draws((), size=400)
+    drawing, ends = threading.Event(), threading.Event()
+
+    def draw_all_the_time() -> None:
+        while not ends.is_set():
+            np.random.random()
+            drawing.set()
+
+    other = threading.Thread(target=draw_all_the_time)
+    other.start()
+    try:
+        assert drawing.wait(20)
+        with loading(dataset, num_workers=2, worker_type="thread") as loader:
+            assert [int(batch.index.tensor.numpy()[0]) for batch in islice(iter(loader), 100)] == [*range(0, 400, 4)]
+            assert not loader._reader._executor._own_tasks  # type: ignore[union-attr]
+    finally:
+        ends.set()
+        other.join()
+
+
+@pytest.mark.watchdog(120)
+@pytest.mark.parametrize("inner", [{"num_workers": 0}, {"num_workers": 1, "worker_type": "thread"}])
+def test_a_loader_within_a_sample_leaves_the_samples_draws_as_they_are(inner: dict[str, Any]) -> None:
+    dataset = ReadsByALoader(["python", "numpy"], size=8, **inner)
+    expected = samples(dataset, batch=2)
+    assert samples(dataset, batch=4) == samples(dataset, num_workers=2, start_method="fork") == expected
+    for (_, index), drawn in expected.items():
+        with reading_samples(((0, 0, index),)):
+            assert np.frombuffer(drawn)[-2:].tolist() == sample_generator().random(2).tolist()
+    assert len({np.frombuffer(drawn)[0] for drawn in expected.values()}) == 8
+
+
+@pytest.mark.watchdog(120)
+@pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
+def test_a_thread_that_reads_no_sample_is_refused_a_generator(workers: dict[str, Any]) -> None:
+    with (
+        pytest.raises(SampleError, match="asked for a sample's generator, but reads no sample") as caught,
+        loading(ReadsByThreads(()), **workers) as loader,
+    ):
+        next(iter(loader))
+    assert "sample_generator(stream=...)" in str(caught.value)
+    assert len(set(samples(HandsOutGenerators(()), **workers).values())) == 24
+
+
+def test_an_error_within_an_inner_read_batch_is_told_with_the_outer_samples_index() -> None:
+    class Outer(Draws):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                with loading(DrawsFilled(["python"]), CyclicSampler(range(2**30, 2**30 + 8), 4)) as loader:
+                    next(iter(loader))
+                raise KeyError("outer")
+            return super().__getitem__(index)
+
+    with pytest.raises(SampleError, match="sample 3 of Outer"), loading(Outer(())) as loader:
+        next(iter(loader))
+
+
+def nested(data: st.DataObject, layers: int) -> Any:
+    """A dataset with `RandomMap`s in several layers."""
+    dataset: Any = RandomMap(Documents(12), with_noise)
+    for _ in range(layers):
+        kind = data.draw(st.sampled_from(["subset", "concat", "split", "wrap", "map", "one round"]))
+        if kind == "subset":
+            dataset = Subset(dataset, data.draw(st.integers(0, 2)), len(dataset))
+        elif kind == "concat":
+            dataset = ConcatDataset([dataset, dataset])
+        elif kind == "split":
+            dataset = random_split(dataset, [0.9, 0.1], seed=data.draw(st.integers(0, 3)))[0]
+        elif kind == "wrap":
+            dataset = Wrapped(dataset)
+        elif kind == "map":
+            dataset = Map(dataset, dict)
+        else:
+            dataset = OneRound(FilteredDataset(dataset, np.ones(len(dataset), bool)))
+        dataset = RandomMap(dataset, with_noise)
+    return dataset
+
+
+class Documents:
+    """{"index": int64 [], "noise": float64 [n]}, which `RandomMap`s append to."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index}
+
+
+@settings(slowly, max_examples=60)
+@given(data=st.data(), layers=st.integers(1, 4))
+def test_random_maps_draw_other_numbers_wherever_they_lie(data: st.DataObject, layers: int) -> None:
+    dataset = nested(data, layers)
+    for index in range(len(dataset)):
+        with reading_samples(((0, 0, index),)):
+            noise = dataset[index]["noise"]
+        with reading_samples(((0, 0, index),)):
+            assert dataset[index]["noise"].tolist() == noise.tolist()
+        assert len(noise) == layers + 1 == len(set(noise.tolist()))
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2], ids=WORKER_NAMES[:2])
+def test_random_maps_over_a_blend_and_below_filters_and_packs_draw_other_numbers(workers: dict[str, Any]) -> None:
+    base = RandomMap(Documents(10), with_noise)
+    blend = BlendedDataset([RandomMap(base, with_noise), RandomMap(Wrapped(base), with_noise)], [1, 1])
+    drawn = [np.frombuffer(row) for row in samples_of(RandomMap(blend, with_noise), **workers)]
+    assert len(np.unique(drawn)) == 20 * 3, "also where two parts of a blend hold the same sample"
+    packs = OneRound(PackedDataset(Map(base, only_noise), 1, lengths=np.ones(10, np.int64)))
+    drawn = [np.frombuffer(row) for row in samples_of(RandomMap(Map(packs, only_noise), with_noise), **workers)]
+    assert len(np.unique(drawn)) == 10 * 2
+
+
+def only_noise(sample: Any) -> Any:
+    noise = fields_of(sample)["noise"]
+    return {"noise": getattr(noise, "tensor", noise)}
+
+
+def samples_of(dataset: Any, **arguments: Any) -> list[bytes]:
+    with loading(dataset, CyclicSampler(range(len(dataset)), 2), **arguments) as loader:
+        batches = islice(iter(loader), len(dataset) // 2)
+        return [row.tobytes() for batch in batches for row in batch.noise.tensor.numpy()]
+
+
+def test_a_random_map_draws_the_same_after_a_retry_below_it() -> None:
+    class Retrying(Wrapped):
+        def __getitem__(self, index: int) -> Any:
+            try:
+                return self.inside[index]
+            except OSError:
+                return self.inside[index]
+
+    failures = [False]
+
+    def sometimes(sample: Any) -> Any:
+        failures[0] = not failures[0]
+        if failures[0]:
+            raise OSError
+        return sample
+
+    plain = RandomMap(Map(RandomMap(Documents(4), with_noise), dict), with_noise)
+    retried = RandomMap(Retrying(RandomMap(Map(Documents(4), sometimes), with_noise)), with_noise)
+    for index in range(4):
+        with reading_samples(((0, 0, index),)):
+            expected = plain[index]["noise"].tolist()
+        with reading_samples(((0, 0, index),)):
+            assert retried[index]["noise"].tolist() == expected
+
+
+@pytest.mark.watchdog(120)
+@pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
+def test_what_is_filtered_and_packed_draws_the_same_whoever_measures_or_reads_it(workers: dict[str, Any]) -> None:
+    dataset = FilteredDataset(Draws(["python", "numpy"]), large)
+
+    def read(batch: int, **arguments: Any) -> list[bytes]:
+        with loading(dataset, CyclicSampler(dataset, batch), **arguments) as loader:
+            return [row.tobytes() for read in islice(iter(loader), 12 // batch) for row in read.drawn.tensor.numpy()]
+
+    before = states()
+    expected = read(4)
+    assert states() == before
+    assert all(np.frombuffer(row)[1] > 0.4 for row in expected) and len(set(expected)) == 12
+    assert read(3, **workers) == expected
+
+
+def large(sample: Any) -> bool:
+    return float(sample["drawn"][1]) > 0.4
+
+
+def test_the_hash_seed_of_a_process_changes_no_samples() -> None:
+    program = (
+        "from tests.loader.test_draws import *\n"
+        "import hashlib\n"
+        "dataset = RandomMap(Draws(['python', 'numpy']), with_noise)\n"
+        "rows = [samples(dataset), samples(dataset, num_workers=1, start_method='fork')]\n"
+        "assert rows[0] == rows[1]\n"
+        "print(hashlib.sha256(b''.join(rows[0].values())).hexdigest(), dataset.fingerprint())"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(found) == 1
