@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, Callable
 
-from libai_data.config import instantiate, try_get_key
+from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.values import require
 from libai_data.data_stages import DataStages
 from libai_data.engine.batches import mixed_up
@@ -103,6 +103,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
         self.test_loader: list[Any] = []
         if self.data is None:
+            self._check_loaders_are_known(cfg)
             self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
             self.test_loader += [loader for loader in others if loader is not None]
             self.test_loader += self.build_test_loader(cfg, self.tokenizer) or []
@@ -310,6 +311,14 @@ class DefaultTrainer(RunsStages, TrainerBase):
             )
             print_csv_format(results[name], name)
         return next(iter(results.values())) if len(results) == 1 else results
+
+    @classmethod
+    def _check_loaders_are_known(cls, cfg: Any) -> None:
+        """Refuse keys of `dataloader` that nothing reads; a subclass may read more than this class."""
+        methods = ("build_train_loader", "build_test_loader")
+        if all(getattr(cls, name).__func__ is getattr(DefaultTrainer, name).__func__ for name in methods):
+            known = dict.fromkeys(("train", "test", "consumed_samples"))
+            check_keys(try_get_key(cfg, "dataloader", default={}), known, "dataloader")
 
     def _evaluate(self) -> dict[str, Any]:
         with self._running("validate"):

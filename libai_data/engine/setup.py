@@ -11,7 +11,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from libai_data.config import LazyConfig, check_targets, check_values, try_get_key
-from libai_data.config.values import check_device
+from libai_data.config.values import check_device, fill_in, given, require
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.liveness import watch_over_ranks
@@ -43,8 +43,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         raise ConfigError("the config has no 'train' section; start from configs/common/train.py")
     # To the console alone, until the output folder is known to be this run's.
     setup_logger(rank=get_rank())
-    set_key(cfg, "train.resume", bool(getattr(args, "resume", try_get_key(cfg, "train.resume", default=False))))
     check_values(cfg)
+    users = try_get_key(cfg, "train.resume") if args is None else given(cfg, "train.resume")
+    fill_in(cfg, "train.resume", bool(users or getattr(args, "resume", False)))
     is_trial = bool(getattr(args, "fast_dev_run", False))
     if is_trial and cfg.train.resume:
         raise ConfigError("--fast-dev-run starts at step 0; give it without --resume")
@@ -65,7 +66,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if writes:
         taken = take_output_folder(output_dir, cfg.train.resume, str(cfg.train.load_weight or ""), is_trial)
         moved_to = taken.moved_to
-        set_key(cfg, "train.resume", taken.resume)
+        fill_in(cfg, "train.resume", taken.resume)
     setup_logger(output_dir, get_rank(), "log.txt" if writes else "log_eval.txt")
     if moved_to:
         logger.warning(
@@ -116,7 +117,8 @@ def complete_train_config(cfg: Any) -> None:
         set_key(cfg, "train.train_micro_batch_size", sizes[0].micro_batch_size)
     if len({each.num_accumulation_steps for each in sizes}) == 1:
         set_key(cfg, "train.num_accumulation_steps", sizes[0].num_accumulation_steps)
-    set_key(cfg, "train.samples", plan.schedule.position_of(cfg.train.train_iter or 0))
+    samples = plan.schedule.position_of(cfg.train.train_iter or 0)
+    require(cfg, "train.samples", samples, "train.train_iter and the batch sizes")
 
 
 def seed_all(seed: int) -> None:
