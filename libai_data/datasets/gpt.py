@@ -16,6 +16,7 @@ from libai_data.errors import ConfigError
 from libai_data.identity import key_of
 from libai_data.index_cache import cached_arrays
 from libai_data.sources.indexed import IndexedSource
+from libai_data.sources.record_index import index_folder
 from libai_data.structures import DistTensorData, Instance
 
 
@@ -50,7 +51,7 @@ class GPTDataset:
             nothing and is left out.
         pad_last: fill up the last sample, and give `loss_mask`, instead of leaving it out.
         pad_id: the token to fill up with, also as a label.
-        cache_dir: folder for indices that are built once; by default `<data_prefix>.cache`.
+        cache_dir: folder for the indices; by default `<data_prefix>.cache`; see `record_index.index_folder`.
 
     Raises:
         ConfigError: A file is missing, an argument is out of range, or there are fewer tokens than one sample needs.
@@ -91,8 +92,7 @@ class GPTDataset:
             "packed": max_seq_length if packing else None,
         }
         needs_documents = shuffle_documents or reset_position_ids or reset_attention_mask or eod_mask_loss
-        folder = Path(cache_dir or f"{self.source.prefix}.cache")
-        pieces, firsts = self._index(folder, num_epochs, needs_documents)
+        pieces, firsts = self._index(cache_dir, num_epochs, needs_documents)
         # The last token of the stream has none to predict.
         pairs = pieces.total if packing else pieces.total - 1
         whole, rest = divmod(pairs, max_seq_length)
@@ -152,7 +152,7 @@ class GPTDataset:
         return {**self._depends_on, "max_seq_length": self.max_seq_length, "tokens": len(self.source.tokens)}
 
     def _index(
-        self, folder: Path, num_epochs: int, needs_documents: bool
+        self, cache_dir: str | Path | None, num_epochs: int, needs_documents: bool
     ) -> tuple[gpt_index.Pieces, np.ndarray | None]:
         seed = self._depends_on["seed"]
         if not (needs_documents or self._packing):
@@ -165,5 +165,6 @@ class GPTDataset:
             return list(gpt_index.documents(bounds, num_epochs, seed))
 
         key = f"gpt-{key_of(json.dumps(self._depends_on, sort_keys=True))}"
+        folder = index_folder(cache_dir, Path(f"{self.source.prefix}.cache"), key)
         starts, offsets, *firsts = cached_arrays(folder, key, build)
         return gpt_index.Pieces(starts, offsets), firsts[0] if firsts else None

@@ -36,7 +36,7 @@ class RobertaDataset:
         masking_style: "bert", or "bert-cn-wwm", which masks whole words of Chinese.
         max_ngrams: words in a row that are masked together, at most.
         whole_words: whether words are masked as a whole.
-        cache_dir: folder for the index; by default `<data_prefix>.cache`.
+        cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
 
     Raises:
         ConfigError: An argument is out of range, a file is missing, or there is no document.

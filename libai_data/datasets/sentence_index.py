@@ -15,6 +15,7 @@ from libai_data.identity import key_of
 from libai_data.index_cache import cached_arrays
 from libai_data.mixing import combine64, mix64_array
 from libai_data.sources.indexed import IndexedSource
+from libai_data.sources.record_index import index_folder
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +80,16 @@ def sentence_samples(source: IndexedSource, rule: SentenceRule, cache_dir: str |
     Args:
         source: of which each sequence is a sentence.
         rule: how they are put together.
-        cache_dir: folder for the file; by default `<prefix>.cache`.
+        cache_dir: folder for the file; by default `<prefix>.cache`; see `record_index.index_folder`.
 
     Raises:
         ConfigError: No document has enough sentences.
     """
     depends_on = {"version": _VERSION, "corpus": source.fingerprint, **asdict(rule)}
     key = key_of(json.dumps(depends_on, sort_keys=True))
-    folder = Path(cache_dir or f"{source.prefix}.cache")
-    return SentenceSamples(*cached_arrays(folder, f"sentences-{key}", lambda: list(find_samples(source, rule))))
+    name = f"sentences-{key}"
+    folder = index_folder(cache_dir, Path(f"{source.prefix}.cache"), name)
+    return SentenceSamples(*cached_arrays(folder, name, lambda: list(find_samples(source, rule))))
 
 
 def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:

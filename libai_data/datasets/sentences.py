@@ -24,7 +24,7 @@ class SentenceCorpus:
     Args:
         source: the dataset, or the prefix of its files.
         rule: how sentences are put together.
-        cache_dir: folder for the index; by default `<prefix>.cache`.
+        cache_dir: folder for the index; by default `<prefix>.cache`; see `record_index.index_folder`.
 
     Raises:
         ConfigError: A file is missing, or no document has enough sentences.

@@ -43,7 +43,7 @@ class T5Dataset:
         short_seq_prob: share of samples that aim at a random length.
         seed: decides which samples are short ones.
         mean_span_length: tokens of a span, on average.
-        cache_dir: folder for the index; by default `<data_prefix>.cache`.
+        cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
 
     Raises:
         ConfigError: An argument is out of range, the sentinels or the decoder's tokens are too few for the spans, a

@@ -26,9 +26,7 @@ def record_index(
         file: of records.
         kind: what the index is of, with its version.
         build: makes the index, int64 [n] each.
-        cache_dir: folder for index files. By default `indices` in the folder that LIBAI_DATA_CACHE_DIR names. Where it
-            is not set, `.libai_data_index` beside the file, or `indices` in `cache_home()` if nothing can be written
-            beside the file.
+        cache_dir: folder for index files; see `index_folder`, for which `.libai_data_index` lies beside the file.
 
     Returns:
         The arrays, read-only views of the index file's memory map.
@@ -44,14 +42,23 @@ def record_index(
         return found
 
     name = f"{file.path.name}-{key_of(kind, file.identity)}"
-    return cached_arrays(_folder(file, cache_dir), name, build_of_this_file)
+    beside = None if file.is_copy else file.path.parent / FOLDER
+    return cached_arrays(index_folder(cache_dir, beside, name), name, build_of_this_file)
 
 
-def _folder(file: MappedFile, cache_dir: PathLike | None) -> Path:
-    if cache_dir is not None:
+def index_folder(cache_dir: PathLike | None, beside: Path | None, name: str) -> Path:
+    """The folder for an index.
+
+    Args:
+        cache_dir: what the user says.
+        beside: the folder beside the data. By default it is chosen if the index is there already, or if it can be
+            written to and LIBAI_DATA_CACHE_DIR is not set; otherwise `indices` in `cache_home()` is.
+        name: of the index file, without its ending.
+    """
+    if cache_dir:
         return Path(cache_dir)
-    beside = file.path.parent / FOLDER
-    writable = os.access(beside if beside.is_dir() else file.path.parent, os.W_OK)
-    if file.is_copy or os.environ.get(CACHE_DIR) or not writable:
-        return cache_home() / "indices"
-    return beside
+    if beside is not None:
+        writable = os.access(beside if beside.is_dir() else beside.parent, os.W_OK)
+        if (beside / f"{name}.npy").exists() or (writable and not os.environ.get(CACHE_DIR)):
+            return beside
+    return cache_home() / "indices"

@@ -81,7 +81,7 @@ def preprocess(
         progress: told after each part the bytes done, of how many, and what became of the part.
 
     Raises:
-        ConfigError: No input, an option that does not fit, or shards of another corpus in the way.
+        ConfigError: No input, an option that does not fit, shards of another corpus in the way, or a changed input.
         BadLines: With `refuse_bad`, naming the first ones.
         TokenizingError: A process failed.
     """
@@ -95,9 +95,13 @@ def preprocess(
         raise ConfigError(f"{task.tokenizer.path} has no token that ends a document, such as <|endoftext|> or [SEP]")
     folder = Path(f"{output_prefix}.parts")
     with own_folder(folder):
-        keep_to_plan(folder, _plan(paths, task, cutting))
+        plan = _plan(paths, task, cutting)
+        keep_to_plan(folder, plan)
         run = _Run(folder, task, cutting, paths, progress)
         run.tokenize(workers, cluster)
+        changed = [now[0] for before, now in zip(plan["inputs"], map(file_identity, paths)) if before != now]
+        if changed:
+            raise ConfigError(f"inputs changed while they were read: {changed}; remove {folder} and run this again")
         level = "sentence" if task.split_sentences else "document"
         prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
         result = run.summary(prefixes)

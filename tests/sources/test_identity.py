@@ -129,6 +129,12 @@ def test_indices_lie_where_the_environment_says_or_beside_the_shards(
     monkeypatch.delenv("LIBAI_DATA_CACHE_DIR")
     JsonLinesSource(tmp_path / "a/same.jsonl")
     assert len(list((tmp_path / "a/.libai_data_index").glob("*.npy"))) == 1
+    # One that is beside the file already is used.
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "another"))
+    JsonLinesSource(tmp_path / "a/same.jsonl")
+    assert not (tmp_path / "another").exists()
+    GPTDataset(write_corpus(tmp_path / "corpus", [[1, 2, 3], [4, 5]]), 2, shuffle_documents=True)
+    assert len(list((tmp_path / "another/indices").glob("gpt-*.npy"))) == 1
 
 
 def test_a_file_that_is_replaced_or_removed_stays_as_it_was_and_one_that_is_written_to_is_refused(

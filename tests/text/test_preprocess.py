@@ -249,3 +249,16 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_its_part(
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(TokenizingError, match=r"(?s)3 processes died over part 0 .*corpus.jsonl.* exit code 1"):
         preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), workers=2)
+
+
+def test_an_input_that_changes_while_it_is_read_is_named_and_no_result_is_written(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    path = write_json_lines(tmp_path / "a.jsonl", texts(5))
+
+    def change(*_: object) -> None:
+        os.utime(path, ns=(1, 1))
+
+    with pytest.raises(ConfigError, match=r"inputs changed while they were read: \['.*a.jsonl'\]; remove .*\.parts"):
+        preprocess([str(path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), progress=change)
+    assert not list(tmp_path.glob("*.idx"))
