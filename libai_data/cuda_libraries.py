@@ -6,7 +6,7 @@ site, `pip install --target`, system packages) the import fails. `install_import
 OneFlow's extension module is loaded, each library is loaded from wherever it is, the machine's own first.
 
 A hook, and not loading at `import libai_data`: the libraries are hundreds of megabytes, which the processes that read
-data, and never import OneFlow, should not map.
+data, and never import OneFlow, should not map. The hook also watches over the import where it waits for other ranks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,20 @@ SONAMES = (
     "libcudnn_cnn_infer.so.8",
     "libcudnn_cnn_train.so.8",
 )
+PACKAGE = "oneflow"
 EXTENSION = "oneflow._oneflow_internal"
 REMEDY = 'pip install nvidia-cublas-cu11 "nvidia-cudnn-cu11<9"'
 
 
 def install_import_hook() -> None:
-    """Make a later `import oneflow` find its CUDA libraries. Does nothing when it is imported or hooked already."""
-    if EXTENSION in sys.modules or any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    sys.meta_path.insert(0, _Finder())
+    """Make a later `import oneflow` find its CUDA libraries, and begin to watch over other ranks with it, or now."""
+    if EXTENSION in sys.modules:
+        if os.environ.get("WORLD_SIZE", "1") != "1":
+            from libai_data.peers.liveness import begin_to_watch
+
+            begin_to_watch()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
 def package_library_folders(search_path: Sequence[str] | None = None) -> list[Path]:
@@ -109,17 +114,29 @@ def _has_neighbours(oneflow_folder: Path) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Has OneFlow's extension module loaded by `_Loader`; leaves every other module alone."""
+    """Has OneFlow loaded by `_JoiningLoader`, its extension module by `_Loader`; leaves every other module alone."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != EXTENSION:
+        if fullname not in (PACKAGE, EXTENSION):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _JoiningLoader(fullname, spec.loader.path)
         if spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
             spec.loader = _Loader(fullname, spec.loader.path)
         return spec
+
+
+class _JoiningLoader(importlib.machinery.SourceFileLoader):
+    """Imports OneFlow, and ends the process if it is a rank and waits too long for the others."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        from libai_data.peers.joining import joining
+
+        with joining():
+            super().exec_module(module)
 
 
 class _Loader(importlib.machinery.ExtensionFileLoader):

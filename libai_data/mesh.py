@@ -11,6 +11,7 @@ from typing import Any
 
 from libai_data.errors import MeshError
 from libai_data.parallel_mesh import ParallelMesh
+from libai_data.peers.liveness import begin_collective
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +208,7 @@ def synchronize() -> None:
     if get_world_size() > 1:
         import oneflow as flow
 
+        begin_collective()
         flow.comm.barrier()
 
 
@@ -224,6 +226,7 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
 
     sent = pickle.dumps(obj) if get_rank() == src else None
     if get_world_size() > 1:
+        begin_collective()
         sent = flow._oneflow_internal.cpu_broadcast(sent, src)
     return pickle.loads(sent or b"")
 

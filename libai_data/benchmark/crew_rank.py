@@ -14,7 +14,7 @@ from typing import Any
 from libai_data.benchmark.deliveries import CONTENDERS
 from libai_data.benchmark.messages import Line
 from libai_data.benchmark.rounds import Measure, Scale
-from libai_data.engine.liveness import say_farewell
+from libai_data.peers.liveness import say_farewell
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import RED, WARNING, Facts, Finding, Reports, table
 from libai_data.doctor.job_rank import JobRank, stay_out_of_the_job
 from libai_data.doctor.meeting import Meeting, answer_until_dismissed, call_rank0
-from libai_data.global_batch.network_link import send_head
+from libai_data.peers.network_link import send_head
 
 _SECONDS = 60.0
 _SECONDS_FOR_THE_REST = 15.0

@@ -15,7 +15,7 @@ from typing import Any, Callable
 
 from libai_data.doctor.job_rank import JobRank
 from libai_data.errors import PeerError
-from libai_data.global_batch.network_link import receive_head, send_head
+from libai_data.peers.network_link import receive_head, send_head
 
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_INTRODUCE_ONESELF = 2.0

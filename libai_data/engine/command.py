@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
@@ -13,8 +14,6 @@ from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.datamodule_stages import stages_of
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.engine.joining import join_ranks
-from libai_data.engine.liveness import say_farewell
 from libai_data.engine.output_folder import clear_trial
 from libai_data.engine.setup import default_setup, seed_all
 from libai_data.errors import ConfigError
@@ -38,13 +37,11 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     args = default_argument_parser().parse_args(argv)
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with end_job_on_failure(rank, world_size):
-        join_ranks(rank, world_size)
+        importlib.import_module("oneflow")  # where the ranks find each other
         # Configs import each other, and a user's own modules, from the working directory.
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
-        results = run(args, trainer_class)
-        say_farewell()
-        return results
+        return run(args, trainer_class)
 
 
 def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -12,6 +9,7 @@ from contextlib import contextmanager
 
 from libai_data.errors import CheckpointError, ConfigError, MeshError, PeerError, SchemaError
 from libai_data.launch import STOPPED
+from libai_data.peers.liveness import end_process
 
 _SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
 _RANK0_SPEAKS_FIRST_SECONDS = 2.0
@@ -52,18 +50,6 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
             # Rank 0 says it too: let it be said once, by the one that is listened to.
             time.sleep(_RANK0_SPEAKS_FIRST_SECONDS)
         end_process(1, f"rank {rank} of {world_size} failed\n{_described(error)}")
-
-
-def end_process(code: int, message: str) -> None:
-    """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
-    try:
-        logging.shutdown()
-        sys.stderr.write(f"{message}\n")
-        sys.stderr.flush()
-        sys.stdout.flush()
-    finally:
-        # Also when the output is on a full disk, or closed.
-        os._exit(code)
 
 
 def _described(error: Exception) -> str:

@@ -13,11 +13,11 @@ import numpy as np
 from libai_data.errors import PeerError, SchemaError, error_text
 from libai_data.loader.arena import Arena
 from libai_data.loader.batches import ReadyBatch, info_of
-from libai_data.loader.channel import Channel
 from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.iteration import Iteration
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import ArraySpec, views
+from libai_data.peers.channel import Channel
 from libai_data.structures import BatchInfo, RowIndices
 
 MOST_UNTAKEN = 4

@@ -8,6 +8,7 @@ import zlib
 import numpy as np
 
 from libai_data.mesh import get_mesh
+from libai_data.peers.liveness import begin_collective
 
 
 def gather_words(words: np.ndarray) -> np.ndarray:
@@ -24,6 +25,7 @@ def gather_words(words: np.ndarray) -> np.ndarray:
     world_size = get_mesh().world_size
     if world_size == 1:
         return words[None]
+    begin_collective()
     everyone = flow.placement("cpu", list(range(world_size)))
     own = flow.from_numpy(np.ascontiguousarray(words, dtype=np.int64)[None])
     split = own.to_global(placement=everyone, sbp=flow.sbp.split(0), check_meta=False)

@@ -18,10 +18,10 @@ import numpy as np
 
 from libai_data.errors import PeerError
 from libai_data.global_batch.feeds import MOST_UNTAKEN, NodeBatch, in_one_line
-from libai_data.global_batch.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out
+from libai_data.peers.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.structures import BatchInfo
 
 _SECONDS_TO_SEND_A_FAILURE = 2.0

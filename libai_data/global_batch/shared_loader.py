@@ -18,8 +18,6 @@ from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError, DataPipelineError, PassError, PeerError
 from libai_data.global_batch.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
-from libai_data.global_batch.network_link import accept_leaders, connect_to_rank0, open_network_link
-from libai_data.global_batch.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.loader.arena import Arena
 from libai_data.loader.batches import assemble
@@ -28,6 +26,8 @@ from libai_data.loader.fingerprint import restore_stream
 from libai_data.loader.iteration import Pass
 from libai_data.loader.schema import Layout
 from libai_data.mesh import broadcast_py_object
+from libai_data.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
+from libai_data.peers.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
 from libai_data.samplers.schedule import Ranges, StepSchedule
 from libai_data.structures import Agreement, Instance, RowIndices
@@ -177,8 +177,9 @@ class SharedLoader:
         node, leader = plan.node_of(rank), plan.leader_of(rank)
         crosses = plan.readers == "rank0" and mesh.num_nodes > 1
         network, port = open_network_link() if crosses and rank == 0 else (None, 0)
-        secret, port = broadcast_py_object((secrets.token_hex(16), port), src=0)
-        name = f"{secret}/{node}"
+        # Every user of the machine can read the name; the secret is for the network.
+        name, secret, port = broadcast_py_object((secrets.token_hex(16), secrets.token_hex(16), port), src=0)
+        name = f"{name}/{node}"
         if rank != leader:
             return LinkFeed(connect_to_leader(name, rank, leader), leader, self._has_peers)
         listener = open_node_link(name)

@@ -10,6 +10,7 @@ from libai_data.global_batch.schema_check import check_same_on_all_ranks, signat
 from libai_data.global_tensor import local_to_global
 from libai_data.mesh import get_mesh
 from libai_data.nesting import is_texts, put_together, taken_apart
+from libai_data.peers.liveness import begin_collective
 from libai_data.structures import DistTensorData, Fields, Instance, fields_of
 
 
@@ -31,7 +32,9 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
         SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
         ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank alike).
         MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
+        PeerError: Another rank has left the job, and will not take this batch.
     """
+    begin_collective()
     given = fields_of(batch)
     if all(type(value) is DistTensorData for value in given.values()):
         return _all_global(batch, given, device_type)

@@ -24,11 +24,27 @@ def listen(port: int, backlog: int = 1) -> socket.socket:
     Raises:
         OSError: Something listens there already.
     """
-    try:
-        listener = socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    except (OSError, ValueError):  # Without IPv6; where the port is taken, the next line says so.
-        listener = socket.create_server(("", port), backlog=backlog)
+    listener = _bound(port)
+    listener.listen(backlog)
     return listener
+
+
+def _bound(port: int) -> socket.socket:
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
+        try:
+            found = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:  # no IPv6
+            continue
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            found.bind((address, port))
+            return found
+        except OSError as error:
+            found.close()
+            problem = error  # Without IPv6 addresses; where the port is taken, IPv4 says so too.
+    raise problem
 
 
 def free_port() -> int:
@@ -74,7 +90,8 @@ def refuse_port_in_use(port: int) -> None:
         ConfigError: Another program does.
     """
     try:
-        listen(port).close()
+        # Not listening: a launcher that waits for rank 0 must not take this for it.
+        _bound(port).close()
     except OSError as error:
         raise ConfigError(
             f"port {port} cannot be used on this machine ({error.strerror}); another program, such as rank 0 of "

@@ -11,10 +11,10 @@ from typing import Any
 
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board
-from libai_data.loader.channel import Channel
 from libai_data.loader.lifeline import Lifeline
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
 from libai_data.loader.worker import Equipment
+from libai_data.peers.channel import Channel
 
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 

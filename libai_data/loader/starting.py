@@ -15,9 +15,9 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from libai_data.errors import ConfigError, error_text
-from libai_data.loader.channel import Channel
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, Cargo, Equipment, prepare_process, work
+from libai_data.peers.channel import Channel
 from libai_data.transforms.batch import rows_together
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,6 @@ import numpy as np
 from libai_data.errors import DataPipelineError, error_text
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
-from libai_data.loader.channel import Channel
 from libai_data.loader.collate import Collator
 from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
@@ -29,6 +28,7 @@ from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
 from libai_data.loader.timing import StageTimes
+from libai_data.peers.channel import Channel
 from libai_data.sample_random import become_worker_process
 from libai_data.structures import DistTensorData, fields_of
 from libai_data.transforms.batch import BatchTransform

@@ -17,8 +17,8 @@ from libai_data.doctor.findings import OK, RED, WARNING, Finding, Reports, table
 from libai_data.doctor.job_rank import JobRank
 from libai_data.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, why_unreached
 from libai_data.errors import PeerError
-from libai_data.global_batch.network_link import send_head
 from libai_data.launch import free_port
+from libai_data.peers.network_link import send_head
 
 
 def reports(facts: dict[str, list[Any]]) -> Reports:

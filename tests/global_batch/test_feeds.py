@@ -14,7 +14,7 @@ import pytest
 from libai_data.errors import PeerError, SampleError, SchemaError
 from libai_data.global_batch.feeds import MOST_UNTAKEN, LinkFeed, LocalFeed, NodeBatch, NodePublisher
 from libai_data.loader import DataLoader
-from libai_data.loader.channel import Channel
+from libai_data.peers.channel import Channel
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 
 

@@ -15,16 +15,18 @@ import pytest
 from libai_data.errors import PeerError, SampleError
 from libai_data.global_batch.feeds import NodeBatch
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
-from libai_data.global_batch.network_link import (
+from libai_data.loader.arena import Arena
+from libai_data.loader.schema import Layout
+from libai_data.peers.network_link import (
+    Reception,
     accept_leaders,
     connect_to_rank0,
+    introduce,
     open_network_link,
     receive_head,
     send_head,
 )
-from libai_data.global_batch.node_link import SECONDS_TO_MEET_VARIABLE
-from libai_data.loader.arena import Arena
-from libai_data.loader.schema import Layout
+from libai_data.peers.node_link import SECONDS_TO_MEET_VARIABLE
 from libai_data.structures import BatchInfo
 
 SHARDS = 4
@@ -304,7 +306,7 @@ def meet(nodes: list[int], strangers: Any) -> tuple[dict[int, socket.socket], so
     return links, ends[0]
 
 
-def test_strangers_at_the_door_are_turned_away() -> None:
+def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting() -> None:
     held: list[socket.socket] = []
 
     def strangers(port: int) -> None:
@@ -312,15 +314,54 @@ def test_strangers_at_the_door_are_turned_away() -> None:
             end = socket.create_connection(("127.0.0.1", port))
             end.sendall(said)
             end.close()
-        for head in ({"secret": "guéssed", "node": 1}, {"secret": SECRET, "node": 9}, {"secret": SECRET}):
+        for head in ({"who": {"node": 1}, "challenge": "", "proof": "guéssed"}, {"who": {"node": 1}}, {"proof": 1}):
             held.append(socket.create_connection(("127.0.0.1", port)))
             send_head(held[-1], head)
+        held.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(20))  # silent
 
+    start = time.monotonic()
     links, end = meet([1], strangers)
+    assert time.monotonic() - start < 4
     send_head(links[1], {"hello": 1})
     assert receive_head(end) == {"hello": 1}
     for each in [*held, *links.values(), end]:
         each.close()
+
+
+def test_the_key_never_crosses_the_network_and_both_ends_must_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay between the ends keeps what they say; then each end is played by one who does not know the key."""
+    listener, port = open_network_link()
+    reception = Reception(listener, SECRET)
+    relayed = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+        caller = socket.create_connection(relay.getsockname())
+        theirs, _ = relay.accept()
+        ours = socket.create_connection(("127.0.0.1", port))
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            while said := source.recv(4096):
+                relayed.extend(said)
+                target.sendall(said)
+
+        for ends in ((theirs, ours), (ours, theirs)):
+            threading.Thread(target=pass_on, args=ends, daemon=True).start()
+        introduce(caller, {"rank": 3}, SECRET, 10)
+    who, _ = reception.came.get(timeout=10)
+    assert who == {"rank": 3}
+    assert len(relayed) > 100
+    assert SECRET.encode() not in relayed
+    stranger = socket.create_connection(("127.0.0.1", port))
+    with pytest.raises(PeerError, match="does not answer as a rank of this job does"):
+        introduce(stranger, {"rank": 3}, "guessed", 10)
+    # Somebody who listens in the place of rank 0.
+    with socket.create_server(("127.0.0.1", 0)) as fake:
+        caller = socket.create_connection(fake.getsockname())
+        impostor, _ = fake.accept()
+        send_head(impostor, {"challenge": "0" * 32})
+        send_head(impostor, {"proof": "0" * 64})
+        with pytest.raises(PeerError, match="does not know the key of this job"):
+            introduce(caller, {"rank": 3}, SECRET, 10)
+    reception.close()
 
 
 def test_a_node_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ def take_part() -> None:
     """
     from libai.engine import default
 
-    from libai_data.engine.liveness import watch_over_ranks
+    from libai_data.peers.liveness import watch_over_ranks
 
     watch_over_ranks()
     if not hasattr(default.inference_on_dataset, _BOUND_ANEW):

@@ -18,9 +18,9 @@ import oneflow as flow
 from libai_data.build import build_nlp_train_loader
 from libai_data.config import LazyCall
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.engine.liveness import say_farewell, watch_over_ranks
 from libai_data.global_batch import to_global
 from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.peers.liveness import say_farewell, watch_over_ranks
 from libai_data.samplers import CyclicSampler
 
 CASE, WORKERS, FOLDER = sys.argv[1], int(sys.argv[3]), sys.argv[4]

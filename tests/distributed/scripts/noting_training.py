@@ -19,8 +19,7 @@ from libai_data.config import default_argument_parser
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.engine.command import run
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.engine.joining import join_ranks
-from libai_data.engine.liveness import say_farewell
+from libai_data.peers.liveness import say_farewell
 from tests.distributed.noting import NotingTrainer, taken
 from tests.engine.tiny import TinyDataset
 
@@ -61,7 +60,6 @@ def main() -> None:
     args = default_argument_parser().parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with end_job_on_failure(rank, world_size):
-        join_ranks(rank, world_size)
         if "LIBAI_DATA_READERS" not in os.environ:
             run(args, RestingTrainer)
         for number, readers in enumerate(os.environ.get("LIBAI_DATA_READERS", "").split()):

@@ -1,43 +1,50 @@
 """The moment in which ranks find each other: `import oneflow`, which waits for the last of them for ever.
 
-Meanwhile it lets no other thread of the process run, so that whoever is to end the wait has to be another process.
+Meanwhile it lets no other thread of the process run, so that whoever is to end the wait has to be another process. The
+import hook of `libai_data.cuda_libraries` uses this module, so that it works in any script that imports this package
+before OneFlow.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from libai_data.launching.ports import refuse_port_in_use
+from libai_data.peers.liveness import begin_to_watch
 from libai_data.waiting_times import seconds_from_environment
 
 SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
 _SECONDS_TO_JOIN = 600.0
 
 
-def join_ranks(rank: int, world_size: int) -> None:
-    """Import OneFlow, which joins this process to the job; end the process if the others do not come in time.
+@contextmanager
+def joining() -> Iterator[None]:
+    """Around the import of OneFlow, which joins this process to the job: end it if the other ranks do not come in time.
 
-    Args:
-        rank: this rank.
-        world_size: ranks of the job.
+    From then on, it watches over them (`liveness`).
 
     Raises:
-        ConfigError: LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
+        ConfigError: Another program listens on the port of rank 0, which this is; or LIBAI_DATA_SECONDS_TO_JOIN is no
+            positive number.
     """
-    seconds = seconds_to_join()
-    if world_size == 1:
-        importlib.import_module("oneflow")
+    rank, world_size, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    if not (rank.isdigit() and world_size.isdigit() and port.isdigit() and int(world_size) > 1):
+        yield  # One process alone, or something that OneFlow says better.
         return
+    seconds = seconds_to_join()
+    if int(rank) == 0:
+        refuse_port_in_use(int(port))
     with _ending_after(
         seconds,
         f"rank {rank} ends: the {world_size} ranks have not all come within {seconds:g} s; were all of them started, "
         f"with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n",
     ):
-        importlib.import_module("oneflow")
+        yield
+    begin_to_watch()
 
 
 def seconds_to_join() -> float:

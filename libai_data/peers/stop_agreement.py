@@ -30,14 +30,18 @@ class StopAgreement:
     """
 
     def __init__(self, send_up: Send | None = None, send_down: Sequence[Send] = ()) -> None:
-        self._send_up = send_up
-        self._send_down = list(send_down)
+        self.connect(send_up, send_down)
         self._changed = threading.Condition()
         self._step = -1
         self._held = False
         self._stop_before: int | None = None
         self._asked = False
         self._steps: list[int] = []
+
+    def connect(self, send_up: Send | None, send_down: Sequence[Send]) -> None:
+        """Speak with these ranks; before that, with none."""
+        self._send_up = send_up
+        self._send_down = list(send_down)
 
     def begin(self, start_iter: int) -> None:
         """A training begins with this step."""

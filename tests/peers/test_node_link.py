@@ -12,14 +12,15 @@ import threading
 import pytest
 
 from libai_data.errors import ConfigError, PeerError
-from libai_data.global_batch.node_link import (
+from libai_data.peers.channel import Channel
+from libai_data.peers.node_link import (
     SECONDS_TO_MEET_VARIABLE,
     accept_followers,
     connect_to_leader,
+    let_in,
     open_node_link,
     seconds_to_meet,
 )
-from libai_data.loader.channel import Channel
 
 
 @pytest.fixture
@@ -62,6 +63,39 @@ def test_who_does_not_say_a_rank_of_this_node_is_turned_away(name: str) -> None:
     end = connect_to_leader(name, 5, leader=4)
     assert list(accept_followers(listener, [5])) == [5]
     end.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_another_users_process_neither_gets_in_nor_is_taken_for_the_leader(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of Unix sockets can be read, and taken, by every user."""
+    go, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        squatter.bind(f"\0libai_data/{name} squatted")
+        squatter.listen()
+        os.read(go, 1)
+        intruder = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        intruder.connect(f"\0libai_data/{name}")
+        Channel(intruder).send(5)
+        os.read(go, 1)
+        os._exit(0)
+    try:
+        with pytest.raises(PeerError, match="a process of user 65534 listens there"):
+            connect_to_leader(f"{name} squatted", 5, leader=4, seconds=0.5)
+        listener = open_node_link(name)
+        os.write(begin, b".")
+        rank, _ = let_in(listener.accept()[0])
+        assert rank == -1
+        listener.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(go)
+        os.close(begin)
 
 
 def test_ranks_that_never_come_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.engine.joining import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
 from libai_data.errors import ConfigError
 from libai_data.launch import free_port
+from libai_data.launching.ports import listen
+from libai_data.peers.joining import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
 
 
 def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
@@ -31,6 +32,26 @@ def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, reposito
     assert f"rank {rank} ends: the 2 ranks have not all come within 3 s; were all of them started" in ended.stderr
     assert time.monotonic() - start < 30
     assert not list(tmp_path.iterdir())
+
+
+def test_a_script_of_ones_own_does_not_wait_for_ever_either(repository: Path, tmp_path: Path) -> None:
+    code = "import libai_data, oneflow"
+    environment = {**alone_of_two(1, "1"), "PYTHONPATH": str(repository)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    assert "rank 1 ends: the 2 ranks have not all come within 1 s" in ended.stderr
+
+
+def test_rank_0_does_not_share_its_port_with_another_job(repository: Path, tmp_path: Path) -> None:
+    environment = {**alone_of_two(0, "60"), "PYTHONPATH": str(repository)}
+    port = environment["MASTER_PORT"]
+    with listen(int(port)):
+        code = "import libai_data, oneflow"
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        )
+    assert ended.returncode != 0
+    assert f"ConfigError: port {port} cannot be used on this machine" in ended.stderr
 
 
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.engine.stop_agreement import StopAgreement
+from libai_data.peers.stop_agreement import StopAgreement
 
 
 class Ranks:

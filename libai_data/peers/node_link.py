@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from libai_data.errors import PeerError
-from libai_data.loader.channel import Channel
+from libai_data.peers.channel import Channel
 from libai_data.waiting_times import seconds_from_environment
 
 SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
 _SECONDS_TO_MEET = 60.0
 _SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.02
+_MOST_SECONDS_BETWEEN_TRIES = 0.2
 _CREDENTIALS = struct.Struct("3i")
 
 _of_this_process: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -59,7 +60,11 @@ def open_node_link(name: str) -> socket.socket:
     """Begin to listen for the other ranks of this node.
 
     Args:
-        name: known to the ranks of this job alone.
+        name: the same on the ranks of this node, and on no others. Every user can read it in /proc/net/unix, so that
+            it is no secret: both ends look whose process the other one is.
+
+    Raises:
+        OSError: The name is taken.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keep_from_forks(listener)
@@ -92,45 +97,56 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int,
                     f"ranks {missing} of this node did not connect to rank {min(ranks) - 1} within {seconds:g} s; "
                     f"were they started? {SECONDS_TO_MEET_VARIABLE} sets how long to wait"
                 ) from error
-            rank = _rank_of(end)
-            if rank not in ranks:
-                end.close()
-                continue
-            channels[rank] = Channel(end)
-            keep_from_forks(channels[rank])
+            rank, channel = let_in(end)
+            if rank in ranks and rank not in channels:
+                channels[rank] = channel
+            else:
+                channel.close()
     return channels
 
 
-def _rank_of(end: socket.socket) -> int:
-    """What a newcomer says that it is; -1 for who is no rank of this user, or does not say."""
+def let_in(end: socket.socket) -> tuple[int, Channel]:
+    """Ask a newcomer which rank it is.
+
+    Returns:
+        The rank, -1 for who is no rank of this user or does not say, and the connection.
+    """
+    channel = Channel(end)
+    keep_from_forks(channel)
+    # What comes is a pickle: nothing of another user's process is read.
     if _user_of(end) != os.getuid():
-        return -1
+        return -1, channel
     end.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
     try:
-        rank = Channel(end).receive()
+        rank = channel.receive()
     except (OSError, EOFError):
-        return -1
+        return -1, channel
     end.settimeout(None)
-    return rank if isinstance(rank, int) else -1
+    return rank if isinstance(rank, int) else -1, channel
 
 
-def connect_to_leader(name: str, rank: int, leader: int) -> Channel:
-    """Connect to the rank that hands out batches on this node.
+def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None = None) -> Channel:
+    """Connect to the first rank of this node.
 
     Args:
         name: as in `open_node_link`.
         rank: this one.
         leader: named in the error.
+        seconds: to try for; by default `seconds_to_meet()`.
 
     Raises:
-        PeerError: It did not listen in time.
+        PeerError: It did not listen in time, or another user's process does in its place.
     """
-    seconds = seconds_to_meet()
+    seconds = seconds_to_meet() if seconds is None else seconds
     deadline = time.monotonic() + seconds
+    pause = _SECONDS_BETWEEN_TRIES
     while True:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             end.connect(_address(name))
+            user = _user_of(end)
+            if user != os.getuid():
+                raise PermissionError(f"a process of user {user} listens there")
             break
         except OSError as error:
             end.close()
@@ -139,7 +155,8 @@ def connect_to_leader(name: str, rank: int, leader: int) -> Channel:
                     f"rank {rank} could not reach rank {leader}, which leads this node, within {seconds:g} s: {error}; "
                     f"{SECONDS_TO_MEET_VARIABLE} sets how long to wait"
                 ) from error
-            time.sleep(_SECONDS_BETWEEN_TRIES)
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_SECONDS_BETWEEN_TRIES)
     channel = Channel(end)
     keep_from_forks(channel)
     channel.send(rank)

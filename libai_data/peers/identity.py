@@ -1,0 +1,43 @@
+"""What ranks compare when they meet: their job, and the machine that they run on."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Mapping
+
+JOB_VARIABLE = "LIBAI_DATA_JOB"
+"""A secret of the job, the same on all ranks. The launcher chooses one, on all machines of a hostfile; for ranks that
+are started in another way, the user may."""
+
+
+def job_secret(environment: Mapping[str, str] = os.environ) -> str:
+    """The secret of this job; "" where nobody has given it one."""
+    return environment.get(JOB_VARIABLE, "")
+
+
+def job_key(environment: Mapping[str, str] = os.environ) -> str:
+    """What the ranks of this job have in common, and other jobs have not: its secret, or where and when it runs."""
+    names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
+    return job_secret(environment) or " ".join(environment.get(name, "") for name in names)
+
+
+def job_id(environment: Mapping[str, str] = os.environ) -> str:
+    """A name of this job that does not give its secret away."""
+    return proof(job_key(environment), "id")[:12]
+
+
+def proof(key: str, *said: object) -> str:
+    """Shows that who says this knows the key."""
+    return hmac.new(key.encode(), repr(said).encode(), hashlib.sha256).hexdigest()
+
+
+def machine() -> str:
+    """Names this machine, or the network namespace on it: OneFlow takes each for a node."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            booted = file.read().strip()
+        return f"{booted} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return os.uname().nodename

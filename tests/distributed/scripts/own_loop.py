@@ -1,0 +1,73 @@
+"""A loop that a user wrote, with nothing but a loader and `to_global`: `own_loop.py CASE:RANK READERS FOLDER`.
+
+Just before something goes wrong on the rank, the time is written to `FOLDER/fault`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import oneflow as flow
+
+from libai_data import build_nlp_train_loader, from_iterable
+from libai_data.config import LazyCall
+from libai_data.global_batch import to_global
+
+CASE, _, WHERE = sys.argv[1].partition(":")
+READERS, FOLDER = sys.argv[2:4]
+RANK, WORLD_SIZE = flow.env.get_rank(), flow.env.get_world_size()
+HERE = str(RANK) == WHERE
+STEPS = 8
+FAULT_AT = 5
+
+
+def is_time_for(case: str) -> bool:
+    if not HERE or case != CASE:
+        return False
+    Path(FOLDER, "fault").write_text(repr(time.time()))
+    return True
+
+
+class Samples:
+    """A sample may be broken on one rank."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if is_time_for("sample"):
+            raise OSError(f"sample {index} cannot be read")
+        return {"x": np.full(8, index, np.float32)}
+
+
+loader: Any = None
+if is_time_for("exit before the loop"):
+    sys.exit(0)
+if READERS == "iterable":
+    loader = from_iterable(Samples(), 2)
+else:
+    loader = build_nlp_train_loader(LazyCall(Samples)(), 2, num_workers=0, readers=READERS)[0]
+everyone = flow.placement("cpu", list(range(WORLD_SIZE)))
+for step, batch in zip(range(STEPS), loader):
+    if step == FAULT_AT:
+        if is_time_for("break"):
+            break
+        if is_time_for("exit"):
+            sys.exit(0)
+        if is_time_for("raise"):
+            sys.excepthook = lambda *error: print("a hook of the user's own:", error[1])
+            raise RuntimeError("the model is broken")
+    tensors = to_global(batch)
+    if step == FAULT_AT and is_time_for("break in a step"):
+        break
+    # As a training step does, it waits for all ranks.
+    tensors["x"].to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().numpy()
+if CASE == "late" and HERE:
+    # Longer than ranks may wait for one that has left: this one needs nobody any more.
+    time.sleep(8)
+    print("the slowest rank is done")
+print(f"rank {RANK} is at its end")

@@ -1,0 +1,73 @@
+"""In a loop that a user wrote, too: a rank that fails or leaves early, in whatever way, ends the job and is named."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
+
+SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
+STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
+SECONDS_TO_END = 30.0
+WATCHDOG = 120.0
+
+
+def run(start: str, nproc: int, case: str, readers: str, folder: Path) -> Ended:
+    with Job() as job:
+        STARTS[start](job, SCRIPT, nproc, case, readers, str(folder))
+        return job.wait(WATCHDOG)
+
+
+LEAVING = [
+    # start, ranks, what happens on which rank, read mode
+    ("launcher", 3, "break:1", "iterable"),
+    ("by hand", 2, "break in a step:0", "data_parallel"),
+    ("launcher", 3, "break in a step:1", "node"),
+    ("by hand", 2, "exit:1", "rank0"),
+    ("by hand", 3, "exit before the loop:2", "iterable"),
+]
+
+
+@pytest.mark.parametrize(("start", "nproc", "case", "readers"), LEAVING)
+def test_a_rank_that_leaves_early_ends_all_and_is_named(
+    start: str, nproc: int, case: str, readers: str, tmp_path: Path
+) -> None:
+    ended = run(start, nproc, case, readers, tmp_path)
+    check_end(ended, tmp_path)
+    rank = case.partition(":")[2]
+    others = set(map(str, range(nproc))) - {rank}
+    told = set(re.findall(rf"^rank (\d) ends: rank {rank} has left the job after \d+ collectives", ended.output, re.M))
+    assert told & others, ended.output
+
+
+FAILING = [
+    ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
+    ("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),
+]
+
+
+@pytest.mark.parametrize(("start", "nproc", "case", "readers", "message"), FAILING)
+def test_a_rank_that_fails_ends_all(
+    start: str, nproc: int, case: str, readers: str, message: str, tmp_path: Path
+) -> None:
+    ended = run(start, nproc, case, readers, tmp_path)
+    check_end(ended, tmp_path)
+    assert message in ended.output, ended.output
+
+
+def check_end(ended: Ended, folder: Path) -> None:
+    seconds = ended.at - float((folder / "fault").read_text())
+    print(f"the job ended {seconds:.2f} s after the fault")
+    assert all(ended.codes), ended.output
+    assert not ended.left, ended.output
+    assert seconds < SECONDS_TO_END, ended.output
+
+
+def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_path: Path) -> None:
+    ended = run("launcher", 3, "late:1", "node", tmp_path)
+    assert ended.codes == [0], ended.output
+    assert "the slowest rank is done" in ended.output
+    assert len(re.findall(r"^rank \d is at its end$", ended.output, re.M)) == 3
