@@ -183,6 +183,11 @@ class ListedBatches(EpochPositions):
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
         self._digests = OrderedDict({self.position: self._expected})
 
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        super().set_epoch(epoch)
+        self._expected = ""
+
     def batches_per_round(self) -> int:
         """The length of the iterable, if it has one."""
         return len(self._batches)  # type: ignore[arg-type]

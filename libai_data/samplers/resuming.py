@@ -29,14 +29,18 @@ PlacesToSkip = Callable[[StepSchedule], LeftOut]
 
 
 def check_overrides(override: Collection[str]) -> None:
-    """Refuse names that are not in `OVERRIDES`.
+    """Refuse names that are not in `OVERRIDES`; a trainer that is told `RESTART_DATA` restores nothing.
 
     Raises:
         ConfigError: With the nearest name.
     """
     for name in override:
-        if name not in (known := (*OVERRIDES, RESTART_DATA)):
-            raise ConfigError(f"resume_override names {name!r}; it takes {list(known)}.{nearest(name, known)}")
+        if name not in OVERRIDES:
+            known = [*OVERRIDES, RESTART_DATA]
+            raise ConfigError(
+                f"resume_override names {name!r}; it takes {list(OVERRIDES)}, and in a trainer {RESTART_DATA!r}."
+                f"{nearest(name, known)}"
+            )
 
 
 def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:

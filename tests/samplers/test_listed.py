@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import pytest
 
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.loader import DataLoader
 from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.samplers import CyclicSampler
 from libai_data.samplers.listed import ListedBatches, as_stream
@@ -81,7 +84,7 @@ def test_a_position_that_no_list_begins_at_is_refused(position: int) -> None:
 class Drawn:
     """Lists drawn anew each round, as a torch sampler does that has a generator of its own."""
 
-    def __init__(self, seed: int | None, has_length: bool = True) -> None:
+    def __init__(self, seed: int, has_length: bool = True) -> None:
         self._random = np.random.default_rng(seed)
         self._lists = 5
         if not has_length:
@@ -129,9 +132,9 @@ def test_a_seeded_sampler_resumes_with_the_same_lists_at_every_place_of_every_ro
 
 @pytest.mark.parametrize("has_length", [True, False])
 def test_a_sampler_that_draws_other_lists_is_refused_wherever_it_resumes(has_length: bool) -> None:
-    found = lists_and_states(as_stream(Drawn(None, has_length)), 2)
+    found = lists_and_states(as_stream(Drawn(1, has_length)), 2)
     for lists, state in found:
-        resumed = as_stream(Drawn(None, has_length))
+        resumed = as_stream(Drawn(2, has_length))
         resumed.load_state_dict(state)
         if not has_length and not lists:
             continue  # A new round of what has no length has nothing to be compared with.
@@ -139,6 +142,44 @@ def test_a_sampler_that_draws_other_lists_is_refused_wherever_it_resumes(has_len
             list(resumed.batches(resumed.position))
         resumed.load_state_dict(state, override=["seed"])
         assert list(resumed.batches(resumed.position))
+
+
+def _torch_lists(name: str, seed: int) -> Any:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    samplers = {
+        "weighted": lambda: data.WeightedRandomSampler([1.0] * 20, 20, generator=generator),
+        "shuffled": lambda: data.RandomSampler(range(20), generator=generator),
+        "distributed": lambda: data.DistributedSampler(range(20), 2, 0, shuffle=True, seed=seed),
+    }
+    return data.BatchSampler(samplers[name](), 3, drop_last=False)
+
+
+def _first(loader: DataLoader, count: int) -> list[list[int]]:
+    """The first batches of as many passes as it takes."""
+    passes = chain.from_iterable(iter(loader) for _ in range(count + 1))
+    return [batch.x.tensor.numpy().tolist() for batch in islice(passes, count)]
+
+
+@pytest.mark.parametrize("name", ["weighted", "shuffled", "distributed"])
+def test_a_loader_with_a_sampler_of_torch_resumes_with_the_same_samples_or_refuses(name: str) -> None:
+    dataset = [{"x": np.array(number)} for number in range(20)]
+    whole = _first(DataLoader(dataset, _torch_lists(name, 3)), 16)
+    assert len({str(batch) for batch in whole}) > 10
+    for cut in (1, 4, 6, 7, 8, 13, 14):
+        stopped = DataLoader(dataset, _torch_lists(name, 3))
+        _first(stopped, cut)
+        state = json.loads(json.dumps(stopped.state_dict()))
+        resumed = DataLoader(dataset, _torch_lists(name, 3))
+        resumed.load_state_dict(state)
+        assert _first(resumed, 16 - cut) == whole[cut:]
+        other = DataLoader(dataset, _torch_lists(name, 4))
+        other.load_state_dict(state)
+        if state["position"]:
+            with pytest.raises(CheckpointError, match="does not replay"):
+                _first(other, 1)
 
 
 def test_the_lists_of_another_data_parallel_rank_are_not_compared(two_data_parallel_ranks: None) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from libai_data.errors import CheckpointError
 from libai_data.global_batch.to_global import compare_with_other_ranks
 from libai_data.integrations.libai.trainer import take_part
+from libai_data.samplers.resuming import RESTART_DATA
 from libai_data.structures import Instance
 
 
@@ -56,8 +58,19 @@ class LiBaiLoader:
         self._restored += 1
 
     def go_to(self, consumed_samples: int) -> None:
-        """Go on after so many samples, for a checkpoint that LiBai saved without a place in the data."""
-        self._loader.stream.set_consumed_samples(consumed_samples)
+        """Continue after so many samples, for a checkpoint that LiBai saved without a place in the data.
+
+        Raises:
+            CheckpointError: The loader's samples have no order that could be counted.
+        """
+        stream: Any = getattr(self._loader, "stream", None)
+        if not hasattr(stream, "set_consumed_samples"):
+            raise CheckpointError(
+                f"the checkpoint holds no place in the data, and a {type(self._loader).__name__} that is no endless "
+                f"stream of a dataset cannot continue after {consumed_samples} samples; to begin its data anew: "
+                f"train.resume_override=[{RESTART_DATA}]"
+            )
+        stream.set_consumed_samples(consumed_samples)
         self._restored += 1
 
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Callable
 
+from libai_data.samplers.resuming import RESTART_DATA
+
 logger = logging.getLogger(__name__)
 
 STATE = "train_loader"
@@ -100,7 +102,9 @@ def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
         place = _Place(loader, self.cfg.train.get("resume_override") or ())
         self.checkpointer.checkpointables[STATE] = place
         resume_or_load(self, resume)
-        if resume and self.start_iter and not place.restored:
+        if resume and self.start_iter and place.begins_anew:
+            logger.warning("The train loader begins its data anew: train.resume_override.")
+        elif resume and self.start_iter and not place.restored:
             consumed = self.cfg.dataloader.consumed_samples
             logger.warning(
                 "The checkpoint holds no place in the data; going on after the %d samples that %d steps of the present "
@@ -124,6 +128,7 @@ class _Place:
     def __init__(self, loader: Any, override: Any) -> None:
         self._loader = loader
         self._override = tuple(override)
+        self.begins_anew = RESTART_DATA in self._override
         self.restored = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +137,9 @@ class _Place:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the loader."""
+        """Restore the loader, unless its data are to begin anew."""
+        if self.begins_anew:
+            return
         self._loader.load_state_dict(state, self._override)
         self.restored = True
 

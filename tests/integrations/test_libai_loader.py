@@ -1,0 +1,65 @@
+"""What a loader does inside of LiBai's trainer; on ranks and with LiBai it is tested in tests/distributed/."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data import from_iterable
+from libai_data.errors import CheckpointError
+from libai_data.integrations.libai import LiBaiLoader, build_nlp_train_loader, loader
+from libai_data.integrations.libai.trainer import _Place
+from tests.integrations.rows import numbers
+
+
+@pytest.fixture(autouse=True)
+def _without_libai(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "take_part", lambda: None)
+
+
+class Numbers:
+    """40 numbers."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.array(index)}
+
+
+def made(batch: int, seed: int = 1) -> Any:
+    return build_nlp_train_loader(dataset=Numbers(), train_batch_size=batch, seed=seed, num_workers=0)[0]
+
+
+def rows(batches: Any, count: int) -> list[int]:
+    return [row for _, batch in zip(range(count), batches) for row in batch.x.tensor.numpy().tolist()]
+
+
+def test_a_checkpoint_of_another_batch_size_continues_at_the_same_sample() -> None:
+    stopped, other = made(4), made(8)
+    whole = rows(made(4), 10)
+    rows(stopped, 3)
+    other.load_state_dict(stopped.state_dict())
+    assert rows(other, 3) == whole[12:36]
+
+
+def test_a_checkpoint_without_data_continues_after_what_libai_counted_or_is_refused() -> None:
+    counted = made(4)
+    counted.go_to(8)
+    assert rows(counted, 2) == rows(made(4), 4)[8:]
+    for uncounted in (from_iterable(numbers, 4, ends="cycle"), from_iterable(Numbers(), 4, ends="drop")):
+        with pytest.raises(CheckpointError, match=r"cannot continue after 8 samples.*resume_override=\[restart_data\]"):
+            LiBaiLoader(uncounted).go_to(8)
+
+
+def test_data_begin_anew_where_that_is_asked_for() -> None:
+    stopped, anew = made(4), made(4, seed=2)
+    rows(stopped, 3)
+    with pytest.raises(CheckpointError, match="seed was 1 and is now 2"):
+        _Place(anew, ()).load_state_dict(stopped.state_dict())
+    place = _Place(anew, ["restart_data"])
+    place.load_state_dict(stopped.state_dict())
+    assert place.begins_anew
+    assert rows(anew, 2) == rows(made(4, seed=2), 2)
