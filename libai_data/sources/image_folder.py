@@ -90,6 +90,11 @@ class ImageFolderSource:
         """Where an image lies: its path."""
         return str(self[index][0])
 
+    @property
+    def identity(self) -> str:
+        """The identity of all images as they are now; see `libai_data.identity`."""
+        return self.identity_of(0, len(self))
+
     def identity_of(self, first: int, stop: int) -> str:
         """The identity of images `first` to `stop` - 1 as they are now: real path, size and time of change of each."""
         roots = {label: os.path.realpath(self.root / name) for label, name in enumerate(self.classes)}

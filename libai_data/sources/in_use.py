@@ -14,6 +14,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Callable
 
+from libai_data.errors import ConfigError
+
 _FLOCK = struct.Struct("hhqqi0q")
 _DIGITS = 15  # Of a key, which tell its byte: the offset of a lock has 63 bits.
 _guard = threading.RLock()
@@ -86,6 +88,10 @@ def _lock(descriptor: int, key: str, kind: int) -> bool:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, int(key[:_DIGITS], 16), 1, 0))
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise ConfigError(
+            f"the file system of the cache has no locks ({error}); set LIBAI_DATA_CACHE_DIR to a folder on a local disk"
+        ) from error
     return True
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError, FormatError, nearest
 from libai_data.file_map import FileMap, FileStatus
+from libai_data.identity import file_identity
 from libai_data.sources.indexed_format import SequenceIndex, parse_index
 
 _HASHED_AT_ONCE = 1 << 24
@@ -74,6 +75,11 @@ class IndexedSource:
         number = _checked(number, self.num_documents, "documents", self.prefix)
         start, stop = self._offsets_of(self._index.documents[number : number + 2])
         return self.tokens[start:stop]
+
+    @property
+    def identity(self) -> list[Any]:
+        """The identity of the two files as they are now; see `libai_data.identity`."""
+        return [file_identity(f"{self.prefix}{ending}") for ending in (".idx", ".bin")]
 
     @property
     def dtype(self) -> np.dtype:

@@ -27,21 +27,23 @@ class InMemorySource:
 
     Args:
         source: of records that can be pickled, with a length.
-        name: says what the records are, together with the source's class, length, and `identity` if it has one. A
-            source of files has one: its arguments, and the files' real paths, sizes and times of change.
+        name: says what the records are, together with the source's class, length and `fingerprint()`, and with the
+            `identity` of the source, or of the sources that a dataset is made of. A source of files has one: its
+            arguments, and the files' real paths, sizes and times of change.
 
     Raises:
         ConfigError: The source cannot tell what it holds, and no name is given.
     """
 
     def __init__(self, source: Any, name: str = "") -> None:
-        identity = getattr(source, "identity", "")
-        if not name and not identity:
+        if not name and not getattr(source, "identity", ""):
             raise ConfigError(
                 f"{type(source).__name__} cannot tell its records from others; give InMemorySource a name for them, "
                 "with a version"
             )
-        self._name = key_of(name, type(source).__qualname__, len(source), identity)
+        fingerprint = getattr(source, "fingerprint", None)
+        told = fingerprint() if callable(fingerprint) else ""
+        self._name = key_of(name, type(source).__qualname__, len(source), told, _identity_within(source))
         self._source = source
         self._attach(shared_memory(self._name, self._fill))
 
@@ -118,6 +120,17 @@ class InMemorySource:
         memory = opened_memory(state["path"], state["number"])
         # The process that pickled this may be gone, or one of another machine.
         self._attach(memory or shared_memory(self._name, self._fill))
+
+
+def _identity_within(source: Any) -> Any:
+    """The identity of a source, or of the sources that a dataset is made of."""
+    identity = getattr(source, "identity", "")
+    if identity:
+        return identity
+    datasets = getattr(source, "datasets", ())
+    inner = [getattr(source, name) for name in ("source", "dataset") if hasattr(source, name)]
+    inner += datasets if isinstance(datasets, (list, tuple)) else []
+    return [_identity_within(each) for each in inner]
 
 
 def _read(source: Any, indices: Sequence[int]) -> list[Any]:

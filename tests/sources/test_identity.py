@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from libai_data.datasets.combine import ConcatDataset, Subset
 from libai_data.datasets.fingerprint import fingerprint_of
 from libai_data.datasets.gpt import GPTDataset
 from libai_data.datasets.image_folder import ImageFolderDataset
@@ -112,6 +113,12 @@ def test_a_name_does_not_make_other_sources_equal(tmp_path: Path) -> None:
     first, second = (InMemorySource(JsonLinesSource(tmp_path / f"{name}.jsonl"), "v1") for name in "ab")
     assert records_of(first) != records_of(second)
     assert len(InMemorySource([b"1", b"2"], "v1")) == 2 and len(InMemorySource([b"1"], "v1")) == 1
+    folders = [pictures(tmp_path / str(value), value) for value in (1, 2)]
+    # Neither do a class and a length, of datasets that wrap other files, or other parts of them.
+    first, second = (InMemorySource(ConcatDataset([ImageFolderDataset(folder)]), "v1") for folder in folders)
+    assert first[0].images.tensor.max() != second[0].images.tensor.max()
+    first, second = (InMemorySource(Subset(ImageFolderDataset(folders[0]), n, n + 1), "v1") for n in (0, 1))
+    assert (int(first[0].labels.tensor), int(second[0].labels.tensor)) == (0, 1)
 
 
 def test_indices_lie_where_the_environment_says_or_beside_the_shards(
