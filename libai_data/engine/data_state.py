@@ -13,7 +13,7 @@ from tqdm import tqdm
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.integrations.digest import running_digest
 from libai_data.mesh import get_rank, is_main_process
-from libai_data.samplers.resuming import RESTART_DATA
+from libai_data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.samplers.schedule import StepSchedule
 from libai_data.samplers.stream_state import StreamState
 
@@ -132,7 +132,7 @@ class CountedLoader:
                 self.note(next(batches))
             except StopIteration:
                 raise self._differs(f"it ends after {self._batches} batches") from None
-        if restored["rank"] == get_rank() and restored["digest"] != self._digest:
+        if restored["rank"] == get_rank() and restored["digest"] not in ("", self._digest):
             raise self._differs("they are not those from before the checkpoint")
         return _Counted(self, batches)
 
@@ -153,8 +153,8 @@ class CountedLoader:
         return CheckpointError(
             f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of round "
             f"{self._round} were gone through again, but {what}. Seed its shuffling, or give it state_dict and "
-            "load_state_dict, or make it by from_iterable. To begin its data anew, or if it resumes by itself: "
-            f"{OVERRIDE_KEY}=[{RESTART_DATA}]"
+            f"load_state_dict. To continue at the same batch though the batches are others: {OVERRIDE_KEY}=[seed]. To "
+            f"begin its data anew, or if it resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -163,18 +163,24 @@ class CountedLoader:
             return dict(self._restored)
         return {"round": self._round, "batches": self._batches, "digest": self._digest, "rank": get_rank()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was saved; takes effect with the next iterator.
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Continue where `state` was saved; takes effect with the next iterator.
+
+        Args:
+            state: of such a loader.
+            override: what may differ on purpose; with "seed", the batches before the place may be others than before.
 
         Raises:
             CheckpointError: The state is that of a loader that told its place itself.
+            ConfigError: `override` names something unknown.
         """
+        check_overrides(override)
         if set(state) != {"round", "batches", "digest", "rank"}:
             raise CheckpointError(
                 f"the checkpoint's data state is {dict(state)}, which the train loader ({type(self.counted).__name__}) "
                 f"cannot take, having no state_dict; to begin its data anew: {OVERRIDE_KEY}=[{RESTART_DATA}]"
             )
-        self._restored = dict(state)
+        self._restored = {**state, "digest": "" if "seed" in override else state["digest"]}
 
 
 _BAR: dict[str, Any] = {"unit": "batch", "delay": 1, "leave": False}

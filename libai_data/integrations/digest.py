@@ -14,6 +14,7 @@ from libai_data.errors import SchemaError
 from libai_data.integrations.collation import BatchRow
 from libai_data.integrations.items import ArgumentNames, array_in, as_leaf, fields_in
 from libai_data.nesting import TEXT, is_numbers
+from libai_data.structures import is_flow_tensor
 
 _HASHED_BYTES = 1024
 """Up to so many bytes of an array are hashed as they are; of a larger one, 64 bits for each block."""
@@ -69,6 +70,8 @@ def _feed(digest: Any, value: Any, depth: int) -> None:
 def _feed_array(digest: Any, value: Any, depth: int) -> None:
     try:
         is_own = isinstance(value, (np.ndarray, np.generic))
+        if is_flow_tensor(value) and value.is_global:
+            value = value.to_local()  # All of it could be had only together with the other ranks.
         array = np.asarray(value if is_own else array_in(as_leaf(value, "")))
     except SchemaError:
         # What only the user's collator understands.

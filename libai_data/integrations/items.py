@@ -11,7 +11,7 @@ import numpy as np
 
 from libai_data.errors import SchemaError, nearest
 from libai_data.nesting import TEXT, is_named_tuple, is_numbers, taken_apart
-from libai_data.structures import DistTensorData, Instance, as_array, is_flow_tensor
+from libai_data.structures import DistTensorData, Instance, as_array, fields_of, is_flow_tensor
 
 
 class ArgumentNames(tuple[str, ...]):
@@ -56,7 +56,7 @@ def fields_in(item: Any) -> Mapping[str, Any] | None:
         return item._asdict()
     if dataclasses.is_dataclass(item) and not isinstance(item, (type, DistTensorData)):
         return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-    return None
+    return fields_of(item) if callable(getattr(item, "get_fields", None)) else None  # LiBai's Instance
 
 
 def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:

@@ -213,12 +213,15 @@ class IterableLoader:
 
         Args:
             state: of a loader over this iterable.
-            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+            override: what may differ on purpose, of `OVERRIDES` of the samplers; with "seed", the rows before the
+                restored place may be others than they were.
 
         Raises:
             CheckpointError: The state belongs to another kind of stream.
         """
         details = state.get("iterable", {})
+        if "seed" in override:
+            details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}
         rest = {name: value for name, value in state.items() if name != "iterable"}
         if "epoch" in details and state.get("ends") != "cycle":
             rest.setdefault("epoch", details["epoch"])

@@ -128,7 +128,8 @@ class RowReader:
             raise CheckpointError(
                 f"{self._source.name} does not replay: its first {place.index} rows of round {place.epoch} "
                 "are not those from before the checkpoint, so counting does not lead back to it. Give its shuffling a "
-                "seed (and `epoch`, if each round is shuffled anew), or let it offer state_dict/load_state_dict"
+                "seed (and `epoch`, if each round is shuffled anew), or let it offer state_dict/load_state_dict. To "
+                "continue at the same row though the rows are others: train.resume_override=[seed]"
             )
         if place.mark is not None:
             self.place = replace(self.place, digest=place.digest)

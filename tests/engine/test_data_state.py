@@ -82,6 +82,10 @@ def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
     other.load_state_dict(data.state_dict())
     with pytest.raises(CheckpointError, match=r"\(Shuffled\) has no state_dict.*round 1.*override=\[restart_data\]"):
         BatchFeed(other.loader).next()
+    on_purpose = DataState(Shuffled(2), ["seed"])
+    on_purpose.load_state_dict(data.state_dict())
+    unbroken = BatchFeed(Shuffled(2))
+    assert BatchFeed(on_purpose.loader).next() == [unbroken.next() for _ in range(10)][-1]
     shorter = DataState([1])
     shorter.load_state_dict({**data.state_dict(), "batches": 2})
     with pytest.raises(CheckpointError, match="it ends after 1 batches"):

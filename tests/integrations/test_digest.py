@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,3 +74,11 @@ def test_what_is_not_used_does_not_count() -> None:
     assert running_digest("", used) == running_digest("", {**used, "__key__": "elsewhere"})
     assert running_digest("", used, ["x"]) == running_digest("", {**used, "read_at": 0.1}, ["x"])
     assert running_digest("", used) != running_digest("", {**used, "read_at": 0.1})
+
+
+def test_a_global_tensor_counts_without_asking_other_ranks() -> None:
+    def made(number: int) -> Any:
+        return flow.full((2, 3), number, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)
+
+    assert running_digest("", {"x": made(1)}) == running_digest("", {"x": made(1)})
+    assert running_digest("", {"x": made(1)}) != running_digest("", {"x": made(2)})
