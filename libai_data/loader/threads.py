@@ -54,8 +54,12 @@ class ThreadExecutor:
             threading.Thread(target=self._work, args=(number,), name=f"libai_data worker {number}", daemon=True)
             for number in range(workers)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     def _work(self, number: int) -> None:
         runner = self._runners[number]
