@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
-from libai_data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow
+from libai_data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow, read_rows
 from libai_data.sources.last_used import LastUsed
 from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.sharded import Paths, ShardedSource, opened
@@ -78,24 +78,18 @@ class _Shard:
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
-        asked = np.asarray(rows, np.int64)
-        numbers = np.searchsorted(self._ends, asked, side="right")
-        found: list[Any] = [None] * len(asked)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
+        return read_rows(self._ends, rows, self._batch)
+
+    def _batch(self, number: int) -> Any:
+        found = self._kept.get((self._file.source, number))
+        if found is None:
             first = int(self._ends[number - 1]) if number else 0
             with _named(self._file, f"record {first}: record batch {number}"):
-                batch = self._kept.get((self._file.source, number)) or self._decoded(number)
-                records = batch.read(asked[places] - first)
-            for place, record in zip(places.tolist(), records):
-                found[place] = record
+                batch = self._batches().get(number)
+                batch.validate(full=True)
+                found, size = BatchRows(batch, self._columns), _OBJECTS + _own_bytes([batch], self._file)
+            self._kept.put((self._file.source, number), found, size)
         return found
-
-    def _decoded(self, number: int) -> Any:
-        batch = self._batches().get(number)
-        batch.validate(full=True)
-        size = _OBJECTS + _own_bytes([batch], self._file)
-        return self._kept.put((self._file.source, number), BatchRows(batch, self._columns), size)
 
     def _batches(self) -> _Batches:
         """The record batches of the file, opened in this process."""

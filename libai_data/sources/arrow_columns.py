@@ -50,6 +50,25 @@ class BatchRows:
         return [dict(zip(names, row)) for row in zip(*columns)] if names else [{} for _ in rows]
 
 
+def read_rows(ends: np.ndarray, rows: Sequence[int], batch_of: Callable[[int], BatchRows]) -> list[dict[str, Any]]:
+    """Rows of several batches, in the order of `rows`; each batch is asked for once.
+
+    Args:
+        ends: int64 [batches], how many rows there are up to the end of each.
+        rows: counted over all batches.
+        batch_of: gives a batch by its number.
+    """
+    asked = np.asarray(rows, np.int64)
+    numbers = np.searchsorted(ends, asked, side="right")
+    found: list[Any] = [None] * len(asked)
+    for number in np.unique(numbers).tolist():
+        places = np.flatnonzero(numbers == number)
+        first = int(ends[number - 1]) if number else 0
+        for place, record in zip(places.tolist(), batch_of(number).read(asked[places] - first)):
+            found[place] = record
+    return found
+
+
 def _values_of(column: Any) -> Values:
     """What gives the values of a column at some rows."""
     import pyarrow as pa

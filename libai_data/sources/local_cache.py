@@ -6,9 +6,7 @@ import contextlib
 import fcntl
 import logging
 import os
-import random
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,6 @@ from libai_data.sources.in_use import is_used, use
 logger = logging.getLogger(__name__)
 
 _ENDINGS = (".part", ".room", ".lock")
-_LONGEST_PAUSE = 0.02
 _NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
 
 
@@ -75,19 +72,17 @@ class LocalCache:
             lock = self._open_lock(f"{key}.lock")
             try:
                 first = first or failures_noted(lock)
-                _wait_for(lock, copy)
+                if not _is_alone_with(lock):
+                    logger.info("Waiting for another process, which is fetching %s.", copy.name)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if not self._is_current(lock, f"{key}.lock"):
+                    continue  # The copy and its lock were removed meanwhile.
                 if not _is_whole(copy, size):
-                    if _is_alone_with(lock) and self._is_current(lock, f"{key}.lock") and not _is_whole(copy, size):
-                        self._make(key, copy, size, make, lock, first)
-                    # Between two kinds of a lock there is none: hence the questions again.
-                    _wait_for(lock, copy)
-                if self._is_current(lock, f"{key}.lock") and _is_whole(copy, size):
-                    os.utime(lock)
-                    return copy, use(self.directory, key)
+                    self._make(key, copy, size, make, lock, first)
+                os.utime(lock)
+                return copy, use(self.directory, key)
             finally:
                 os.close(lock)
-            # Others have asked whether they are alone at the same moment.
-            time.sleep(random.SystemRandom().uniform(0, _LONGEST_PAUSE))
 
     def _make(
         self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], lock: int, first: Failures
@@ -194,19 +189,10 @@ def _is_whole(copy: Path, size: int | None) -> bool:
     return size is None or found == size
 
 
-def _wait_for(lock: int, copy: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        logger.info("Waiting for another process, which is fetching %s.", copy.name)
-        fcntl.flock(lock, fcntl.LOCK_SH)
-
-
 def _is_alone_with(lock: int) -> bool:
-    """Hold a lock alone, if nobody else holds it; if not, it is not held at all."""
+    """Hold a lock, if nobody else holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        fcntl.flock(lock, fcntl.LOCK_UN)
         return False
     return True

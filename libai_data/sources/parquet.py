@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import FormatError
-from libai_data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow
+from libai_data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow, read_rows
 from libai_data.sources.last_used import LastUsed
 from libai_data.sources.mapped_file import MappedFile
 from libai_data.sources.sharded import Paths, ShardedSource, opened
@@ -54,16 +54,9 @@ class _Shard:
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
-        asked = np.asarray(rows, np.int64)
-        numbers = np.searchsorted(self._ends, asked, side="right")
-        found: list[Any] = [None] * len(asked)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            first = int(self._ends[number - 1]) if number else 0
-            group = self._kept.get((self._file.source, number)) or self._decoded(number)
-            for place, record in zip(places.tolist(), group.read(asked[places] - first)):
-                found[place] = record
-        return found
+        return read_rows(
+            self._ends, rows, lambda number: self._kept.get((self._file.source, number)) or self._decoded(number)
+        )
 
     def _decoded(self, number: int) -> Any:
         import pyarrow
