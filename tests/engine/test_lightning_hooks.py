@@ -187,14 +187,15 @@ def test_several_training_loaders_train_together_and_resume_bit_for_bit(tmp_path
         cfg = config(folder, graph=graph)
         cfg.model = LazyCall(TwoTasks)(ballast=cfg.model.ballast)
         OmegaConf.update(cfg, "train.evaluation.enabled", False)
-        default_setup(cfg, default_argument_parser().parse_args([]))
         return cfg
 
     whole = with_module(job(tmp_path / "whole"), Together("dict"))
     assert isinstance(whole.train_loader, CombinedLoader)
     with_module(job(tmp_path / "list"), Together("list"))
     assert metrics(tmp_path / "list") == metrics(tmp_path / "whole")
-    cut = DefaultTrainer(job(tmp_path / "cut"), datamodule=Together("dict"))
+    cfg = job(tmp_path / "cut")
+    default_setup(cfg, default_argument_parser().parse_args([]))
+    cut = DefaultTrainer(cfg, datamodule=Together("dict"))
     cut.register_hooks([Stop()])
     with pytest.raises(Stopped):
         cut.train()

@@ -77,6 +77,15 @@ def test_the_script_gets_resume_once_before_its_overrides() -> None:
     assert runs.chosen == 2
 
 
+def test_an_earlier_runs_checkpoints_that_go_out_of_the_way_are_no_progress() -> None:
+    found = iter([("model_final", 1), ("", 0), ("", 0), ("", 0), ("", 0)])
+    restarts = Restarts(9, lambda: next(found), clock=lambda: 0.0)
+    restarts.begin()
+    assert restarts.refusal(1) == ""
+    restarts.begin()
+    assert "came twice" in restarts.refusal(1)
+
+
 def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "libai_data.launch", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, timeout=100)
