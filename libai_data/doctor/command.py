@@ -122,7 +122,10 @@ def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list
     reports = Reports(job.world_size, {0: own, **told})
     address = f"{job.host}, port {job.port}"
     reached = master.judge(
-        reports, {rank: meeting.last_words.get(rank, "its start") for rank in meeting.links}, address
+        reports,
+        {rank: meeting.last_words.get(rank, "its start") for rank in meeting.links},
+        address,
+        job.has_secret,
     )
     return [*((master.NAME, finding) for finding in reached), *judge_all(reports)]
 

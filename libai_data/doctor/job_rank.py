@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from libai_data.errors import ConfigError
 from libai_data.loader.worker import JOB_VARIABLES
+from libai_data.peers.identity import SECRET_VARIABLE, job_key
 
 
 class JobRank(NamedTuple):
@@ -19,6 +20,8 @@ class JobRank(NamedTuple):
         world_size: ranks of the job.
         host: name or address of rank 0's machine.
         port: on which rank 0 listens.
+        key: by which its ranks know each other.
+        has_secret: whether nobody else can know the key.
     """
 
     rank: int = 0
@@ -26,6 +29,8 @@ class JobRank(NamedTuple):
     world_size: int = 1
     host: str = "127.0.0.1"
     port: int = 0
+    key: str = ""
+    has_secret: bool = True
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> JobRank:
@@ -48,7 +53,9 @@ class JobRank(NamedTuple):
         rank, local_rank, world_size, port = numbers
         if not rank < world_size:
             raise ConfigError(f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0 to {world_size - 1}")
-        return JobRank(rank, local_rank, world_size, environment.get("MASTER_ADDR", "127.0.0.1"), port)
+        host = environment.get("MASTER_ADDR", "127.0.0.1")
+        has_secret = bool(environment.get(SECRET_VARIABLE))
+        return JobRank(rank, local_rank, world_size, host, port, job_key(environment), has_secret)
 
 
 def stay_out_of_the_job() -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from libai_data.doctor.findings import OK, RED, Finding, Reports
+from libai_data.doctor.findings import OK, RED, WARNING, Finding, Reports
 from libai_data.in_words import by_rank, numbers_in_words
+from libai_data.peers.identity import SECRET_VARIABLE
 
 NAME = "master"
 
 
-def judge(reports: Reports, last_words: Mapping[int, str], address: str) -> list[Finding]:
+def judge(reports: Reports, last_words: Mapping[int, str], address: str, has_secret: bool = True) -> list[Finding]:
     """Name who is missing.
 
     Args:
         reports: of those that have reported.
         last_words: rank -> what it was about to look at, of those that came.
         address: of rank 0, in words.
+        has_secret: whether the ranks could prove that they are of one job.
     """
     found: list[Finding] = []
     missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
@@ -35,4 +37,9 @@ def judge(reports: Reports, last_words: Mapping[int, str], address: str) -> list
             "some that the system chooses"
         )
         found.append(Finding(RED, f"a port of rank 0's that the system chose: {by_rank(unreached)}", advice))
-    return found or [Finding(OK, f"all {reports.world_size} ranks reach {address}")]
+    if not has_secret:
+        advice = f"set {SECRET_VARIABLE} to the same random words on all machines, or start them with --hostfile"
+        found.append(Finding(WARNING, "the ranks share no secret, so that anybody could be one of them here", advice))
+    if not missing and not unreached:
+        found.insert(0, Finding(OK, f"all {reports.world_size} ranks reach {address}"))
+    return found

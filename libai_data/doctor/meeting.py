@@ -15,14 +15,13 @@ from typing import Any, Callable
 
 from libai_data.doctor.job_rank import JobRank
 from libai_data.errors import PeerError
-from libai_data.peers.network_link import receive_head, send_head
+from libai_data.launching.ports import listen
+from libai_data.peers.network_link import BACKLOG, Reception, introduce, receive_head, send_head
 
 _SECONDS_BETWEEN_TRIES = 0.1
-_SECONDS_TO_INTRODUCE_ONESELF = 2.0
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_REACH_A_PORT = 3.0
 _TIMES_ASKED = 5
-_BACKLOG = 4096
 _DESCRIPTORS_BESIDE = 256
 
 
@@ -49,33 +48,22 @@ class Meeting:
         self.reports: dict[int, Any] = {}
         self.last_words: dict[int, str] = {}
         _allow_descriptors(job.world_size)
-        self._listener = _listening(job.port)
+        self._reception = Reception(_listening(job.port), job.key)
 
     def gather(self) -> None:
         """Take in what all ranks have to tell, as long as there is time."""
-        while len(self.reports) < self._world_size - 1:
-            left = self._deadline - time.monotonic()
+        while len(self.reports) < self._world_size - 1 and time.monotonic() < self._deadline:
             silent = {link.fileno(): rank for rank, link in self.links.items() if rank not in self.reports}
             poll = select.poll()
-            for descriptor in (self._listener.fileno(), *silent):
+            for descriptor in silent:
                 poll.register(descriptor, select.POLLIN)
-            ready = poll.poll(1000 * max(left, 0))
-            if not ready:
-                return
-            for descriptor, _ in ready:
-                if descriptor in silent:
-                    self._hear(silent[descriptor])
-                else:
-                    self._let_in()
+            for descriptor, _ in poll.poll(1000 * _SECONDS_BETWEEN_TRIES):
+                self._hear(silent[descriptor])
+            while not self._reception.came.empty():
+                self._let_in(*self._reception.came.get())
 
-    def _let_in(self) -> None:
-        link, _ = self._listener.accept()
-        link.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
-        try:
-            rank = int(receive_head(link)["rank"])
-        except (OSError, EOFError, ValueError, LookupError, TypeError, PeerError):
-            link.close()  # a stranger, or a launcher that looks whether rank 0 listens
-            return
+    def _let_in(self, who: dict[str, Any], link: socket.socket) -> None:
+        rank = int(who["rank"])
         if not 0 < rank < self._world_size or rank in self.links:
             link.close()
             return
@@ -139,7 +127,7 @@ class Meeting:
             with suppress(OSError):
                 send_head(link, {"end": code})
             link.close()
-        self._listener.close()
+        self._reception.close()
 
 
 def _allow_descriptors(connections: int) -> None:
@@ -151,15 +139,10 @@ def _allow_descriptors(connections: int) -> None:
 
 
 def _listening(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(("", port))
+        return listen(port, BACKLOG)
     except OSError as error:
-        listener.close()
         raise PeerError(f"rank 0 cannot listen on port {port}: {error.strerror}; choose another MASTER_PORT") from error
-    listener.listen(_BACKLOG)
-    return listener
 
 
 def call_rank0(job: JobRank, seconds: float) -> socket.socket:
@@ -170,7 +153,7 @@ def call_rank0(job: JobRank, seconds: float) -> socket.socket:
         seconds: to try for.
 
     Raises:
-        PeerError: It cannot be reached; why, and what to look at.
+        PeerError: It cannot be reached; why, and what to look at. Or it is of another job.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -183,8 +166,7 @@ def call_rank0(job: JobRank, seconds: float) -> socket.socket:
                 where = f"rank {job.rank} cannot reach rank 0 at {job.host}, port {job.port}, within {seconds:g} s"
                 raise PeerError(f"{where}: {why_unreached(error)}") from error
             time.sleep(_SECONDS_BETWEEN_TRIES)
-    link.settimeout(None)
-    send_head(link, {"rank": job.rank})
+    introduce(link, {"rank": job.rank}, job.key, max(deadline - time.monotonic(), _SECONDS_TO_ANSWER))
     return link
 
 

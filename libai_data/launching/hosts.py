@@ -18,6 +18,7 @@ from libai_data.launching.last_words import LastWords, quoted, say, write_to_std
 from libai_data.launching.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
 from libai_data.launching.remote import RemoteNode, ssh_command, taken_along
 from libai_data.launching.restarts import Training
+from libai_data.peers.identity import SECRET_VARIABLE
 
 _POLL_SECONDS = 0.05
 _HEARTBEAT_SECONDS = 2.0
@@ -43,6 +44,7 @@ class Hosts:
         self._chosen = list(hosts)
         self._training = training
         self._job = secrets.token_hex(8)
+        self._secret = ""
         self._signals: list[int] = []
         self.stop_signal: int | None = None
         self._nodes: list[RemoteNode] = []
@@ -99,6 +101,7 @@ class Hosts:
             Exit code: that of the node that failed first, else 0.
         """
         self._first, self._rests = None, {}
+        self._secret = secrets.token_hex(16)
         words = LastWords(self._print)
         self._nodes = []
         try:
@@ -125,7 +128,7 @@ class Hosts:
                 arguments.append(f"--{flag}")
         return {
             "job": self._job,
-            "environment": taken_along(os.environ, args.env),
+            "environment": {**taken_along(os.environ, args.env), SECRET_VARIABLE: self._secret},
             "arguments": [*map(str, arguments), args.training_script, *script_args],
         }
 

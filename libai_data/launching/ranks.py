@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import ctypes
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from libai_data.errors import ConfigError
 from libai_data.launching.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launching.last_words import LastWords, last_lines, quoted, say
 from libai_data.launching.ports import free_port, refuse_one_machine, reserve_port
+from libai_data.peers.identity import SECRET_VARIABLE
 from libai_data.waiting_times import seconds_from_environment
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -151,12 +153,14 @@ class Ranks:
         """Start all ranks, rank 0 first. After a signal to stop, or when one fails at once, no more are started."""
         args = self._args
         library_path = library_path_for_ranks()
+        # Launchers on several machines share one where a hostfile's, or the user, gave it to them.
+        secret = {SECRET_VARIABLE: secrets.token_hex(16)} if args.nnodes == 1 else {}
         for local_rank in range(args.nproc_per_node):
             if args.node_rank + local_rank > 0 and local_rank <= 1:
                 self._wait_for_rank_0()
             if self.stopped or self._failed_elsewhere or any(process.poll() for process in self.processes):
                 break
-            self._start_one(local_rank, script_args, rank_environment(args, local_rank, library_path))
+            self._start_one(local_rank, script_args, {**rank_environment(args, local_rank, library_path), **secret})
 
     def _start_one(self, local_rank: int, script_args: list[str], env: dict[str, str]) -> None:
         args = self._args

@@ -7,20 +7,15 @@ import hmac
 import os
 from collections.abc import Mapping
 
-JOB_VARIABLE = "LIBAI_DATA_JOB"
-"""A secret of the job, the same on all ranks. The launcher chooses one, on all machines of a hostfile; for ranks that
-are started in another way, the user may."""
-
-
-def job_secret(environment: Mapping[str, str] = os.environ) -> str:
-    """The secret of this job; "" where nobody has given it one."""
-    return environment.get(JOB_VARIABLE, "")
+SECRET_VARIABLE = "LIBAI_DATA_JOB_SECRET"
+"""Known to the ranks of one job alone. The launcher chooses one, for all machines of a hostfile too; whoever starts
+ranks in another way may set the same random words on all of them."""
 
 
 def job_key(environment: Mapping[str, str] = os.environ) -> str:
-    """What the ranks of this job have in common, and other jobs have not: its secret, or where and when it runs."""
+    """What the ranks of this job have in common, and other jobs have not: their secret, or where they meet."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-    return job_secret(environment) or " ".join(environment.get(name, "") for name in names)
+    return environment.get(SECRET_VARIABLE) or " ".join(environment.get(name, "") for name in names)
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Callable
 
 from libai_data.launch import free_port
 from tests.distributed.processes import BOOTSTRAP, ranks_environment, session_members
@@ -128,7 +128,14 @@ def start_by_launcher(job: Job, script: Path, nproc: int, *args: str, env: Mappi
     job.start([*launch_command(nproc), str(BOOTSTRAP), str(script), *args], ranks_environment(env))
 
 
-def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Mapping[str, str] | None = None) -> None:
+def start_by_hand(
+    job: Job,
+    script: Path,
+    nproc: int,
+    *args: str,
+    env: Mapping[str, str] | None = None,
+    env_of: Callable[[int], Mapping[str, str]] = lambda rank: {},
+) -> None:
     """Start each rank as a user would who has no launcher: one process of the job each."""
     port = free_port()
     for rank in range(nproc):
@@ -139,6 +146,7 @@ def start_by_hand(job: Job, script: Path, nproc: int, *args: str, env: Mapping[s
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             **(env or {}),
+            **env_of(rank),
         }
         job.start([sys.executable, "-u", str(BOOTSTRAP), str(script), *args], ranks_environment(variables))
         if rank == 0:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Callable
 
 import pytest
 
+from libai_data.peers.identity import SECRET_VARIABLE
 from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
@@ -24,10 +27,10 @@ def run(start: str, nproc: int, case: str, readers: str, folder: Path) -> Ended:
 LEAVING = [
     # start, ranks, what happens on which rank, read mode
     ("launcher", 3, "break:1", "iterable"),
-    ("by hand", 2, "break in a step:0", "data_parallel"),
+    pytest.param("by hand", 2, "break in a step:0", "data_parallel", marks=pytest.mark.slow),
     ("launcher", 3, "break in a step:1", "node"),
-    ("by hand", 2, "exit:1", "rank0"),
-    ("by hand", 3, "exit before the loop:2", "iterable"),
+    pytest.param("by hand", 2, "exit:1", "rank0", marks=pytest.mark.slow),
+    pytest.param("by hand", 3, "exit before the loop:2", "iterable", marks=pytest.mark.slow),
 ]
 
 
@@ -45,7 +48,9 @@ def test_a_rank_that_leaves_early_ends_all_and_is_named(
 
 FAILING = [
     ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
-    ("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),
+    pytest.param(
+        "by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken", marks=pytest.mark.slow
+    ),
 ]
 
 
@@ -71,3 +76,29 @@ def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_pat
     assert ended.codes == [0], ended.output
     assert "the slowest rank is done" in ended.output
     assert len(re.findall(r"^rank \d is at its end$", ended.output, re.M)) == 3
+
+
+@pytest.mark.parametrize(
+    ("env_of", "refusal"),
+    [
+        (
+            lambda rank: {SECRET_VARIABLE: f"of job {rank}"},
+            r"rank 1 of job \w+ met rank 0 of job \w+ at 127\.0\.0\.1, port \d+; two jobs use one port",
+        ),
+        pytest.param(
+            lambda rank: {"LOCAL_RANK": "0", "NODE_SIZE": "2"},
+            "rank 1 was started as local rank 0, but OneFlow found 1 node.*: OneFlow computes wrong sums",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["two jobs", "two nodes on one machine"],
+)
+def test_ranks_that_should_not_have_met_end_at_their_first_collective(
+    env_of: Callable[[int], Mapping[str, str]], refusal: str, tmp_path: Path
+) -> None:
+    with Job() as job:
+        start_by_hand(job, SCRIPT, 2, "none:0", "iterable", str(tmp_path), env_of=env_of)
+        ended = job.wait(WATCHDOG)
+    assert all(ended.codes), ended.output
+    assert re.search(rf"MeshError: {refusal}", ended.output), ended.output
+    assert "is at its end" not in ended.output

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.launch import free_port
+from libai_data.peers.identity import SECRET_VARIABLE
 from tests.distributed.jobs import Ended, Job
 from tests.distributed.namespaces import two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, ranks_environment
@@ -31,6 +32,7 @@ def rank_of(rank: int, world_size: int, port: int, host: str = "127.0.0.1", loca
         "WORLD_SIZE": str(world_size),
         "RANK": str(rank),
         "LOCAL_RANK": str(place),
+        SECRET_VARIABLE: f"of the job at {port}",
     }
 
 
@@ -180,6 +182,7 @@ def test_on_two_nodes_a_tensor_group_that_spans_them_is_warned_of() -> None:
     table = " ".join(ended.output.split())
     assert "mesh warning 1 tensor-parallel group(s) span nodes, such as ranks 0 to 3 on nodes 0 to 1" in table
     assert f"master ok all 4 ranks reach {nodes[0].address}" in table
+    assert "master warning the ranks share no secret" in table  # of two launchers, neither can tell the other
     assert "warning mesh: Let train.dist.tensor_parallel_size (4) divide the 2 ranks of a node" in table
     assert not ended.left
 

@@ -181,11 +181,29 @@ def test_each_way_to_fail_is_told_apart(error: OSError) -> None:
     assert ("firewall" in words, "nobody listens" in words, "no way there" in words).count(True) == 1
 
 
+def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
+    port = free_port()
+    meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port, "secret"), 10)
+    with pytest.raises(PeerError, match="does not answer as a rank of this job does"):
+        call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "guessed"), 1)
+    link = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "secret"), 10)
+    assert meeting._reception.came.get(timeout=10)[0] == {"rank": 1}
+    assert meeting._reception.came.empty()
+    meeting.dismiss(0)
+    link.close()
+
+
+def test_ranks_without_a_secret_are_warned() -> None:
+    found = master.judge(Reports(2, {0: {}, 1: {}}), {}, "somewhere, port 1", has_secret=False)
+    assert [each.state for each in found] == [OK, WARNING]
+    assert "LIBAI_DATA_JOB_SECRET" in found[1].advice
+
+
 def test_a_rank_whose_rank_0_is_gone_ends() -> None:
     port = free_port()
     meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port), 10)
     ours = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port), 10)
-    meeting._let_in()
+    meeting._let_in(*meeting._reception.came.get(timeout=10))
     meeting.links[1].close()
     with pytest.raises(PeerError, match="rank 0 is gone; its output tells why"):
         answer_until_dismissed(ours, JobRank(1, 0, 2, "127.0.0.1", port), 5)
