@@ -29,7 +29,10 @@ class Arena:
     """
 
     def __init__(self, descriptor: int = -1) -> None:
-        self.descriptor = descriptor if descriptor >= 0 else os.memfd_create("libai_data_batches", os.MFD_CLOEXEC)
+        if descriptor < 0:
+            _open_standard_descriptors()
+            descriptor = os.memfd_create("libai_data_batches", os.MFD_CLOEXEC)
+        self.descriptor = descriptor
         self._mapped: dict[tuple[int, int], Any] = {}
         self._lock = threading.RLock()
         # The memory of a loader that nobody closed goes with it.
@@ -133,6 +136,15 @@ class PrivateArena(Arena):
 def _map(descriptor: int, offset: int, size: int, kind: int = mmap.MAP_SHARED) -> Any:
     """Shared memory as a ctypes array, which holds no descriptor, so that a user may keep any number of batches."""
     return map_descriptor(descriptor, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, ctypes.c_ubyte)
+
+
+def _open_standard_descriptors() -> None:
+    """Open those of 0, 1 and 2 that are closed, so that nothing that workers inherit has these numbers."""
+    for standard in range(3):
+        try:
+            os.fstat(standard)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # The lowest number that is free.
 
 
 def _last_error(what: str) -> OSError:

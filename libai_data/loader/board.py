@@ -23,7 +23,7 @@ CAPACITY = 4096
 """Tasks that may wait, or be under way, at once."""
 
 _HEADER = 8
-_HEAD, _TAIL, _TRAINER_WAITS = 0, 1, 2
+_HEAD, _TAIL, _TRAINER_WAITS, _STOPPED = 0, 1, 2, 3
 
 _WORKER = 4
 _CLAIM, _SINCE, _SLEEPS, _WOKEN_AT = 0, 1, 2, 3
@@ -134,6 +134,10 @@ class Board:
             self._wakers[sleeper].set()
         return place
 
+    def stop(self) -> None:
+        """Let workers take no more tasks."""
+        self._ends[_STOPPED] = 1
+
     def wake(self) -> None:
         """Let the workers that sleep look for tasks, if any waits."""
         self._lock()
@@ -189,7 +193,7 @@ class Board:
             trainer_waits = done is not None and self._note_done(worker, done)
             place = self._ends[_HEAD]
             taken = None
-            if place == self._ends[_TAIL]:
+            if place == self._ends[_TAIL] or self._ends[_STOPPED]:
                 self._of_workers[_WORKER * worker + _SLEEPS] = 1
             else:
                 first = place % CAPACITY * _ENTRY

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
+import time
 import weakref
 from contextlib import suppress
 from typing import Any
@@ -15,6 +17,14 @@ from libai_data.loader.lifeline import Lifeline
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
 from libai_data.loader.worker import Equipment
 from libai_data.peers.channel import Channel
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_TO_BEGIN_EXIT = 1.0
+"""How long `close` waits for a worker that is reading."""
+_SECONDS_TO_EXIT = 5.0
+"""How long `close` waits for exit handlers of a worker."""
+_SECONDS_TO_DIE = 2.0
 
 _crews: weakref.WeakSet[Crew] = weakref.WeakSet()
 
@@ -111,6 +121,7 @@ class Crew:
     def bury(self, number: int) -> str:
         """Wait for a worker that ends; returns how it ended, in words."""
         how = self.processes[number].wait()
+        self.processes[number].stderr.close()
         self._events.unregister(self.channels[number].fileno())
         self.channels[number].close()
         return how
@@ -126,16 +137,38 @@ class Crew:
         self._lifeline.let_go()
 
     def close(self) -> None:
-        """End all workers, at once."""
+        """Let all workers exit, and kill those that do not in time."""
         _crews.discard(self)
-        for process in self.processes:
-            process.send(signal.SIGKILL)
-        self.close_trainer_ends()
-        for process in self.processes:
-            process.wait()
-        self.processes.clear()
-        self._lifeline.close()
-        self._starter.close()
+        try:
+            self._let_exit()
+        finally:
+            for process in self.processes:
+                process.send(signal.SIGKILL)
+            self.close_trainer_ends()
+            deadline = time.monotonic() + _SECONDS_TO_DIE
+            for process in self.processes:
+                how = process.wait(deadline)
+                if not process.has_ended():
+                    logger.error("Process %d, a worker that the loader closes, %s.", process.pid, how)
+                process.stderr.close()
+            self.processes.clear()
+            self._lifeline.close()
+            self._starter.close()
+
+    def _let_exit(self) -> None:
+        """Wait until workers have exited, those that are busy for a shorter time."""
+        for channel in self.channels:
+            channel.finish()
+        began, running = time.monotonic(), list(zip(self.processes, self.channels))
+        while running:
+            seconds = time.monotonic() - began
+            running = [
+                (process, channel)
+                for process, channel in running
+                if not process.has_ended()
+                and seconds < (_SECONDS_TO_EXIT if channel.is_closed_there() else _SECONDS_TO_BEGIN_EXIT)
+            ]
+            time.sleep(0.001 if running else 0)
 
 
 def _send(channel: Channel, message: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
 import time
 from collections import deque
@@ -52,6 +53,7 @@ class ProcessExecutor:
     collates_into_slots = True
 
     def __init__(self, starter: WorkerStarter, workers: int, arena: Arena, timeout: float) -> None:
+        self._pid = os.getpid()
         self._starter = starter
         self._dataset_name = starter.dataset_name
         self._arena = arena
@@ -232,9 +234,15 @@ class ProcessExecutor:
             hung: why it was ended, if it was ended from here.
         """
         pid, was_ready = self._crew.processes[number].pid, self._is_ready[number]
-        how = hung or self._crew.processes[number].wait()
+        process = self._crew.processes[number]
+        ended, last_words = process.wait(), process.stderr.last_words()
+        if not process.has_ended():
+            # The system may yet write for it into the batch, so nobody else can read the same rows again.
+            self._fatal = SampleError(f"worker {number} (process {pid}) of {self._dataset_name} {ended}")
+            raise self._fatal
+        how = hung or ended
         if not self._has_unpickled and self._starter.fork_instead(
-            f"a worker that unpickled {self._dataset_name} {how}"
+            f"a worker that unpickled {self._dataset_name} {how}{last_words}"
         ):
             self._restart(number)
             return
@@ -244,21 +252,22 @@ class ProcessExecutor:
         self._board.clear_claim(number)
         task = None if place is None or self._board.is_waiting(place) else self._tasks.pop(place, None)
         if task is None and number == 0 and self._first_task is not None and was_ready:
-            self._deadly = f"worker {number}, which {how}", bool(hung)
+            self._deadly = f"worker {number}, which {how}{last_words}", bool(hung)
             lost = f"sample {int(self._first_task.indices[0])} is read again"
         elif task is None:
             self._deaths_without_task += 1
             if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._crew):
-                self._fatal = SampleError(f"worker {number} (process {pid}) {how}, again and again, before it read")
+                who = f"worker {number} (process {pid})"
+                self._fatal = SampleError(f"{who} {how}, again and again, before it read{last_words}")
                 raise self._fatal
             lost = "it had no task"
         else:
             del self._submitted[place]
             lost = f"samples {task.indices.tolist()} are read again"
-        logger.warning("Worker %d (process %d) %s; it is replaced, and %s.", number, pid, how, lost)
+        logger.warning("Worker %d (process %d) %s; it is replaced, and %s%s.", number, pid, how, lost, last_words)
         self._restart(number)
         if task is not None:
-            self._do_again(task, f"worker {number}, which {how}", bool(hung))
+            self._do_again(task, f"worker {number}, which {how}{last_words}", bool(hung))
         # The dead worker may have been woken for a task that it did not take.
         self._board.wake()
 
@@ -281,6 +290,7 @@ class ProcessExecutor:
         while self._listen(0):  # Before they are judged by what they have not said, all that they have is heard.
             pass
         for number, process in enumerate(list(self._crew.processes)):
+            process.stderr.pass_on()
             if process.has_ended():
                 self._hear_last_words(number)
             elif self._timeout and process is self._crew.processes[number]:
@@ -341,7 +351,9 @@ class ProcessExecutor:
         self._crew.close_trainer_ends()
 
     def close(self) -> None:
-        """End all workers, at once."""
+        """Let all workers exit, and kill those that do not in time."""
+        if os.getpid() == self._pid:  # A fork of the trainer has no workers.
+            self._board.stop()
         self._crew.close()
         self._board.close()
 

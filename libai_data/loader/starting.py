@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import logging
+import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
+import weakref
+from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
 
 from libai_data.errors import ConfigError, error_text
 from libai_data.loader.shipping import Shipment, ship
-from libai_data.loader.worker import JOB_VARIABLES, Cargo, Equipment, prepare_process, work
+from libai_data.loader.worker import JOB_VARIABLES, STDERR, Cargo, Equipment, prepare_process, work
 from libai_data.peers.channel import Channel
 from libai_data.transforms.batch import rows_together
 
@@ -26,6 +32,7 @@ START_METHODS = ("auto", "spawn", "fork")
 
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from libai_data.loader.worker import main; main()"
 _SECONDS_TO_END = 2.0
+_LAST_WORDS, _MOST_STDERR = 10_000, 1 << 20
 _PICKLED_BYTES_WORTH_A_FORK = 4 * 2**20
 _BYTES_OF_OBJECTS_PER_PICKLED_BYTE = 10
 _THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -101,14 +108,18 @@ class WorkerStarter:
         """
         # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        stderr = CapturedStderr()
         try:
             if self._shipment is not None:
-                return self._spawn(equipment, self._shipment.descriptor)
-            return self._fork(equipment, close_in_child)
+                return self._spawn(equipment, self._shipment.descriptor, stderr)
+            return self._fork(equipment, close_in_child, stderr)
+        except BaseException:
+            stderr.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _spawn(self, equipment: Equipment, shipped: int) -> WorkerProcess:
+    def _spawn(self, equipment: Equipment, shipped: int, stderr: CapturedStderr) -> WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             environment.setdefault(name, "1")
@@ -122,31 +133,38 @@ class WorkerStarter:
             pass_fds=[*inherited, shipped],
             env=environment,
             stdin=subprocess.DEVNULL,
+            stderr=stderr.descriptor,
         )
-        return WorkerProcess(program.pid, program)
+        return WorkerProcess(program.pid, stderr, program)
 
-    def _fork(self, equipment: Equipment, close_in_child: Channel) -> WorkerProcess:
-        sys.stdout.flush()
-        sys.stderr.flush()
+    def _fork(self, equipment: Equipment, close_in_child: Channel, stderr: CapturedStderr) -> WorkerProcess:
+        _flush()
         pid = os.fork()
         if pid == 0:
-            self._live_as_fork(equipment, close_in_child)
-        return WorkerProcess(pid)
+            self._live_as_fork(equipment, close_in_child, stderr)
+        return WorkerProcess(pid, stderr)
 
-    def _live_as_fork(self, equipment: Equipment, close_in_child: Channel) -> NoReturn:
+    def _live_as_fork(self, equipment: Equipment, close_in_child: Channel, stderr: CapturedStderr) -> NoReturn:
+        code = 1
         try:
+            os.dup2(stderr.descriptor, STDERR)
+            sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+            _forget_exit_handlers()
             # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
             # lacks.
             gc.freeze()
             close_in_child.close()
             prepare_process(equipment.lifeline)
             work(equipment, self._cargo)
+            # What the interpreter does at its end; the rest of it would free what the trainer made.
+            threading._shutdown()  # type: ignore[attr-defined]
+            atexit._run_exitfuncs()
+            code = 0
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
+            _flush()
+            os._exit(code)
 
     def close(self) -> None:
         """Let go of the shipped dataset."""
@@ -155,16 +173,77 @@ class WorkerStarter:
             self._shipment = None
 
 
+def _forget_exit_handlers() -> None:
+    """Leave to the trainer what its libraries registered; what the dataset registers in this fork is run at its end."""
+    atexit._clear()
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        finalizer.atexit = False
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
+    multiprocessing.process._children.clear()  # type: ignore[attr-defined]
+    multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):  # There is none, or it is closed.
+            stream.flush()
+
+
+class CapturedStderr:
+    """Standard error of a worker, in memory, so that it reaches the trainer's `sys.stderr`, whatever that is.
+
+    The pages of notebooks and captured logs have no descriptor that a process could inherit.
+    """
+
+    def __init__(self) -> None:
+        self._memory = os.memfd_create("libai_data_stderr", os.MFD_CLOEXEC)
+        self.descriptor = os.open(f"/proc/self/fd/{self._memory}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._passed_on = 0
+        self._tail = b""
+
+    def pass_on(self) -> None:
+        """Print what the worker has printed since the last call."""
+        size = os.fstat(self._memory).st_size if self._memory >= 0 else self._passed_on
+        if size <= self._passed_on:
+            return
+        text = os.pread(self._memory, size - self._passed_on, self._passed_on)
+        self._passed_on = size
+        self._tail = (self._tail + text)[-_LAST_WORDS:]
+        if size > _MOST_STDERR:
+            os.ftruncate(self._memory, 0)
+            self._passed_on = 0
+        with suppress(AttributeError, ValueError, OSError):  # There is no `sys.stderr`, or it is closed.
+            sys.stderr.write(text.decode(errors="replace"))
+            sys.stderr.flush()
+
+    def last_words(self) -> str:
+        """The end of what the worker printed, to be appended to what became of it; "" if it printed nothing."""
+        self.pass_on()
+        text = self._tail.decode(errors="replace").strip()
+        return f"; the last that it printed:\n{text}\n" if text else ""
+
+    def close(self) -> None:
+        """Pass on the rest, and let go of the memory."""
+        self.pass_on()
+        if self._memory >= 0:
+            os.close(self._memory)
+            os.close(self.descriptor)
+        self._memory = -1
+
+
 class WorkerProcess:
     """A worker process that this one started.
 
     Args:
         pid: its process id.
+        stderr: what it prints.
         program: the running program, unless it is a fork.
     """
 
-    def __init__(self, pid: int, program: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, pid: int, stderr: CapturedStderr, program: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
+        self.stderr = stderr
         self._program = program
         self._code: int | None = None
 
@@ -173,12 +252,23 @@ class WorkerProcess:
         if self._poll() is None:
             os.kill(self.pid, number)
 
-    def wait(self) -> str:
-        """Wait for the process, which is about to end; returns how it ended, in words."""
-        deadline = time.monotonic() + _SECONDS_TO_END
+    def wait(self, deadline: float | None = None) -> str:
+        """Wait for the process, which is about to end; returns how it ended, in words.
+
+        Args:
+            deadline: when to stop waiting, in seconds of the monotonic clock; by default the process is killed after
+                some seconds, and waited for a little longer.
+        """
+        until = time.monotonic() + _SECONDS_TO_END if deadline is None else deadline
         while self._poll() is None:
-            if time.monotonic() > deadline:
+            if time.monotonic() > until and deadline is not None:
+                return (
+                    "was killed and does not end, since it waits in the system, perhaps for storage that does not "
+                    "answer; it is left behind, and ends when the system lets it"
+                )
+            if time.monotonic() > until:
                 os.kill(self.pid, signal.SIGKILL)
+                until = deadline = time.monotonic() + _SECONDS_TO_END
             time.sleep(0.001)
         code = self._code or 0
         if code >= 0:

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,9 @@ from libai_data.transforms.batch import BatchTransform
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
 """What tells OneFlow that a process is a rank of a job; a worker must never join one."""
 
+
+STDERR = 2
+"""The descriptor of standard error, whatever `sys.stderr` is."""
 
 _MOST_SLOTS_REMEMBERED = 64
 
@@ -95,8 +99,12 @@ class SlotIndices:
         return self._known[place]
 
 
+class _TrainerGone(BaseException):
+    """The trainer's process has closed the channel, or is gone."""
+
+
 def work(equipment: Equipment, cargo: Cargo) -> None:
-    """Do tasks until the trainer's process closes the channel, or is gone."""
+    """Do tasks until the trainer's process closes the channel."""
     channel = Channel(socket.socket(fileno=equipment.channel))
     # Of the workers' events it needs its own alone.
     wakers = [equipment.waker] * equipment.workers
@@ -104,7 +112,10 @@ def work(equipment: Equipment, cargo: Cargo) -> None:
     arena = Arena(equipment.arena)
     reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
     runner = TaskRunner(reader, cargo.collator, SlotRing(arena), cargo.batch_transform)
-    _Worker(equipment.number, channel, board, arena, runner).run()
+    with suppress(_TrainerGone):
+        _Worker(equipment.number, channel, board, arena, runner).run()
+    # The trainer sees by this that the process is about to end, and waits longer for it.
+    channel.close()
 
 
 class _Worker:
@@ -155,14 +166,14 @@ class _Worker:
     def _tell(self, message: Any) -> None:
         try:
             self._channel.send(message)
-        except (BrokenPipeError, ConnectionResetError):
-            os._exit(0)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise _TrainerGone from error
 
     def _receive(self) -> Any:
         try:
             return self._channel.receive()
-        except EOFError:
-            os._exit(0)
+        except EOFError as error:
+            raise _TrainerGone from error
 
     def _first_sample(self, epoch: int, index: int, hopeless: bool) -> Any:
         try:
@@ -234,7 +245,8 @@ def prepare_process(lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.enable(file=STDERR)
+    faulthandler.register(signal.SIGUSR1, file=STDERR, all_threads=True)
     for name in JOB_VARIABLES:
         os.environ.pop(name, None)
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import select
 import socket
+from contextlib import suppress
 from typing import Any
 
 _INLINE = 64 * 1024
@@ -101,6 +102,17 @@ class Channel:
         """Whether a message waits, or the other end is gone."""
         waiting = select.poll()
         waiting.register(self._end.fileno(), select.POLLIN)
+        return bool(waiting.poll(0))
+
+    def finish(self) -> None:
+        """Send nothing more: the other end's `receive` raises EOFError behind what was sent."""
+        with suppress(OSError):  # The other end, or this one, is gone.
+            self._end.shutdown(socket.SHUT_WR)
+
+    def is_closed_there(self) -> bool:
+        """Whether nobody holds the other end any more."""
+        waiting = select.poll()
+        waiting.register(self._end.fileno(), 0)
         return bool(waiting.poll(0))
 
     def close(self) -> None:

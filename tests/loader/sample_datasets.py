@@ -5,9 +5,12 @@ Each module-level class can be sent to a worker that is a program of its own.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -321,3 +324,38 @@ class Hashing(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         return {"hash": np.array(hash(f"sample {index}"))}
+
+
+class LastWords(Failing):
+    """Prints to standard error, and ends its process."""
+
+    def fail(self, index: int) -> None:
+        print("the licence has expired", file=sys.stderr)
+        os._exit(3)
+
+
+class Tidying(Numbers):
+    """Has things that a process must tidy up at its exit; `marks` is a folder in which it notes what it has.
+
+    Args:
+        seconds: that its exit handler takes.
+    """
+
+    def __init__(self, marks: str, seconds: float = 0.0) -> None:
+        super().__init__()
+        self.marks, self.seconds = Path(marks), seconds
+        self.folder: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        if self.folder is None:
+            self.folder = tempfile.TemporaryDirectory(dir=self.marks, prefix="folder-")
+            child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+            child.start()
+            (self.marks / f"child-{child.pid}").touch()
+            (self.marks / f"worker-{os.getpid()}").touch()
+            atexit.register(self.tidy)
+        return super().__getitem__(index)
+
+    def tidy(self) -> None:
+        time.sleep(self.seconds)
+        (self.marks / f"worker-{os.getpid()}").unlink()

@@ -9,20 +9,22 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from libai_data.errors import PassError
-from libai_data.loader import DataLoader
+from libai_data.errors import PassError, SampleError
+from libai_data.loader import DataLoader, crew, starting
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
-from tests.loader.sample_datasets import Numbers, Slow
+from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
     WORKER_NAMES,
     WORKERS,
@@ -295,8 +297,62 @@ def test_closing_is_quick_even_while_workers_start(workers: dict[str, Any]) -> N
     pids = worker_pids(loader)
     before = time.monotonic()
     loader.close()
-    assert time.monotonic() - before < 1.5
+    assert time.monotonic() - before < 10  # Not the five seconds of a sample, with twenty of them in a batch.
     assert not any(is_running(pid) for pid in pids)
+
+
+@PROCESSES
+def test_closing_lets_workers_run_their_exit_handlers_and_end_their_children(
+    workers: dict[str, Any], tmp_path: Path
+) -> None:
+    handlers_of_the_trainer = tempfile.TemporaryDirectory()
+    dataset = Tidying(str(tmp_path))
+    with loading(dataset, **workers) as loader:
+        for _ in islice(loader, 20):
+            pass
+        names = [path.name for path in tmp_path.iterdir()]
+        assert {name.partition("-")[0] for name in names} == {"worker", "child", "folder"}
+    assert [path.name for path in tmp_path.iterdir() if not path.name.startswith("child")] == []
+    assert not any(is_running(int(path.name.partition("-")[2])) for path in tmp_path.iterdir())
+    # A fork must not do for the trainer what that does at its own end.
+    assert Path(handlers_of_the_trainer.name).exists()
+    handlers_of_the_trainer.cleanup()
+
+
+def test_a_worker_whose_exit_takes_too_long_is_killed(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(crew, "_SECONDS_TO_EXIT", 0.3)
+    with loading(Tidying(str(tmp_path), seconds=60), num_workers=1, start_method="fork") as loader:
+        next(iter(loader))
+        pids = worker_pids(loader)
+        before = time.monotonic()
+    assert time.monotonic() - before < 10
+    assert not any(is_running(pid) for pid in pids)
+    for path in tmp_path.glob("child-*"):
+        with suppress(ProcessLookupError):
+            os.kill(int(path.name.partition("-")[2]), signal.SIGKILL)
+
+
+def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in an uninterruptible wait for a file server, a killed process stays until the system lets it go."""
+    monkeypatch.setattr(crew, "_SECONDS_TO_BEGIN_EXIT", 0.1)
+    monkeypatch.setattr(crew, "_SECONDS_TO_DIE", 0.1)
+    monkeypatch.setattr(starting, "_SECONDS_TO_END", 0.1)
+    loader = DataLoader(Numbers(), CyclicSampler(Numbers(), 4), num_workers=2, start_method="fork", prefetch=1)
+    iterator = iter(loader)
+    next(iterator)
+    stuck = loader._reader._executor._crew.processes[0]  # type: ignore[union-attr, attr-defined]
+    os.kill(stuck.pid, signal.SIGKILL)
+    monkeypatch.setattr(stuck, "_poll", lambda: None)
+    with pytest.raises(SampleError, match=rf"process {stuck.pid}.*of Numbers was killed and does not end"):
+        for _ in range(2000):
+            next(iterator)
+    before = time.monotonic()
+    loader.close()
+    assert time.monotonic() - before < 10
+    assert any(f"Process {stuck.pid}" in record.getMessage() for record in caplog.records)
+    os.waitpid(stuck.pid, 0)
 
 
 @PROCESSES

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +29,7 @@ from tests.loader.sample_datasets import (
     Exiting,
     Hanging,
     HangingOnce,
+    LastWords,
     LeavingChildren,
     Numbers,
     NumbersFilled,
@@ -134,6 +138,37 @@ def test_the_stream_goes_on_unchanged_while_workers_are_killed(
     assert state["position"] == 4 * len(found)
     assert not any(is_running(pid) for pid in pids)
     assert descriptors() == before
+
+
+@PROCESSES
+def test_what_a_worker_says_before_it_dies_reaches_a_trainer_without_a_descriptor_for_errors(
+    start_method: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in notebooks, whose `sys.stderr` has no descriptor, and in services, which may have none at all."""
+    for dataset, words in ((LastWords(bad=[9]), "the licence has expired"), (Crashing(bad=[9]), "Segmentation fault")):
+        for stream_of_errors in (io.StringIO(), None):
+            with monkeypatch.context() as patched:
+                patched.setattr(sys, "stderr", stream_of_errors)
+                with pytest.raises(SampleError, match=rf"(?s)over samples \[9\].*{words}"):
+                    stream(dataset, batches=4, num_workers=1, start_method=start_method)
+            if stream_of_errors is not None:
+                assert stream_of_errors.getvalue().count(words) >= 3
+            assert words in caplog.text
+
+
+@PROCESSES
+def test_workers_start_where_standard_descriptors_are_closed(start_method: str) -> None:
+    script = (
+        "import os; [os.close(n) for n in (0, 2)]\n"
+        "from tests.loader.sample_datasets import Numbers\n"
+        "from tests.loader.streams import stream\n"
+        f"found = stream(Numbers(), batches=4, num_workers=2, start_method={start_method!r})\n"
+        "assert found == stream(Numbers(), batches=4)\n"
+        "print('equal')"
+    )
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=path, timeout=50)
+    assert result.stdout == "equal\n"
 
 
 @PROCESSES
