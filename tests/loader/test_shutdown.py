@@ -342,7 +342,7 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
     loader = DataLoader(Numbers(), CyclicSampler(Numbers(), 4), num_workers=2, start_method="fork", prefetch=1)
     iterator = iter(loader)
     next(iterator)
-    stuck = loader._reader._executor._crew.processes[0]  # type: ignore[union-attr, attr-defined]
+    stuck = loader._reader._executor._crew.processes[0]  # type: ignore[union-attr]
     os.kill(stuck.pid, signal.SIGKILL)
     monkeypatch.setattr(stuck, "_poll", lambda: None)
     with pytest.raises(SampleError, match=rf"process {stuck.pid}.*of Numbers was killed and does not end"):
