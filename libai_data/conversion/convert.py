@@ -108,14 +108,14 @@ def convert(
         if before:
             check_same_plan(output, before["plan"], plan)
         keep_to_plan(folder, plan)
+        # Until the run is finished, each shard has a note of its own.
+        for name, report in before.get("shards", {}).items():
+            write_json(folder / f"{name}.json", report)
+        (output / MANIFEST).unlink(missing_ok=True)
         schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _TELL_COLUMNS))))
         jobs = _jobs(conversion, source, schema)
-        reports = _Reports(folder, before.get("shards", {}))
-        missing = [job for job in jobs if reports.of(job) is None]
-        if missing:
-            # What it says of these shards would be wrong if this run is ended.
-            reports.begin(missing)
-            (output / MANIFEST).unlink(missing_ok=True)
+        reports = {job.path: _finished(folder, job) for job in jobs}
+        missing = [job for job in jobs if reports[job.path] is None]
         result = Converted([job.path for job in jobs], len(source), kept=len(jobs) - len(missing))
         done = len(source) - sum(job.stop - job.first for job in missing)
         progress(done, len(source))
@@ -123,12 +123,13 @@ def convert(
         for job, report in done_by_processes(work, missing, workers):
             if _input(source, job.first, job.stop, schema) != job.input:
                 raise ConversionError(f"the source of {_name(job)} changed while it was read; run the same again")
-            reports.add(job, report)
+            write_json(_note(folder, job), asdict(report))
+            reports[job.path] = report
             done += report.records
             progress(done, result.records)
-        shards = {Path(job.path).name: asdict(reports.found[job.path]) for job in jobs}
+        shards = {Path(path).name: asdict(report) for path, report in reports.items()}
         write_json(output / MANIFEST, {"plan": plan, "shards": shards})
-        result.size = sum(report.size for report in reports.found.values())
+        result.size = sum(report.size for report in reports.values())
         shutil.rmtree(folder)
     return result
 
@@ -173,37 +174,18 @@ def _manifest(output: Path) -> dict[str, Any]:
     return found
 
 
-class _Reports:
-    """What is known of finished shards: from the manifest of an earlier run, or from one that was ended."""
+def _note(folder: Path, job: ShardJob) -> Path:
+    return folder / f"{Path(job.path).name}.json"
 
-    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
-        self._folder, self._manifest = folder, manifest
-        self.found: dict[str, ShardReport] = {}
 
-    def of(self, job: ShardJob) -> Any:
-        """The report of a shard that is there as it was written, or None."""
-        path = Path(job.path)
-        try:
-            noted = self._manifest.get(path.name) or json.loads(self._note(job).read_text("utf-8"))
-            report = ShardReport(**noted)
-            if path.stat().st_size != report.size or report.input != job.input:
-                return None
-        except (OSError, ValueError, TypeError):
-            return None
-        self.found[job.path] = report
-        return report
-
-    def begin(self, missing: Sequence[ShardJob]) -> None:
-        """Note the shards that are kept, and that these are not finished."""
-        for name, report in self.found.items():
-            write_json(self._folder / f"{Path(name).name}.json", asdict(report))
-        for job in missing:
-            self._note(job).unlink(missing_ok=True)
-
-    def add(self, job: ShardJob, report: ShardReport) -> None:
-        """Note that a shard is finished."""
-        write_json(self._note(job), asdict(report))
-        self.found[job.path] = report
-
-    def _note(self, job: ShardJob) -> Path:
-        return self._folder / f"{Path(job.path).name}.json"
+def _finished(folder: Path, job: ShardJob) -> Any:
+    """The report of a shard that is there as it was written, from what it would be made of now; else None."""
+    note = _note(folder, job)
+    try:
+        report = ShardReport(**json.loads(note.read_text("utf-8")))
+        if Path(job.path).stat().st_size == report.size and report.input == job.input:
+            return report
+    except (OSError, ValueError, TypeError):
+        pass
+    note.unlink(missing_ok=True)
+    return None
