@@ -43,3 +43,44 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path, capsys: p
     assert main(["digits", str(tmp_path / "digits")]) == 0
     assert "Wrote the digits" in capsys.readouterr().out
     assert len(list((tmp_path / "digits").rglob("*.png"))) == 1797
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("inspect CONFIG --ranks 0", "--ranks is 0"),
+        ("inspect CONFIG --samples 0", "--samples is 0"),
+        ("inspect CONFIG --step -1", "--step is -1"),
+        ("profile CONFIG --ranks 0", "--ranks is 0"),
+        ("profile CONFIG --seconds nan", "--seconds is nan"),
+        ("profile CONFIG --seconds inf", "--seconds is inf"),
+        ("plan CONFIG --nodes 0", "--nodes is 0"),
+        ("doctor --config-file CONFIG --seconds nan", "--seconds is nan"),
+        ("benchmark state --cores -1", "--cores is -1"),
+        ("benchmark state --rounds 0", "--rounds is 0"),
+        ("train-tokenizer --input TEXT --output OUT --min-frequency -1", "min_frequency is -1"),
+        ("train-tokenizer --input TEXT --output OUT --extra-ids -1", "extra_ids is -1"),
+        ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --log-interval 0", "--log-interval is 0"),
+        ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --keep-newlines", "with --split-sentences"),
+        ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --do-lower-case", "lower_case is for BERT"),
+        ("preprocess --input TEXT --tokenizer TXT --output-prefix OUT --merges-file TXT", "merges are for BPE"),
+        ("convert TEXT --to webdataset --output OUT --workers 0", "workers is 0"),
+        ("launch --stop_grace_seconds inf TEXT", "--stop_grace_seconds is inf"),
+        ("launch --env NAME TEXT", "--env is for the machines of --hostfile"),
+        ("launch --ssh rsh TEXT", "--ssh is for the machines of --hostfile"),
+    ],
+)
+def test_flags_with_odd_values_or_without_effect_are_refused(
+    arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"TEXT": tmp_path / "a.jsonl", "JSON": tmp_path / "t.json", "TXT": tmp_path / "t.txt"}
+    for file in files.values():
+        file.write_text('{"text": "a"}\n')
+    names = {"CONFIG": "tests/engine/tiny_config.py", "OUT": str(tmp_path / "out"), **files}
+    try:
+        code = main([str(names.get(word, word)) for word in arguments.split()])
+    except SystemExit as error:
+        code = int(error.code or 0)
+    assert code in (1, 2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a suite, print its table, and write its numbers; returns the exit code."""
     asked = parser().parse_args(argv)
+    if asked.cores < 0:
+        parser().error(f"--cores is {asked.cores}; it must be at least 0 (0 for all)")
     if asked.rounds < 1:
         parser().error(f"--rounds is {asked.rounds}; at least 1 is needed")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 
 from libai_data import launch
 from libai_data.console import print_lines
@@ -59,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     config, *overrides = ([asked.config_file] if asked.config_file else []) + asked.words or [""]
     if not config:
         parser().error("which config? libai-data doctor CONFIG")
-    if asked.seconds <= 0:
-        parser().error(f"--seconds is {asked.seconds}; it must be above 0")
+    if not 0 < asked.seconds < inf:
+        parser().error(f"--seconds is {asked.seconds}; it must be above 0, and finite")
     if asked.ranks is not None and "WORLD_SIZE" not in os.environ:
         started = ["--nproc_per_node", str(asked.ranks), "-m", "libai_data", "doctor", config, *overrides]
         return launch.main([*started, "--seconds", str(asked.seconds)])

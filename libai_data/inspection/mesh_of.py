@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from libai_data.config import try_get_key
+from libai_data.errors import ConfigError
 from libai_data.parallel_mesh import SIZE_KEYS, ParallelMesh
 
 
@@ -20,6 +21,8 @@ def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
         ConfigError: A key of `train.dist` is unknown or impossible.
         MeshError: The sizes do not fit the ranks.
     """
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
     dist = try_get_key(cfg, "train.dist", default={})
     if ranks is None:
         ranks = 1

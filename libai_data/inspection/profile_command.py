@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import Any
 
 from libai_data.config import try_get_key
@@ -44,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _profile(asked: argparse.Namespace) -> Iterator[str]:
-    if asked.seconds <= 0:
-        raise ConfigError(f"--seconds is {asked.seconds}; it must be above 0")
+    if not 0 < asked.seconds < inf:
+        raise ConfigError(f"--seconds is {asked.seconds}; it must be above 0, and finite")
     counts = asked.workers or worker_counts(cores())
     if min(counts) < 0:
         raise ConfigError(f"--workers has {min(counts)}; the least is 0")

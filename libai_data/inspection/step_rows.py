@@ -103,7 +103,9 @@ def read_step(
     found.collated = bool(getattr(loader, "collates", False))
     wanted = min(max(rows, 1), found.size)
     if isinstance(loader, DataLoader) and hasattr(stream, "batch_at"):
-        chunks = _from_position(loader, found.position)
+        # Behind the end of a single round, the next round would begin.
+        ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
+        chunks = iter(()) if ended else _from_position(loader, found.position)
     else:
         chunks = _from_beginning(loader, found.position // found.micro_batch_size)
     for chunk in chunks:

@@ -85,8 +85,8 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         parser.error(f"--node_rank is {args.node_rank}; with --nnodes {args.nnodes} it must be 0 to {args.nnodes - 1}")
     if args.nproc_per_node < 1:
         parser.error(f"--nproc_per_node is {args.nproc_per_node}; it must be at least 1")
-    if not args.stop_grace_seconds >= 0:
-        parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0")
+    if not 0 <= args.stop_grace_seconds < 1e9:
+        parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0, and below 1e9")
     if args.master_port is not None and not 0 < args.master_port < 2**16:
         parser.error(f"--master_port is {args.master_port}; it must be 1 to 65535")
     if args.max_restarts < 0:
@@ -98,6 +98,9 @@ def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         )
     if args.hostfile is not None and args.nnodes > 1:
         parser.error("--hostfile says which machines there are; --nnodes and --node_rank do not go with it")
+    for flag, given in (("--ssh", args.ssh != parser.get_default("ssh")), ("--env", args.env)):
+        if given and args.hostfile is None:
+            parser.error(f"{flag} is for the machines of --hostfile; give both, or neither")
     if args.module and args.no_python:
         parser.error("--module and --no_python exclude each other; give one of them")
     if not args.module and not args.no_python and not Path(args.training_script).is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from libai_data.argument_rules import check, whole
 from libai_data.errors import ConfigError, DataPipelineError
 from libai_data.text.files import FORMATS
 from libai_data.text.parts import DOCUMENTS, LINE, Cutting
@@ -109,6 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser().parse_args(argv)
     bar = _Bar(asked.log_interval)
     try:
+        check({"--log-interval": whole(1)}, **{"--log-interval": asked.log_interval})
+        if asked.keep_newlines and not asked.split_sentences:
+            raise ConfigError("--keep-newlines is about sentences; give it with --split-sentences")
         task = Task(
             tokenizer_files(asked),
             tuple(asked.json_keys),

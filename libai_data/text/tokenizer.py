@@ -127,8 +127,15 @@ class TokenizerFiles:
         for path in self.files():
             if not path.is_file():
                 raise ConfigError(f"there is no tokenizer file {path}")
-        if self.chinese_words and self.files()[0].suffix != ".txt":
+        kind = self.files()[0].suffix
+        if self.chinese_words and kind != ".txt":
             raise ConfigError(f"words of Chinese are marked in BERT's vocabularies (.txt) alone, not in {self.path}")
+        if self.lower_case and kind != ".txt":
+            raise ConfigError(
+                f"lower_case is for BERT's vocabularies (.txt); {self.path} says itself what it does with upper case"
+            )
+        if self.merges and kind in (".txt", ".model"):
+            raise ConfigError(f"merges are for BPE's vocabularies (.json), not for {self.path}")
 
     def files(self) -> tuple[Path, ...]:
         """The files themselves.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from libai_data.argument_rules import check, whole
 from libai_data.errors import ConfigError
 from libai_data.text.documents import Document, read_piece
 from libai_data.text.files import find_inputs
@@ -49,6 +50,12 @@ class Training:
             raise ConfigError(f"model={self.model!r}: a tokenizer to train is one of {list(MODELS)}")
         if self.lower_case and self.model == BPE:
             raise ConfigError("lower_case is for wordpiece; byte-level BPE keeps every byte")
+        check(
+            {"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)},
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            extra_ids=self.extra_ids,
+        )
         least = len(self.special_tokens()) + (_BYTES if self.model == BPE else 1)
         if self.vocab_size < least:
             raise ConfigError(f"vocab_size is {self.vocab_size}; {self.model} needs at least {least}")
