@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
+from libai_data.argument_rules import check, or_none, real
 from libai_data.config import instantiate
 from libai_data.errors import ConfigError
+
+_RULES = dict.fromkeys(("base_lr", "weight_decay", "weight_decay_norm", "weight_decay_bias"), or_none(real(0, 1e9)))
+_RULES.update(dict.fromkeys(("clip_grad_max_norm", "clip_grad_norm_type"), or_none(real(0, inf))))
 
 
 def build_optimizer(cfg: Any, model: Any) -> Any:
@@ -48,6 +53,15 @@ def get_default_optimizer_params(
     Raises:
         ConfigError: Biases are overridden twice, or no parameter is trainable.
     """
+    check(
+        _RULES,
+        base_lr=base_lr,
+        weight_decay=weight_decay,
+        weight_decay_norm=weight_decay_norm,
+        weight_decay_bias=weight_decay_bias,
+        clip_grad_max_norm=clip_grad_max_norm,
+        clip_grad_norm_type=clip_grad_norm_type,
+    )
     special = {name: dict(options) for name, options in (overrides or {}).items()}
     if weight_decay_bias is not None:
         if "bias" in special:

@@ -102,7 +102,7 @@ def read_step(
         found = StepRows(step, step * size, size, batch)
     found.collated = bool(getattr(loader, "collates", False))
     wanted = min(max(rows, 1), found.size)
-    if isinstance(loader, DataLoader) and hasattr(stream, "batch_at"):
+    if isinstance(loader, DataLoader) and stream is not None and hasattr(stream, "batch_at"):
         # Behind the end of a single round, the next round would begin.
         ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
         chunks = iter(()) if ended else _from_position(loader, found.position)

@@ -221,3 +221,73 @@ def test_odd_evaluation_lengths_reach_train_val_test_num_samples(
     cfg.dataloader.train.train_val_test_num_samples = [1, 2, 3]
     with pytest.raises(ConfigError, match=r"train_val_test_num_samples is \[1, 2, 3\], but the trainer sets it to"):
         build_configured_train_loader(cfg)
+
+
+ODD_BUT_ALLOWED = [
+    {"train_epoch": None, "warmup_ratio": None, "evaluation.eval_period": 0, "evaluation.eval_iter": float("inf")},
+    {"train_iter": 0, "train_epoch": 0.3, "checkpointer.max_to_keep": None, "evaluation.eval_iter": 1},
+    {"train_iter": None, "train_epoch": 1.0, "checkpointer.stop_signals": [], "evaluation.eval_after_n_epoch": 0},
+    {"evaluation.eval_period": 10**9, "log_period": 10**9, "checkpointer.period": 10**9, "train_iter": 2},
+    {"checkpointer.save_model_after_n_epoch": 1e-9, "evaluation.eval_after_n_epoch": 1e-9, "train_iter": 2},
+    {"checkpointer.stop_signals": None, "load_weight": None, "resume_override": None, "may_differ": None},
+    {"seed": 2**32 - 1, "skip_steps": None, "batch_size_schedule": [], "warmup_ratio": 1, "train_iter": 1},
+    {"test_micro_batch_size": 1000, "global_batch_size": 40, "train_iter": 1.0},
+]
+
+
+@pytest.mark.parametrize("changes", ODD_BUT_ALLOWED)
+def test_a_training_runs_with_odd_values_that_are_allowed(tmp_path: Path, changes: dict[str, Any]) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=3)
+    for key, value in changes.items():
+        OmegaConf.update(cfg, f"train.{key}", value)
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    results = trainer.train()
+    assert trainer.iter == trainer.max_iter >= 1
+    assert "Acc@1" in results
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_iter": 0}, r"train.train_iter is 0 and train.train_epoch 0: there is nothing to train"),
+        ({"global_batch_size": None}, r"neither train.train_micro_batch_size nor train.global_batch_size"),
+        ({"global_batch_size": 41}, r"train_micro_batch_size"),
+        ({"train_epoch": 1e9}, None),
+        ({"scheduler.warmup_factor": float("nan")}, r"warmup_factor is nan"),
+        ({"scheduler.warmup_method": "cubic"}, r"warmup_method is 'cubic'"),
+        ({"scheduler.max_iter": 0}, r"train.scheduler"),
+        ({"scheduler.max_iter": 1.5}, r"max_iter is 1.5"),
+        ({"scheduler.alpha": "x"}, r"train.scheduler"),
+        ({"skip_steps": [[2, 1]]}, r"train.skip_steps has \[2, 1\]"),
+        ({"skip_steps": 5}, r"train.skip_steps is 5"),
+        ({"batch_size_schedule": [[0, 0]]}, r"train.batch_size_schedule is"),
+        ({"resume_override": ["sed"]}, r"resume_override names 'sed'.* Did you mean 'seed'"),
+        ({"checkpointer.stop_signals": ["SIGTREM"]}, r"train.checkpointer.stop_signals has 'SIGTREM'"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, Any], message: str | None
+) -> None:
+    cfg = tiny_config(str(tmp_path))
+    for key, value in changes.items():
+        OmegaConf.update(cfg, f"train.{key}", value, force_add=True)
+    if message is None:
+        default_setup(cfg)
+        assert DefaultTrainer(cfg).max_iter == 5 * 10**9
+        return
+    with pytest.raises(ConfigError, match=message):
+        default_setup(cfg)
+        DefaultTrainer(cfg)
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay", "betas", "eps", "params.clip_grad_max_norm"])
+@pytest.mark.parametrize("value", [-1, "x", None, float("nan")])
+def test_odd_values_of_the_optimizer_name_it_or_train(tmp_path: Path, key: str, value: Any) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=1, stop_on_nonfinite_loss=False)
+    OmegaConf.update(cfg, f"optim.{key}", value, force_add=True)
+    try:
+        default_setup(cfg)
+        DefaultTrainer(cfg).train()
+    except ConfigError as error:
+        assert "optim" in str(error)
