@@ -25,7 +25,7 @@ CLUSTERS = ("", RAY)
 
 
 class BadLines(DataPipelineError, ValueError):
-    """Input holds lines that are no documents, and none was to be."""
+    """Input holds lines that are no documents, and none was to be, or it holds no document at all."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ def preprocess(
 
     Raises:
         ConfigError: No input, an option that does not fit, shards of another corpus in the way, or a changed input.
-        BadLines: With `refuse_bad`, naming the first ones.
+        BadLines: There is no document with a token; or, with `refuse_bad`, there are bad lines; naming the first ones.
         TokenizingError: A process failed.
     """
     if workers < 1:
@@ -105,7 +105,15 @@ def preprocess(
         level = "sentence" if task.split_sentences else "document"
         prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
         result = run.summary(prefixes)
-        _write_bad(run.bad(), result, Path(f"{output_prefix}.bad_lines"), refuse_bad)
+        bad = _write_bad(run.bad(), result, Path(f"{output_prefix}.bad_lines"))
+        if not result.documents:
+            shutil.rmtree(folder)
+            raise BadLines(
+                f"the input holds no document with a token: {result.empty} empty ones and {bad}. Nothing is written; "
+                f"check --format and --json-keys ({list(task.keys)})"
+            )
+        if refuse_bad and result.bad:
+            raise BadLines(bad)
         for number, prefix in enumerate(prefixes.values()):
             with IndexedWriter(prefix, dtype_for(len(tokenizer))) as writer:
                 for part in range(len(run.reports)):
@@ -185,10 +193,11 @@ class _Run:
                 lines_before[path] = before + lines
 
 
-def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path, refuse: bool) -> None:
+def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) -> str:
+    """Write the list of bad lines; returns their number and the first ones, in words."""
     path.unlink(missing_ok=True)
     if not result.bad:
-        return
+        return "0 bad lines"
     first: list[str] = []
     with open(path, "w", encoding="utf-8") as file:
         for entry in bad:
@@ -196,5 +205,4 @@ def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path, 
             if len(first) < 3:
                 first.append(f"{entry['file']}, line {entry['line']}: {entry['reason']}")
     result.bad_file = str(path)
-    if refuse:
-        raise BadLines(f"{result.bad} bad lines, listed in {path}: " + "; ".join(first))
+    return f"{result.bad} bad lines, listed in {path}: " + "; ".join(first)

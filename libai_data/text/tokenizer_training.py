@@ -115,7 +115,7 @@ class _Texts:
             for piece in part.pieces:
                 for record in read_piece(piece, self._keys, self._cutting.documents):
                     if isinstance(record, Document):
-                        self.count += 1
+                        self.count += any(map(str.strip, record.texts))
                         yield from record.texts
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from libai_data.commands import main as command
 from libai_data.errors import ConfigError
 from libai_data.text.crew import TokenizingError
 from libai_data.text.parts import Cutting
@@ -100,6 +101,34 @@ def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path
     write_json_lines(tmp_path / "b.jsonl", texts(5))
     result = preprocess([str(tmp_path)], str(tmp_path / "out" / "x"), Task(TokenizerFiles(tokenizer)))
     assert (result.documents, result.bad) == (5, 1)
+
+
+@pytest.mark.parametrize("content", ['{"txt": "a word"}\n' * 120, "no JSON\n" * 120, '{"text": ""}\n', "", "\n \n"])
+def test_an_input_without_a_document_is_an_error_and_leaves_no_corpus(
+    tmp_path: Path, tokenizer: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(content)
+    arguments = ["--input", str(tmp_path / "bad.jsonl"), "--tokenizer", tokenizer]
+    assert command(["preprocess", *arguments, "--output-prefix", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr().err
+    bad = len(content.splitlines()) if len(content) > 100 else 0
+    assert f"no document with a token: {int('text' in content and not bad)} empty ones and {bad} bad lines" in printed
+    assert not list(tmp_path.glob("out_*")) + list(tmp_path.glob("out.parts"))
+    # Nothing is in the way of the next attempt.
+    (tmp_path / "bad.jsonl").write_text('{"other": "a word"}\n')
+    arguments += ["--json-keys", "other"]
+    assert command(["preprocess", *arguments, "--output-prefix", str(tmp_path / "out")]) == 0
+    (tmp_path / "bad.jsonl").write_text(content)
+    trained = [
+        "--input",
+        str(tmp_path / "bad.jsonl"),
+        "--output",
+        str(tmp_path / "trained.json"),
+        "--vocab-size",
+        "300",
+    ]
+    assert command(["train-tokenizer", *trained]) == 2
+    assert not (tmp_path / "trained.json").exists()
 
 
 def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
