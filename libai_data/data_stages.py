@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.argument_rules import BATCH_SIZE, check, or_none
 from libai_data.errors import ConfigError, PeerError, nearest
 from libai_data.global_batch import to_global
 from libai_data.global_batch.gather import gather_words
@@ -56,6 +57,8 @@ class DataStages:
         test_batch_size: int | None = None,
         argument_names: Sequence[str] | None = None,
     ) -> None:
+        rules = dict.fromkeys(("train_batch_size", "test_batch_size"), or_none(BATCH_SIZE))
+        check(rules, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
         self.datamodule = datamodule
         self._sizes = {"train": train_batch_size}
         self._test_batch_size = test_batch_size

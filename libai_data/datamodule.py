@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection
 from typing import Any
 
+from libai_data.errors import ConfigError, nearest
 from libai_data.global_batch import to_global
 
 
@@ -59,6 +60,7 @@ class DataModule:
 
         Raises:
             RuntimeError: It was not called from a method.
+            ConfigError: `__init__` has no such argument.
         """
         frame = inspect.currentframe()
         caller = frame.f_back if frame is not None else None
@@ -71,6 +73,8 @@ class DataModule:
             position = len(arguments) + bool(code.co_flags & inspect.CO_VARARGS)
             found.update(values[code.co_varnames[position]])
         left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
+        for name in {*names, *left_out} - set(found):
+            raise ConfigError(f"save_hyperparameters names '{name}', which is no argument.{nearest(name, found)}")
         self.hparams.update(
             {name: value for name, value in found.items() if name not in left_out and (not names or name in names)}
         )

@@ -133,3 +133,12 @@ def test_a_state_of_any_kind_survives_a_checkpoint() -> None:
         saved.seen = kept
         DataStages(restored).load_state_dict(DataStages(saved).state_dict())
         assert restored.seen == kept
+
+
+def test_a_hyperparameter_that_is_no_argument_is_refused() -> None:
+    class Own(DataModule):
+        def __init__(self, folder: str, *names: str) -> None:
+            self.save_hyperparameters(*names)
+
+    with pytest.raises(ConfigError, match=r"names 'foler', which is no argument. Did you mean 'folder'"):
+        Own("a", "foler")

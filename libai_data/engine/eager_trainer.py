@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
+from libai_data.argument_rules import check, whole
 from libai_data.engine.batches import StepInputs
 from libai_data.engine.losses import total_loss
 from libai_data.engine.train_loop import TrainerBase
@@ -34,6 +35,7 @@ class EagerTrainer(TrainerBase):
         check_inputs: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
+        check({"grad_acc_steps": whole(1)}, grad_acc_steps=grad_acc_steps)
         model.train()
         self.model = model
         self.data_loader = data_loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Callable
 
+from libai_data.argument_rules import check, whole
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.train_loop import TrainerBase
 
@@ -30,6 +31,7 @@ class GraphTrainer(TrainerBase):
         check_inputs: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         super().__init__()
+        check({"grad_acc_steps": whole(1)}, grad_acc_steps=grad_acc_steps)
         graph.model.train()
         self.graph = graph
         self.data_loader = data_loader

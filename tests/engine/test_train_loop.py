@@ -1,9 +1,15 @@
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+from oneflow import nn
+
+from libai_data.engine import hooks
+from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.events import get_event_storage
 from libai_data.engine.train_loop import HookBase, TrainerBase
+from libai_data.errors import ConfigError
 
 
 class Recorder(HookBase):
@@ -95,3 +101,20 @@ def test_the_storage_is_that_of_the_running_training() -> None:
 def test_only_hooks_can_be_registered() -> None:
     with pytest.raises(TypeError, match="HookBase"):
         CountingTrainer([]).register_hooks([object()])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("period", [0, -1, 1.5, None, "x", float("inf")])
+def test_hooks_refuse_periods_that_are_no_number_of_steps(period: Any) -> None:
+    makers: list[Any] = [
+        lambda: hooks.IterationTimer(8, period),
+        lambda: hooks.DataProgress([], 8, period),
+        lambda: hooks.PeriodicWriter([], period),
+        lambda: hooks.PeriodicCheckpointer(None, period),  # type: ignore[arg-type]
+        lambda: EagerTrainer(nn.Linear(1, 1), [], None, period),
+    ]
+    if period != 0:
+        makers.append(lambda: hooks.EvalHook(period, dict))
+        makers.append(lambda: hooks.BestCheckpointer(period, None, "loss"))  # type: ignore[arg-type]
+    for make in makers:
+        with pytest.raises(ConfigError, match=r"(period|grad_acc_steps) is .*; it must be an int"):
+            make()

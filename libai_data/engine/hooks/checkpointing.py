@@ -7,6 +7,7 @@ import math
 import os
 from typing import Any
 
+from libai_data.argument_rules import check, or_none, whole
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import CheckpointError, ConfigError, nearest
@@ -31,12 +32,9 @@ class PeriodicCheckpointer(HookBase):
     def __init__(
         self, checkpointer: Checkpointer, period: int, max_to_keep: int | None = None, file_prefix: str = "model"
     ) -> None:
-        if int(period) < 1:
-            raise ConfigError(f"train.checkpointer.period is {period}; it must be at least 1 step")
-        if max_to_keep is not None and max_to_keep < 1:
-            raise ConfigError(f"train.checkpointer.max_to_keep is {max_to_keep}; keep at least 1, or None for all")
+        check({"period": whole(1), "max_to_keep": or_none(whole(1))}, period=period, max_to_keep=max_to_keep)
         self._checkpointer = checkpointer
-        self._period = int(period)
+        self._period = period
         self._max_to_keep = max_to_keep
         self._prefix = file_prefix
         self._recent: list[str] = []
@@ -98,7 +96,8 @@ class BestCheckpointer(HookBase):
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"train.evaluation.eval_mode is {mode!r}; it must be 'max' or 'min'")
-        self._period = int(eval_period)
+        check({"eval_period": whole(0)}, eval_period=eval_period)
+        self._period = eval_period
         self._checkpointer = checkpointer
         self._metric = val_metric
         self._sign = 1.0 if mode == "max" else -1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from libai_data.argument_rules import check, whole
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 
@@ -25,6 +26,7 @@ class DataProgress(HookBase):
     def __init__(
         self, loader: Any, global_batch_size: int, period: int, tokens_per_sample: Callable[[], int] = lambda: 0
     ) -> None:
+        check({"period": whole(1)}, period=period)
         self._loader = loader
         self._schedule = schedule_of(loader, global_batch_size)
         self._period = period

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from libai_data.argument_rules import check, whole
 from libai_data.engine.evaluation.results import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
 from libai_data.mesh import synchronize
@@ -18,7 +19,8 @@ class EvalHook(HookBase):
     """
 
     def __init__(self, eval_period: int, eval_function: Callable[[], dict[str, Any]]) -> None:
-        self._period = int(eval_period)
+        check({"eval_period": whole(0)}, eval_period=eval_period)
+        self._period = eval_period
         self._eval_function = eval_function
 
     def after_step(self) -> None:

@@ -6,6 +6,7 @@ import datetime
 import logging
 import time
 
+from libai_data.argument_rules import check, whole
 from libai_data.engine.train_loop import HookBase
 from libai_data.samplers.schedule import StepSchedule
 
@@ -28,6 +29,7 @@ class IterationTimer(HookBase):
     """
 
     def __init__(self, steps: int | StepSchedule, period: int = 20, warmup_iter: int = 3) -> None:
+        check({"period": whole(1), "warmup_iter": whole(0)}, period=period, warmup_iter=warmup_iter)
         self._schedule = steps if isinstance(steps, StepSchedule) else StepSchedule(((0, steps),))
         self._period = period
         self._warmup_iter = warmup_iter

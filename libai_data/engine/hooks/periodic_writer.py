@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from libai_data.argument_rules import check, whole
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
 
@@ -24,6 +25,7 @@ class PeriodicWriter(HookBase):
     """
 
     def __init__(self, writers: Sequence[EventWriter], period: int = 20) -> None:
+        check({"period": whole(1)}, period=period)
         self._writers = list(writers)
         for writer in self._writers:
             if not isinstance(writer, EventWriter):
