@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import mmap
 import os
@@ -44,7 +45,8 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
     address = _libc.mmap(None, size, protection, kind, descriptor, offset)
     if address == _MAP_FAILED:
         number = ctypes.get_errno()
-        raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}")
+        limit = " (a process may have vm.max_map_count maps)" * (number == errno.ENOMEM)
+        raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}{limit}")
     mapped = (item * size).from_address(address)
     weakref.finalize(mapped, _libc.munmap, address, size).atexit = False
     return mapped
@@ -62,6 +64,10 @@ class FileStatus(NamedTuple):
         """The status of a path, or of a descriptor."""
         found = os.stat(file)
         return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def is_same(self, other: FileStatus) -> bool:
+        """Whether the size and the time of change are equal; some network file systems number files anew."""
+        return self[1:] == other[1:]
 
 
 class FileMap:
@@ -118,13 +124,13 @@ class FileMap:
     def is_current(self) -> bool:
         """Whether the path still leads to the file that was mapped."""
         try:
-            return FileStatus.of(self.path) == self.status
+            return self.status.is_same(FileStatus.of(self.path))
         except OSError:
             return False
 
 
 def _check_same(path: PathLike, before: FileStatus, now: FileStatus) -> None:
-    if before != now:
+    if not before.is_same(now):
         raise FormatError(f"{path} has changed since it was opened: it was {before}, and is {now}; open the data anew")
 
 

@@ -130,7 +130,7 @@ class IndexedSource:
 
 def _opened_again(kind: type[IndexedSource], prefix: str, statuses: list[FileStatus]) -> IndexedSource:
     source = kind(prefix)
-    if source._statuses != statuses:
+    if not all(map(FileStatus.is_same, source._statuses, statuses)):
         raise FormatError(
             f"{prefix}.bin and .idx have changed since they were opened: they were {statuses}, and are "
             f"{source._statuses}; open them anew"

@@ -162,6 +162,7 @@ def test_a_file_that_is_replaced_or_removed_stays_as_it_was_and_one_that_is_writ
     again = JsonLinesSource(path)
     assert again[0] == expected[0]
     path.write_bytes(content[::-1])
+    os.utime(path, ns=(1, 1))
     with pytest.raises(FormatError, match=r"a.jsonl has changed since it was opened: it was FileStatus"):
         again[1]
 
@@ -176,6 +177,7 @@ def test_workers_map_an_array_again_refuse_another_file_and_get_a_copy_of_a_remo
         assert os.fstat(shipment.descriptor).st_size < content.nbytes / 10
         np.testing.assert_array_equal(unship(shipment.descriptor), content)
         np.save(tmp_path / "b.npy", content[::-1])
+        os.utime(tmp_path / "b.npy", ns=(1, 1))
         os.replace(tmp_path / "b.npy", tmp_path / "a.npy")
         with pytest.raises(FormatError, match=r"a.npy has changed since it was opened"):
             unship(shipment.descriptor)
@@ -193,6 +195,7 @@ def test_a_corpus_that_was_replaced_is_not_mixed_with_the_one_that_was_pickled(t
     packed = pickle.dumps(GPTDataset(prefix, 2, shuffle_documents=True))
     assert len(pickle.loads(packed)) == 2
     write_corpus(prefix, [[5, 4, 3], [2, 1]])
+    os.utime(f"{prefix}.bin", ns=(1, 1))
     with pytest.raises(FormatError, match=r"have changed since they were opened"):
         pickle.loads(packed)
 
