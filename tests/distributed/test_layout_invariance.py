@@ -10,7 +10,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from libai_data.global_generators import seeded
 from libai_data.mesh import ParallelMesh
+from libai_data.mixing import combine64
 from libai_data.sample_random import reading_samples
 from libai_data.samplers import CyclicSampler, Order
 from libai_data.structures import Instance
@@ -57,7 +59,8 @@ def true_batch(case: Case, step: int) -> dict[str, np.ndarray]:
     positions = case.position + step * case.global_batch_size + np.arange(case.global_batch_size)
     samples = []
     for epoch, index in zip(*(found.tolist() for found in Order(SAMPLES, SEED).locate(positions))):
-        with reading_samples(((SEED, epoch, index),)):
+        key = SEED, epoch, index
+        with reading_samples((key,)), seeded(combine64(*key)):
             samples.append(ManyLayouts()[index])
     batch = Instance.stack(samples)
     return {name: batch.get(name).tensor for name in LAYOUTS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,6 +76,7 @@ class ManyLayouts:
             "rows": rng.integers(-(2**31), 2**31, 2, dtype=np.int32),
             "across": rng.standard_normal(4),
             "crossed": rng.integers(-(2**63), 2**63 - 1, (4, 2)),
-            "noise": sample_generator().random(3, dtype=np.float32),
+            # From the sample's own generator, and from those that all code shares.
+            "noise": sample_generator().random(3, dtype=np.float32) + np.float32(random.random() + np.random.random()),
         }
         return Instance(**{name: DistTensorData(arrays[name], list(sbp), idx) for name, (sbp, idx) in LAYOUTS.items()})
