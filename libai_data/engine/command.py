@@ -14,7 +14,7 @@ from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.datamodule_stages import stages_of
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.engine.output_folder import clear_trial
+from libai_data.engine.output_folder import clear_trial, user_resumes
 from libai_data.engine.setup import default_setup, seed_all
 from libai_data.errors import ConfigError
 
@@ -61,7 +61,7 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
     default_setup(cfg, args)
     seed_all(cfg.train.seed)
     if args.eval_only:
-        return evaluate(cfg, trainer_class, resume=args.resume)
+        return evaluate(cfg, trainer_class, resume=user_resumes(args))
     try:
         return trainer_class(cfg).train()
     finally:

@@ -55,6 +55,15 @@ class Taken(NamedTuple):
     moved_to: str
 
 
+def user_resumes(args: Any) -> bool:
+    """Whether the user gave `--resume`, rather than who started the job again.
+
+    Args:
+        args: the command line.
+    """
+    return bool(getattr(args, "resume", False)) and not os.environ.get(RESTARTED_VARIABLE)
+
+
 def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: bool = False) -> Taken:
     """Lock the folder for this run, and move what another run left there aside unless this one resumes. Collective.
 
@@ -62,7 +71,7 @@ def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: b
 
     Args:
         folder: `train.output_dir`; made if needed.
-        resume: `--resume` was given.
+        resume: the user wants to continue from a checkpoint in the folder.
         weights: checkpoint whose weights the run starts with, if any.
         is_trial: delete what is there; for `--fast-dev-run`.
 
@@ -109,14 +118,13 @@ def _take(folder: Path, resume: bool, weights: str, is_trial: bool) -> Taken:
     job = os.environ.get(JOB_VARIABLE, "")
     before = _lock(folder, job)
     is_own = bool(job) and before.get("job") == job and key not in _taken_before
-    is_told = resume and not os.environ.get(RESTARTED_VARIABLE)
     has_checkpoint = (folder / LAST).exists() or any(_is_checkpoint(entry) for entry in folder.iterdir())
     if is_trial:
         _delete_results(folder)
         taken = Taken(False, "")
-    elif is_own or is_told:
+    elif is_own or resume:
         # A restart before the first checkpoint begins at step 0, in place: the log of the failed attempt stays.
-        taken = Taken(has_checkpoint or is_told, "")
+        taken = Taken(has_checkpoint or resume, "")
     else:
         taken = Taken(False, _moved_aside(folder, weights))
     _write_record(_locked[key], job)

@@ -15,7 +15,7 @@ from libai_data.config.values import check_device, fill_in, given, require
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.logging_setup import setup_logger
-from libai_data.engine.output_folder import FAST_DEV_RUN, take_output_folder
+from libai_data.engine.output_folder import FAST_DEV_RUN, take_output_folder, user_resumes
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
 from libai_data.mesh import get_rank, get_world_size, is_main_process, setup_dist_util
@@ -45,7 +45,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     setup_logger(rank=get_rank())
     check_values(cfg)
     users = try_get_key(cfg, "train.resume") if args is None else given(cfg, "train.resume")
-    fill_in(cfg, "train.resume", bool(users or getattr(args, "resume", False)))
+    fill_in(cfg, "train.resume", bool(users or user_resumes(args)))
     is_trial = bool(getattr(args, "fast_dev_run", False))
     if is_trial and cfg.train.resume:
         raise ConfigError("--fast-dev-run starts at step 0; give it without --resume")

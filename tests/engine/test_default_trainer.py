@@ -421,6 +421,16 @@ def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alo
         command(tmp_path, "--fast-dev-run", "--resume")
 
 
+def test_the_resume_that_a_restart_adds_changes_neither_an_evaluation_nor_a_fast_dev_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(tmp_path, "train.train_iter=7")
+    monkeypatch.setenv("LIBAI_DATA_RESTARTED", "1")
+    command(tmp_path, "--resume", "--eval-only", f"train.load_weight={tmp_path}/model_0000004")
+    assert f"Loaded the weights of checkpoint {tmp_path}/model_0000004." in (tmp_path / "log_eval.txt").read_text()
+    command(tmp_path, "--resume", "--fast-dev-run")
+
+
 class Failing(DefaultTrainer):
     def run_step(self) -> None:
         super().run_step()

@@ -15,7 +15,7 @@ import pytest
 
 from libai_data.engine.output_folder import release_output_folder, take_output_folder
 from libai_data.errors import ConfigError
-from libai_data.launching.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
+from libai_data.launching.restarts import JOB_VARIABLE
 from tests.distributed.processes import REPOSITORY
 from tests.engine.test_default_trainer import contents, trained
 from tests.engine.tiny import tiny_config
@@ -158,32 +158,30 @@ def test_weights_in_the_folder_itself_are_not_moved_away_from_under_a_new_run(us
 
 
 @pytest.mark.parametrize(
-    ("last_week", "resume", "restarted", "job", "told"),
+    ("last_week", "resume", "job", "told"),
     [
         # A fresh run starts anew, and so does its restart, if it came to nothing in the folder.
-        ("week", False, "", "today", "False run.1"),
-        ("week", True, "1", "today", "False run.1"),
+        ("week", False, "today", "False run.1"),
         # What this job wrote is resumed, with or without being asked; so is what the user asks for.
-        ("today", False, "", "today", "True"),
-        ("today", True, "1", "today", "True"),
-        ("week", True, "", "today", "True"),
-        ("week", True, "", "", "True"),
+        ("today", False, "today", "True"),
+        ("week", True, "today", "True"),
+        ("week", True, "", "True"),
         # Nobody has named a job.
-        ("", False, "", "", "False run.1"),
+        ("", False, "", "False run.1"),
     ],
 )
 def test_a_restart_resumes_only_what_its_job_wrote_or_was_told_to(
-    last_week: str, resume: bool, restarted: str, job: str, told: str, used: Path
+    last_week: str, resume: bool, job: str, told: str, used: Path
 ) -> None:
     assert take(used, resume=True, LIBAI_DATA_JOB=last_week) == "True"
-    assert take(used, resume, **{JOB_VARIABLE: job, RESTARTED_VARIABLE: restarted}) == told
+    assert take(used, resume, LIBAI_DATA_JOB=job) == told
 
 
 def test_a_job_that_failed_before_its_first_checkpoint_starts_again_in_place(tmp_path: Path) -> None:
     assert take(tmp_path, LIBAI_DATA_JOB="a") == "False"
     (tmp_path / "log.txt").write_text("the first attempt")
     (tmp_path / "metrics.json").write_text("")
-    assert take(tmp_path, resume=True, LIBAI_DATA_JOB="a", LIBAI_DATA_RESTARTED="1") == "False"
+    assert take(tmp_path, LIBAI_DATA_JOB="a") == "False"
     assert (tmp_path / "log.txt").read_text() == "the first attempt"
 
 
