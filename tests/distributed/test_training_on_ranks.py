@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_every_rank_hears_of_rank_0s_full_disk(launched: Launched) -> None:
 
 def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) -> None:
     start = time.monotonic()
-    result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), timeout=60, end_on_error=False)
+    result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), "raise", timeout=60, end_on_error=False)
     assert result.returncode != 0
     lines = result.output.splitlines()
     assert lines.count("RuntimeError: rank 1 fails in step 3") == 1
@@ -145,3 +146,11 @@ def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) 
     assert lines.count("  | RuntimeError: rank 1 fails in step 3") <= 1
     assert "Traceback" in result.output
     assert time.monotonic() - start < 40
+
+
+def test_a_rank_that_exits_with_code_0_in_the_middle_ends_the_training_and_is_named(tmp_path: Path) -> None:
+    result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), "exit", timeout=60, end_on_error=False)
+    assert result.returncode != 0
+    assert re.search(r"^rank 0 ends: rank 1 has left the job after \d+ collectives", result.output, re.MULTILINE), (
+        result.output
+    )

@@ -34,6 +34,7 @@ from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import BOOTSTRAP, REPOSITORY, ranks_environment
 
 FAULTS = Path(__file__).parent / "scripts" / "faults_job.py"
+OWN_LOOP = FAULTS.with_name("own_loop.py")
 MESHES = ["4x1x1", "2x2x1", "1x4x1", "2x1x2", "1x2x2", "1x1x4"]
 SECONDS_TO_END = 10.0
 BYTES_OF_HEADS = 4096
@@ -221,3 +222,12 @@ def test_a_network_that_vanishes_without_a_word_ends_both_nodes(tmp_path: Path) 
     assert ended.at - vanished < 30, ended.output
     for output, other in zip(ended.outputs, ("rank 2 of node 1", "rank 0")):
         assert f"{other}, or the network to it, is gone" in output, ended.output
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_early_ends_both_nodes_and_is_named(tmp_path: Path) -> None:
+    with two_nodes() as nodes:
+        ended = run_on(nodes, 90, OWN_LOOP, "break in a step:3", "node", str(tmp_path))
+    assert all(ended.codes), ended.output
+    for rank in (0, 1, 2):
+        assert f"rank {rank} ends: rank 3 has left the job after" in ended.output, ended.output

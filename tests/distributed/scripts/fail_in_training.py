@@ -1,4 +1,4 @@
-"""Trains through the command, and fails on rank 1 in step 3: `fail_in_training.py FOLDER`."""
+"""Trains through the command; in step 3 rank 1 fails, or exits with code 0: `fail_in_training.py FOLDER raise|exit`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from libai_data.engine.command import main
 from libai_data.mesh import get_rank
 
 CONFIG = Path(__file__).resolve().parents[2] / "engine" / "tiny_config.py"
+FOLDER, HOW = sys.argv[1:]
 
 
 class Failing(DefaultTrainer):
@@ -17,8 +18,10 @@ class Failing(DefaultTrainer):
 
     def run_step(self) -> None:
         if get_rank() == 1 and self.iter == 3:
+            if HOW == "exit":
+                sys.exit(0)
             raise RuntimeError(f"rank {get_rank()} fails in step {self.iter}")
         super().run_step()
 
 
-main(["--config-file", str(CONFIG), f"train.output_dir={sys.argv[1]}"], Failing)
+main(["--config-file", str(CONFIG), f"train.output_dir={FOLDER}"], Failing)
