@@ -69,6 +69,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     # What the tests leave in a temporary folder of their own is theirs, and goes with it.
     folder = Path(tempfile.mkdtemp(prefix="tests-"))
+    folder.chmod(0o755)  # Some tests act as another user.
     config.stash[_temporary_folder] = folder
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None
