@@ -155,13 +155,15 @@ def describe(args: argparse.Namespace, nodes: int) -> Training:
     """
     command = [sys.executable, "-m", "libai_data.engine.launch_facts"]
     command += [str(args.nproc_per_node), str(nodes), *args.training_script_args]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
+    problem = [f"reading it took longer than {_SECONDS_TO_DESCRIBE:g} s"]
     try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
+        problem = told.stderr.splitlines()[-5:]
         facts: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, subprocess.TimeoutExpired):
         say(
-            "cannot read the script's config, and so knows neither of its checkpoints nor of how many nodes it runs on:"
-            f"\n{quoted(told.stderr.splitlines()[-5:]).rstrip()}"
+            "cannot read the script's config; its checkpoints, and on how many nodes it runs, are unknown:"
+            f"\n{quoted(problem).rstrip()}"
         )
         return Training()
     return Training(
