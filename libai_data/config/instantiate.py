@@ -20,7 +20,7 @@ from libai_data.config.signatures import (
     parameters_of,
     resolve_target,
 )
-from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors import ConfigError, DataPipelineError, error_text
 
 
 def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def _named(error: Exception, target: Callable[..., Any], path: str) -> DataPipel
     message = f"{path or 'The config'}: calling {describe(target)} failed: "
     if isinstance(error, DataPipelineError):
         return _located(_same_class(error, f"{message}{error}"), path)
-    return _located(ConfigError(f"{message}{type(error).__name__}: {error}"), path)
+    return _located(ConfigError(f"{message}{error_text(error)}"), path)
 
 
 def _same_class(error: DataPipelineError, message: str) -> DataPipelineError:

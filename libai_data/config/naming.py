@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, error_text, nearest
 
 CONFIG_MODULE_PREFIX = "_libai_data_config_file_"
 """Starts the module name of whatever a config file defines: such a module is gone once the file is loaded."""
@@ -75,9 +75,7 @@ def _import(module: str, name: str, among: list | None = None) -> Any:
             "Is its folder on the PYTHONPATH?"
         ) from None
     except Exception as error:
-        raise ConfigError(
-            f"Cannot find {name!r}: importing {module} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigError(f"Cannot find {name!r}: importing {module} failed: {error_text(error)}") from error
 
 
 def _candidates(obj: Any) -> Iterator[str]:

@@ -70,7 +70,6 @@ class _Told:
     fingerprint: str = "{}"
     blend: Blend | None = None
     is_stream_transform: bool = False
-    problem: str = ""
 
 
 Publisher = Union[NodePublisher, NetworkPublisher]
@@ -138,56 +137,73 @@ class SharedLoader:
         make_loader: Callable[[Any, StreamSampler], DataLoader],
     ) -> _Told:
         """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
-        plan, failure = self._plan, None
-        told: _Told | None = None
-        shards = plan.shards_read_by(self._rank)
-        if shards:
-            try:
-                dataset = open_dataset()
-                self._loader = make_loader(dataset, make_stream(dataset, shards))
-                loader = self._loader
-                fingerprint = json.dumps(loader.fingerprint)
-                blend = getattr(dataset, "blend", None)
-                told = _Told(
-                    type(dataset).__name__,
-                    len(dataset),
-                    loader.collates,
-                    loader.check_every,
-                    fingerprint,
-                    blend if isinstance(blend, Blend) else None,
-                    isinstance(dataset, StreamTransform),
-                )
-            except Exception as error:
-                failure = error
-                told = _Told(problem=in_one_line(error))
+        plan = self._plan
+
+        def opened() -> _Told:
+            dataset = open_dataset()
+            self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
+            blend = getattr(dataset, "blend", None)
+            return _Told(
+                type(dataset).__name__,
+                len(dataset),
+                loader.collates,
+                loader.check_every,
+                json.dumps(loader.fingerprint),
+                blend if isinstance(blend, Blend) else None,
+                isinstance(dataset, StreamTransform),
+            )
+
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
-        answers: dict[int, _Told] = {rank: broadcast_py_object(told, src=rank) for rank in readers}
-        if failure is not None:
-            raise failure
-        for rank, answer in answers.items():
-            if answer.problem:
-                raise PeerError(f"rank {rank}, which reads for others, could not open the dataset: {answer.problem}")
+        answers: dict[int, _Told] = self._told_by(readers, opened, "open the dataset")
         if len(set(answers.values())) > 1:
             raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
         return answers[0]
+
+    def _told_by(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
+        """Let some ranks act, and all ranks know what each of them returns; a failure of one is raised on all."""
+        told, failure = None, None
+        if self._rank in ranks:
+            try:
+                told = act()
+            except (Exception, SystemExit) as error:
+                failure = error
+        problem = "" if failure is None else in_one_line(failure)
+        answers = {rank: broadcast_py_object((told, problem), src=rank) for rank in ranks}
+        if failure is not None:
+            raise failure
+        for rank, (_, problem) in answers.items():
+            if problem:
+                raise PeerError(f"rank {rank}, which reads for others, could not {what}: {problem}")
+        return {rank: answer for rank, (answer, _) in answers.items()}
 
     def _connect(self) -> Feed:
         """Find the other ranks: rank 0 the leaders, each leader the ranks of its node."""
         plan, mesh, rank = self._plan, self._plan.mesh, self._rank
         node, leader = plan.node_of(rank), plan.leader_of(rank)
         crosses = plan.readers == "rank0" and mesh.num_nodes > 1
-        network, port = open_network_link() if crosses and rank == 0 else (None, 0)
-        # Every user of the machine can read the name; the secret is for the network.
-        name, secret, port = broadcast_py_object((secrets.token_hex(16), secrets.token_hex(16), port), src=0)
+        network: Any = None
+
+        def begun() -> tuple[str, str, int]:
+            nonlocal network
+            network, port = open_network_link() if crosses else (None, 0)
+            # Every user of the machine can read the name; the secret is for the network.
+            return secrets.token_hex(16), secrets.token_hex(16), port
+
+        name, secret, port = self._told_by([0], begun, "listen for other nodes")[0]
         name = f"{name}/{node}"
+        opened: list[Any] = []
+
+        def open_node() -> None:
+            opened.extend((open_node_link(name), Arena() if self._loader is None else self._loader.shared_arena()))
+
+        leaders = sorted({plan.leader_of(other) for other in range(mesh.world_size)})
+        self._told_by(leaders, open_node, "open the link of its node")
         if rank != leader:
             return LinkFeed(connect_to_leader(name, rank, leader), leader, self._has_peers)
-        listener = open_node_link(name)
+        listener, arena = opened
         if self._loader is not None:
             feed: Feed = LocalFeed(self._loader, len(self._held), _SENT_AHEAD + 1 if crosses else 0)
-            arena = self._loader.shared_arena()
         else:
-            arena = Arena()
             host = os.environ.get("MASTER_ADDR", "127.0.0.1")
             feed = NetworkFeed(connect_to_rank0(host, port, node, secret), arena, _SENT_AHEAD)
         self._arena = arena

@@ -1,0 +1,57 @@
+"""The rank that reads fails to open its loader, in several ways, one after the other: `fail_to_open.py FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import oneflow as flow
+
+from libai_data.build import build_nlp_train_loader
+from libai_data.config import LazyCall
+from libai_data.global_batch import shared_loader
+from libai_data.loader.arena import Arena
+from libai_data.mesh import ParallelMesh, set_mesh
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class Rows:
+    def __init__(self, fails: str = "") -> None:
+        if fails == "exits":
+            sys.exit("no data here")
+        if fails == "cannot say why":
+            raise Speechless
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": np.array(index)}
+
+
+def opened(fails: str) -> Any:
+    """A batch, or the error."""
+    refused = mock.Mock(side_effect=OSError("no room for another descriptor"))
+    patches = {"has no link": (shared_loader, "open_node_link"), "has no memory": (Arena, "__init__")}
+    try:
+        dataset = LazyCall(Rows)(fails=fails)
+        with mock.patch.object(*patches.get(fails, (shared_loader, "json_")), refused, create=fails not in patches):
+            loader = build_nlp_train_loader(dataset, 2, readers="node", num_workers=0)[0]
+        batch = next(iter(loader)).x.tensor.numpy().tolist()
+        loader.close()
+        return batch
+    except (Exception, SystemExit) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+set_mesh(ParallelMesh(3, 1, 1, rank=flow.env.get_rank()))
+found = {fails: opened(fails) for fails in ("exits", "cannot say why", "has no link", "has no memory", "")}
+Path(sys.argv[1], f"{flow.env.get_rank()}.json").write_text(json.dumps(found))

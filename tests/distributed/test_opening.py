@@ -1,0 +1,26 @@
+"""A rank that cannot open what it reads for others: all ranks get an error, none waits for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.distributed.launcher import launch_ranks
+
+SCRIPT = Path(__file__).parent / "scripts" / "fail_to_open.py"
+
+
+def test_a_leader_that_fails_to_open_is_an_error_on_all_ranks_and_the_next_loader_works(tmp_path: Path) -> None:
+    launch = launch_ranks(SCRIPT, 3, str(tmp_path), timeout=100)
+    assert launch.returncode == 0, launch.output
+    leader, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3))
+    assert leader["exits"] == "SystemExit: no data here"
+    assert "Speechless: (its message cannot be shown" in leader["cannot say why"]
+    assert leader["has no link"] == leader["has no memory"] == "OSError: no room for another descriptor"
+    for other in others:
+        prefix = "PeerError: rank 0, which reads for others, could not"
+        assert other["exits"] == f"{prefix} open the dataset: SystemExit: no data here"
+        assert other["cannot say why"].startswith(f"{prefix} open the dataset: ConfigError: ")
+        for case in ("has no link", "has no memory"):
+            assert other[case] == f"{prefix} open the link of its node: OSError: no room for another descriptor"
+    assert [len(found[""]) for found in (leader, *others)] == [2, 2, 2]
