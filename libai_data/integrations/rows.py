@@ -99,6 +99,7 @@ class RowReader:
         self._after: Mark | None = None
         self.place = Place()
         self.taken_word = 0
+        self._has_had_rows = False
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def begin(self, place: Place, group_size: int) -> None:
@@ -165,7 +166,7 @@ class RowReader:
         `taken_word` is then a number that readers of the same rows have in common.
 
         Raises:
-            ConfigError: It cycles, and a round has no row at all.
+            ConfigError: A round has no row at all, and the iterable cycles or had rows in another round.
             SampleError: The iterable raised, or nothing came in time.
             SchemaError: A batch has no rows, or unequal numbers of them.
         """
@@ -173,6 +174,8 @@ class RowReader:
         digests: list[Any] = []
         while len(rows) < count:
             if not self._waiting and not self._fill():
+                if not self._next_index and self._has_had_rows:
+                    raise self._source.goes_once()
                 if not self._options.cycle:
                     break
                 if not self._next_index:
@@ -180,6 +183,7 @@ class RowReader:
                 self._open(self._epoch + 1, None)
                 continue
             row = self._waiting.popleft()
+            self._has_had_rows = True
             digest = running_digest(self.place.digest if row.number else "", row.piece, self._options.names)
             self.place = Place(row.epoch, row.number + 1, digest)
             # The digest begins anew with each round: that of the last row says nothing of a round that ended here.

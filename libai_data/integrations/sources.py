@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import weakref
 from collections import abc
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable
@@ -15,6 +16,7 @@ from libai_data.integrations.kinds import (
     is_dali,
     is_dali_pipeline,
     is_ffcv,
+    is_loader,
     is_own_loader,
     short_batch,
     without_node_splitting,
@@ -62,6 +64,7 @@ class Source:
         self.takes_shard = "shard" in accepted and "num_shards" in accepted
         self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
+        self._last_iterator: Callable[[], Any] = _nothing
 
     def rounds_to_replay(self, epoch: int) -> int:
         """How many earlier rounds must be gone through before this one is what it would be in an unbroken run.
@@ -99,6 +102,10 @@ class Source:
                 thing.load_state_dict(decoded(state))
             return self._adapted(iter(thing)), self._saver(thing.state_dict)
         iterator = iter(thing)
+        # torch's loader begins anew the one that holds its persistent workers.
+        if iterator is self._last_iterator() and not (is_loader(thing) or hasattr(thing, "reset")):
+            raise self.goes_once()
+        self._last_iterator = _reference(iterator)
         for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
             if hasattr(iterator, save) and hasattr(iterator, load):
                 if state is not None:
@@ -107,6 +114,13 @@ class Source:
         if state is not None:
             raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
         return self._adapted(iterator), None
+
+    def goes_once(self) -> ConfigError:
+        """The error of what has no second round."""
+        return ConfigError(
+            f"{self.name} is an iterator, or holds one, which can be gone through only once; pass the function that "
+            "makes it, so that each round, and a resumed training, gets a new one"
+        )
 
     def _saver(self, get: Callable[[], Any]) -> SaveState | None:
         """What gives the state; None if a checkpoint cannot hold it, so that samples are counted instead."""
@@ -125,10 +139,7 @@ class Source:
             return self._thing(**arguments)
         if _is_its_own_iterator(self._thing) and self._rounds_begun:
             if not hasattr(self._thing, "reset"):
-                raise ConfigError(
-                    f"{self.name} is an iterator, which can be gone through only once; pass the function that makes "
-                    "it, so that each round, and a resumed training, gets a new one"
-                )
+                raise self.goes_once()
             self._thing.reset()
         # A shallow copy takes the state of this round, and leaves the original as it was.
         return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
@@ -140,6 +151,18 @@ class Source:
             # It writes each batch over an older one, which may still be in use.
             return (copy.deepcopy(batch) for batch in iterator)
         return iterator
+
+
+def _nothing() -> None:
+    """What a dead reference gives."""
+
+
+def _reference(iterator: Any) -> Callable[[], Any]:
+    """Gives the iterator as long as somebody else has it; one that cannot be referred to weakly, always."""
+    try:
+        return weakref.ref(iterator)
+    except TypeError:
+        return lambda: iterator
 
 
 def _keywords(function: Any) -> Iterable[str]:

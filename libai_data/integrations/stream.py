@@ -185,38 +185,38 @@ class IterableStream(EpochPositions, StreamSampler):
     def _next_batch(self, position: int, epoch: int) -> IndexBatch | None:
         if self._size is None or self._rows is None:
             return None
-        rows, size, valid = self._sharded_part(self._size) if self._is_sharded else self._part_of_all(self._size)
+        first_epoch, rows, size, valid = (self._sharded_part if self._is_sharded else self._part_of_all)(self._size)
         if not rows:
             return None
-        if self.endless and not self._is_sharded:
-            epoch = rows[0].epoch
+        if self.endless:
+            epoch = first_epoch
         self._rows.taken.append([row.piece for row in rows])
         epochs = np.array([row.epoch for row in rows], dtype=np.int64)
         indices = np.array([row.number for row in rows], dtype=np.int64)
         return IndexBatch(position // self._size, epoch, position, size, valid, epochs, indices)
 
-    def _part_of_all(self, size: int) -> tuple[list[Row], int, int]:
-        """This reader's rows of the next global batch, the rows of that batch, and how many of them count."""
+    def _part_of_all(self, size: int) -> tuple[int, list[Row], int, int]:
+        """Of the next global batch: epoch of its first row, this reader's rows, how many there are, how many count."""
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
-            return [], 0, 0
+            return 0, [], 0, 0
         if self.ends == "short":
             size = -(-len(rows) // self.data_parallel_size) * self.data_parallel_size
         micro = size // self.data_parallel_size
         own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
-        return [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)
+        return rows[0].epoch, [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)
 
-    def _sharded_part(self, size: int) -> tuple[list[Row], int, int]:
+    def _sharded_part(self, size: int) -> tuple[int, list[Row], int, int]:
         """As `_part_of_all`; shards that cycle do so each at its own pace, so that they have no epoch in common."""
         micro = size // self.data_parallel_size
         rows: list[Row] = []
         for shard, reader in zip(self.shards, self._readers):
             part = reader.take(micro)
             if len(part) < micro:
-                return [], 0, 0
+                return 0, [], 0, 0
             # Numbers that no other shard has.
             rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
-        return rows, size, size
+        return 0, rows, size, size
 
     def taken_rows(self) -> tuple[int, int, int]:
         """What ranks that go through the same rows have in common: a word of those taken last, and round and row

@@ -353,6 +353,30 @@ def test_an_iterable_without_a_row_has_no_batch_and_cannot_cycle() -> None:
         next(iter(from_iterable(lambda: iter(()), 4, ends="cycle")))
 
 
+class HoldsAnIterator:
+    """Looks as if it could be iterated again."""
+
+    def __init__(self, is_wrapped: bool) -> None:
+        self._iterator = numbers()
+        self._is_wrapped = is_wrapped
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(dict, self._iterator) if self._is_wrapped else self._iterator
+
+
+@pytest.mark.parametrize("ends", ["drop", "cycle"])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends: str) -> None:
+    holder = HoldsAnIterator(is_wrapped)
+    for source in (holder, lambda: iter(HoldsAnIterator.__iter__(holder))):
+        holder._iterator = numbers()
+        loader = from_iterable(source, 4, ends=ends)
+        assert len(taken(loader, 5)) == 5
+        with pytest.raises((ConfigError, SampleError), match="can be gone through only once"):
+            taken(loader, 6 if ends == "cycle" else None)
+        loader.close()
+
+
 def test_an_iterator_can_be_gone_through_once() -> None:
     loader = from_iterable(numbers(), 4)
     assert len(taken(loader)) == 6

@@ -47,7 +47,7 @@ def drained(loader: Any, count: int) -> list[Any]:
 
 
 def loaded(source: Any, count: int, **options: Any) -> list[Any]:
-    loader = from_iterable(source, micro_batch(), check_every=2, **options)
+    loader = from_iterable(source, micro_batch(), check_every=2, **{"ends": "drop", **options})
     found = drained(loader, count)
     loader.close()
     return found
@@ -178,7 +178,7 @@ FAULTS: dict[str, Callable[[str], Any]] = {
 
 
 def first_batches(source: Any, count: int, readers: str) -> list[Any]:
-    loader = from_iterable(source, micro_batch(), readers=readers, check_every=0)
+    loader = from_iterable(source, micro_batch(), readers=readers, check_every=0, ends="drop")
     found = list(islice(loader, count))
     loader.close()
     return found
