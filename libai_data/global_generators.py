@@ -277,7 +277,7 @@ class GlobalDraws:
             tell_once(
                 "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on "
                 "it is seeded for each sample; samples read before may have drawn otherwise, and in the trainer's own "
-                "process the model's generator skips numbers. %s",
+                "process the model's generator skips numbers; %s",
                 self._whose,
                 WHAT_TO_WRITE,
             )
@@ -380,9 +380,15 @@ def seeded(seed: int) -> Iterator[None]:
         saved = [generator.save() for generator in generators]
         for generator in generators:
             generator.seed(seed)
+        profile = sys.getprofile()
+        is_watched = getattr(profile, "__func__", None) is _Watch._notice
+        if is_watched:  # There is nothing to notice here.
+            sys.setprofile(None)
         try:
             yield
         finally:
+            if is_watched:
+                sys.setprofile(profile)
             for generator, state in zip(generators, saved):
                 generator.restore(state)
 

@@ -24,7 +24,7 @@ from libai_data.transforms.batch import BatchTransform
 from libai_data.transforms.timing import transform_time
 
 _MOST_SLOTS_REMEMBERED = 64
-_COLLATOR = 1
+_DRAWS_OF_BATCHES = 1
 
 
 class Task(NamedTuple):
@@ -132,7 +132,8 @@ class TaskRunner:
         self._batch_transform = batch_transform
         self.schema: SampleSchema | None = None
         self._collator = collator
-        self.collator_draws = GlobalDraws(getattr(collator, "__name__", type(collator).__name__))
+        self._name = "" if collator is None else f"collate_fn {getattr(collator, '__name__', type(collator).__name__)}"
+        self.batch_draws = GlobalDraws(self._name or type(batch_transform).__name__)
         self._ring = ring
         self._arrays_of: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
 
@@ -141,47 +142,52 @@ class TaskRunner:
         error: Exception | None = None
         collated: Collated | None = None
         try:
-            if self._collator is not None:
-                collated = self._collate(self._collator, task)
-            else:
+            if self._collator is None and self._batch_transform is None:
                 self._read(task)
+            else:
+                collated = self._make_batch(task)
         except Exception as caught:
             error = caught
         times, skipped = self.reader.take_report()
         return TaskResult(task.number, error, collated, times, skipped)
 
-    def _collate(self, collator: Collator, task: Task) -> Collated:
-        keys = SampleKeys(self.reader.seed, task.epochs, task.indices)
-        name = getattr(collator, "__name__", type(collator).__name__)
+    def _make_batch(self, task: Task) -> Collated | None:
+        """Do a task with a collator or a batch transform, which may draw, too."""
+        skipped = self.reader.skipped
 
-        def read_and_collate() -> Collated:
-            # Read again too, if it is called again: a collator may change the samples.
-            samples = self.reader.samples(task.epochs, task.indices)
-            try:
-                with reading_samples(keys):
-                    return collate(collator, samples)
-            except Exception as error:
-                # Bare, a StopIteration would end the trainer's loop without a word.
-                raise SampleError(
-                    f"collate_fn {name} over samples {task.indices.tolist()}: {error_text(error)}"
-                ) from error
+        def read() -> Collated | None:
+            # Read again too, if it is called again: what makes a batch may change the samples.
+            self.reader.forget_skipped(skipped)
+            return self._read(task) if self._collator is None else self._collate(self._collator, task)
 
-        # What it draws is something else than what its first sample drew.
-        own_key = combine64(self.reader.seed, _COLLATOR), *keys[0][1:]
-        collated = self.collator_draws.around(read_and_collate, own_key)
-        if self.collator_draws.found:
+        # Draws of the batch are others than those of its first sample.
+        key = combine64(self.reader.seed, _DRAWS_OF_BATCHES), int(task.epochs[0]), int(task.indices[0])
+        made = self.batch_draws.around(read, key)
+        if self.batch_draws.found:
             tell_once(
-                "collate_fn %s draws once for all rows that a rank reads: the same in each run, but not on each "
-                "layout. Draw in the dataset, or from libai_data.sample_random.sample_generators(), one for each row",
-                name,
+                "%s draws from %s for several rows at once: the same in each run, but not on each layout. Draw in the "
+                "dataset; in a collate_fn, from libai_data.sample_random.sample_generators(), one for each row; in a "
+                "BatchTransform, from the BatchRandom that it is given",
+                self._name or type(self._batch_transform).__name__,
+                ", ".join(sorted(self.batch_draws.found)),
             )
+        return made
+
+    def _collate(self, collator: Collator, task: Task) -> Collated:
+        samples = self.reader.samples(task.epochs, task.indices)
+        try:
+            with reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
+                collated = collate(collator, samples)
+        except Exception as error:
+            # Bare, a StopIteration would end the trainer's loop without a word.
+            raise SampleError(f"{self._name} over samples {task.indices.tolist()}: {error_text(error)}") from error
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)
             self._transform(arrays, task)
         return collated
 
-    def _read(self, task: Task) -> None:
+    def _read(self, task: Task) -> Collated | None:
         if task.slot is None or self.schema is None:
             raise RuntimeError("a task without a collator needs a slot and a schema")
         rows = rows_of(self._arrays(self.schema, task.slot, task.batch_rows), task)
@@ -190,6 +196,7 @@ class TaskRunner:
         else:
             self.reader.read_into(self.schema, rows, task.epochs, task.indices)
         self._transform(rows, task)
+        return None
 
     def _transform(self, rows: dict[str, np.ndarray], task: Task) -> None:
         transform = self._batch_transform

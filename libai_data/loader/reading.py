@@ -55,6 +55,15 @@ class SampleReader:
         self._times, self._skipped = StageTimes(), []
         return report
 
+    @property
+    def skipped(self) -> int:
+        """Skipped samples since the last report."""
+        return len(self._skipped)
+
+    def forget_skipped(self, count: int) -> None:
+        """Keep the first skipped samples since the last report; what came after them is read again."""
+        del self._skipped[count:]
+
     def count_idle(self, seconds: float) -> None:
         """Count time in which there was nothing to read."""
         self._times.idle += seconds

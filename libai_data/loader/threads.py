@@ -155,7 +155,7 @@ class ThreadExecutor:
     @property
     def _needs_one_thread(self) -> bool:
         return any(
-            runner.reader.draws.needs_one_thread or runner.collator_draws.needs_one_thread for runner in self._runners
+            runner.reader.draws.needs_one_thread or runner.batch_draws.needs_one_thread for runner in self._runners
         )
 
     def _wait_for_thread(self) -> tuple[Task, TaskResult, bool]:

@@ -32,6 +32,7 @@ from libai_data.errors import SampleError
 from libai_data.sample_random import reading_samples, sample_generator
 from libai_data.samplers import CyclicSampler
 from libai_data.structures import fields_of
+from libai_data.transforms import BatchTransform
 from tests.loader.drawing_datasets import (
     SOURCES,
     AsksForOne,
@@ -221,9 +222,23 @@ def test_a_collator_that_draws_draws_the_same_in_each_run_and_is_told_of(caplog:
     before = states()
     expected = read()
     assert states() == before and len(set(expected.values())) == 6
-    assert caplog.text.count("collate_fn drawing_collator draws once for all rows") == 1
+    assert (
+        caplog.text.count("collate_fn drawing_collator draws from numpy.random, random for several rows at once") == 1
+    )
     for workers in WORKERS[1:3]:
         assert read(**workers) == expected
+
+
+def test_a_batch_transform_that_draws_draws_the_same_in_each_run_and_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = states()
+    for workers in WORKERS[:3]:
+        found = samples(FewNumbers(), batch_transform=AddsNoise(), **workers)
+        assert len(set(found.values())) > 5, "each batch draws anew"
+        if not workers["num_workers"]:
+            assert samples(FewNumbers(), batch_transform=AddsNoise()) == found and states() == before
+    assert "AddsNoise draws from numpy.random for several rows at once" in caplog.text
 
 
 def test_worker_threads_leave_reading_to_the_trainers_thread_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -319,6 +334,19 @@ def nested(data: st.DataObject, layers: int) -> Any:
             dataset = OneRound(FilteredDataset(dataset, np.ones(len(dataset), bool)))
         dataset = RandomMap(dataset, with_noise)
     return dataset
+
+
+class AddsNoise(BatchTransform):
+    def __call__(self, fields: dict[str, np.ndarray], random: Any) -> None:
+        fields["drawn"] += np.random.random()
+
+
+class FewNumbers(Draws):
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def __getitem__(self, index: int) -> Any:
+        return {"index": index, "drawn": np.zeros(1)}
 
 
 class Documents:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import cProfile
 import random
 from itertools import islice
 from typing import Any, Callable
@@ -60,6 +61,16 @@ def test_generators_that_all_code_shares_are_as_before(make: Callable[[], Any]) 
         seed(5)
     as_sample(transform, photograph())
     assert draws() == expected
+
+
+def test_what_is_seeded_for_each_image_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    import oneflow as flow
+
+    expected = samples(Seeded(lambda image: flow.rand(2).numpy()))
+    assert len(set(expected)) == 24 and "OneFlow" not in caplog.text
+    with cProfile.Profile() as profile:
+        assert samples(Seeded(lambda image: flow.rand(2).numpy())) == expected
+    assert any(entry.code for entry in profile.getstats())
 
 
 def test_generators_are_put_back_after_an_error() -> None:
