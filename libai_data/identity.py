@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from typing import Any, Union
 
 PathLike = Union[str, "os.PathLike[str]"]
+
+_TICK = 20_000_000  # ns; file systems take the time from a clock that runs in steps of up to 10 ms
 
 
 def file_identity(path: PathLike) -> list[Any]:
@@ -21,8 +24,17 @@ def file_identity(path: PathLike) -> list[Any]:
     Raises:
         OSError: It is not there.
     """
+    settled(os.stat(path).st_mtime_ns)
     status = os.stat(path)
     return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+
+
+def settled(mtime_ns: int) -> int:
+    """The time of a change, returned when a later change is sure to get another time: after a tick of the system."""
+    age = time.time_ns() - mtime_ns
+    if 0 <= age < _TICK:
+        time.sleep((_TICK - age) / 1e9)
+    return mtime_ns
 
 
 def key_of(*parts: Any) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from libai_data.errors import ConfigError
+from libai_data.identity import settled
 from libai_data.sources.packed_names import PackedNames
 
 
@@ -106,7 +107,7 @@ class _Walk:
         self._entries = 0
         self.folders = [""]
         # Taken before the folder is listed, so that what changes meanwhile is seen later.
-        self.times = [os.stat(root).st_mtime_ns]
+        self.times = [settled(os.stat(root).st_mtime_ns)]
 
     def below(self, name: str, at_most: int | None) -> Iterator[str]:
         """Paths of the files within a folder, links to folders left out."""
@@ -116,7 +117,7 @@ class _Walk:
             folder = os.path.join(name, inner) if inner else name
             try:
                 self.folders.append(folder)
-                self.times.append(os.stat(self._root / folder).st_mtime_ns)
+                self.times.append(settled(os.stat(self._root / folder).st_mtime_ns))
                 with os.scandir(self._root / folder) as entries:
                     for entry in entries:
                         path = f"{inner}/{entry.name}" if inner else entry.name

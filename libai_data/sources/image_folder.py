@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import ConfigError
-from libai_data.identity import file_identity, key_of
+from libai_data.identity import file_identity, key_of, settled
 from libai_data.index_cache import cached_arrays
 from libai_data.sources.folder_listing import FolderListing, TooManyEntries, folders_in, list_folder
 from libai_data.sources.remote import is_remote
@@ -102,7 +102,7 @@ class ImageFolderSource:
         for index in range(first, stop):
             path, label = self[index]
             status = os.lstat(path)
-            known: list[Any] = [roots[label], self._names[index], status.st_size, status.st_mtime_ns]
+            known: list[Any] = [roots[label], self._names[index], status.st_size, settled(status.st_mtime_ns)]
             if stat.S_ISLNK(status.st_mode):
                 known = file_identity(path)
             found.update(repr((label, known)).encode())

@@ -34,8 +34,8 @@ class MappedFile:
     def __init__(self, source: PathLike) -> None:
         self._local = LocalFile(source)
         self.source = self._local.source
-        self._status = FileStatus.of(self.path)
         self.identity = self.current_identity()
+        self._status = FileStatus.of(self.path)
         self._map: FileMap | None = None
         self._array: np.ndarray | None = None
         self._checked = 0.0

@@ -86,6 +86,17 @@ def test_folders_of_equal_names_are_not_taken_for_each_other(tmp_path: Path) -> 
     assert InMemorySource(open_source(tmp_path / "link/images", "image_folder"))[0] != kept[0]
 
 
+def test_a_file_that_is_written_again_at_once_is_read_again(tmp_path: Path) -> None:
+    # Within one step of the clock that file systems take their times from.
+    for number in range(10):
+        (tmp_path / "a.jsonl").write_text(f'{{"a": {number}}}\n' * 2)
+        assert in_memory(JsonLinesSource(tmp_path / "a.jsonl")) == [{"a": number}] * 2
+        kept = InMemorySource(JsonLinesSource(tmp_path / "a.jsonl"))
+        pictures(tmp_path / "images", number)
+        (image,) = {record["png"] for record in in_memory(open_source(tmp_path / "images", "image_folder"))}
+        assert image == (tmp_path / "images/a/1.png").read_bytes() and kept[0] == {"a": number}
+
+
 def test_relative_paths_mean_the_files_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for number in (1, 2):
