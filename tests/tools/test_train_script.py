@@ -87,10 +87,13 @@ def test_make_train_gpt_writes_the_corpus_tokenizes_it_and_trains_on_four_ranks(
     )
 
 
-def test_make_test_sets_up_and_runs_every_test() -> None:
-    result = run("make", "--dry-run", "--directory", REPOSITORY, "test")
-    commands = [line for line in result.stdout.splitlines() if not line.startswith("make")]
-    assert commands == ["bash tools/setup.sh test", ".venv/bin/python -m pytest"]
+def test_make_test_all_sets_up_and_runs_the_short_run_and_then_what_it_left_out() -> None:
+    result = run("make", "--dry-run", "--directory", REPOSITORY, "test-all")
+    setup, short, rest = [line for line in result.stdout.splitlines() if not line.startswith("make")]
+    assert setup == "bash tools/setup.sh test"
+    assert short == ".venv/bin/python -m pytest -n 2"
+    # Short runs leave out what is slow, and try few examples of what Hypothesis marks.
+    assert rest == f'{short} -m "slow or hypothesis" --hypothesis-profile long'
 
 
 def test_make_help_lists_the_targets() -> None:
