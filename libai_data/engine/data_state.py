@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections import abc
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.integrations.digest import running_digest
+from libai_data.integrations.kinds import knows_its_rounds
 from libai_data.mesh import get_rank, is_main_process
 from libai_data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.samplers.schedule import StepSchedule
@@ -99,8 +99,8 @@ def has_state(thing: Any) -> bool:
 class CountedLoader:
     """A train loader that cannot tell its own place: its batches are counted, and gone through again by a resume.
 
-    So are those of the rounds before, unless the loader is a list, or has `set_epoch` and so is told its rounds. A
-    digest of the batches tells whether they are those from before. What the loader has, this has too.
+    So are those of the rounds before, unless the loader knows its rounds (`knows_its_rounds`). A digest of the batches
+    tells whether they are those from before. What the loader has, this has too.
 
     Args:
         loader: any iterable.
@@ -122,8 +122,8 @@ class CountedLoader:
         restored, self._restored = self._restored, None
         if restored is None:
             return _Counted(self, self._begin(self._rounds))
-        is_told = isinstance(self.counted, abc.Sequence) or hasattr(self.counted, "set_epoch")
-        for number in range(restored["round"] if is_told else self._rounds, restored["round"]):
+        first = restored["round"] if knows_its_rounds(self.counted) else self._rounds
+        for number in range(first, restored["round"]):
             for _ in tqdm(self._begin(number), f"Going through round {number} of the train loader again", **_BAR):
                 pass
         batches = self._begin(restored["round"])

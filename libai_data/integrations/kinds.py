@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import abc
 from typing import Any
 
 from libai_data.errors import ConfigError
@@ -45,6 +46,13 @@ def short_batch(thing: Any) -> int:
         return len(thing.sampler) % int(thing.batch_size)
     except (TypeError, NotImplementedError):
         return 0
+
+
+def knows_its_rounds(thing: Any) -> bool:
+    """Whether a round is the same whichever rounds came before: it is a list, is told the round, or reads in order."""
+    if isinstance(thing, abc.Sequence) or hasattr(thing, "set_epoch"):
+        return True
+    return is_loader(thing) and type(getattr(thing, "sampler", None)).__name__ == "SequentialSampler"
 
 
 def is_own_loader(thing: Any) -> bool:

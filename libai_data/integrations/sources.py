@@ -18,6 +18,7 @@ from libai_data.integrations.kinds import (
     is_ffcv,
     is_loader,
     is_own_loader,
+    knows_its_rounds,
     short_batch,
     without_node_splitting,
     yields_batches,
@@ -69,10 +70,10 @@ class Source:
     def rounds_to_replay(self, epoch: int) -> int:
         """How many earlier rounds must be gone through before this one is what it would be in an unbroken run.
 
-        A function is called anew each round, and what has `set_epoch` is told the round. Of other iterables, such as a
-        torch DataLoader that shuffles, a round may depend on how many there were before it.
+        A function is called anew each round. Of iterables that do not know their rounds, such as a torch DataLoader
+        that shuffles, a round may depend on how many there were before it.
         """
-        if self._is_factory or hasattr(self._thing, "set_epoch") or isinstance(self._thing, abc.Sequence):
+        if self._is_factory or knows_its_rounds(self._thing):
             return 0
         return max(0, epoch - self._rounds_begun)
 

@@ -73,6 +73,30 @@ def test_it_goes_on_with_the_batches_of_an_unbroken_run_however_often_it_is_stop
     assert found == expected
 
 
+@pytest.mark.parametrize("package", ["torch", "oneflow"])
+def test_earlier_rounds_of_a_loader_that_reads_in_order_are_not_read_again(package: str) -> None:
+    data = pytest.importorskip(f"{package}.utils.data")
+    read: list[int] = []
+
+    class Noting(list[int]):
+        def __getitem__(self, index: Any) -> Any:
+            read.append(index)
+            return np.array(index)
+
+    def made() -> DataState:
+        return DataState(data.DataLoader(Noting(range(6)), batch_size=2, collate_fn=np.stack))
+
+    stopped = made()
+    feed = BatchFeed(stopped.loader)
+    for _ in range(8):
+        feed.next()
+    read.clear()
+    resumed = made()
+    resumed.load_state_dict(stopped.state_dict())
+    assert BatchFeed(resumed.loader).next().tolist() == [4, 5]
+    assert read == [0, 1, 2, 3, 4, 5]
+
+
 def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
     data = DataState(Shuffled(1))
     feed = BatchFeed(data.loader)
