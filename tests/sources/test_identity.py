@@ -19,6 +19,7 @@ from libai_data.datasets.gpt import GPTDataset
 from libai_data.datasets.image_folder import ImageFolderDataset
 from libai_data.errors import FormatError
 from libai_data.identity import file_identity
+from libai_data.loader.fingerprint import fingerprint_with_samples
 from libai_data.loader.shipping import ship, unship
 from libai_data.sources import ImageFolderSource, InMemorySource, JsonLinesSource, NumpySource, open_source
 from libai_data.sources import mapped_file as mapped_file_module
@@ -214,7 +215,7 @@ def test_a_corpus_that_was_replaced_is_not_mixed_with_the_one_that_was_pickled(t
         pickle.loads(packed)
 
 
-def test_checkpoints_know_the_data_again_after_they_were_moved_or_touched(tmp_path: Path) -> None:
+def test_checkpoints_know_moved_data_again_and_changed_samples_if_they_hash_them(tmp_path: Path) -> None:
     root = pictures(tmp_path / "images", 1)
     prefix = write_corpus(tmp_path / "corpus/a", [[1, 2, 3], [4, 5]])
     found = []
@@ -223,6 +224,10 @@ def test_checkpoints_know_the_data_again_after_they_were_moved_or_touched(tmp_pa
             shutil.copytree(root, folder)
             shutil.copytree(tmp_path / "corpus", tmp_path / "elsewhere")
         sets = [ImageFolderDataset(folder), GPTDataset(corpus, 2, shuffle_documents=True)]
-        found.append([fingerprint_of(dataset) for dataset in sets])
+        found.append([fingerprint_with_samples(dataset, 2) for dataset in sets])
     assert found[0] == found[1]
+    correct_in_place(root / "b/2.png", (pictures(tmp_path / "other", 2) / "b/2.png").read_bytes())
+    corrected = ImageFolderDataset(root)
+    assert fingerprint_of(corrected) == fingerprint_of(sets[0])
+    assert fingerprint_with_samples(corrected, 2) != found[0][0]
     assert ImageFolderSource(root).identity_of(0, 2) != ImageFolderSource(tmp_path / "moved").identity_of(0, 2)
