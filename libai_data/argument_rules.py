@@ -74,6 +74,8 @@ def or_none(rule: Rule) -> Rule:
     return rule._replace(allowed=f"{rule.allowed}, or None", holds=lambda value: value is None or rule.holds(value))
 
 
+INT = Rule("an int", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
+REAL = Rule("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
 BATCH_SIZE = whole(1, 2**31 - 1)
 FLAG = one_of(True, False)
 TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))

@@ -311,7 +311,7 @@ def config_of(builder: Callable[..., Any], **arguments: Any) -> Any:
 def test_what_cannot_be_built_is_refused_by_the_configs_key(
     builder: Callable[..., Any], arguments: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"dataloader.train: .*{message}"):
+    with pytest.raises(ConfigError, match=rf"dataloader\.train.*{message}"):
         instantiate(config_of(builder, **arguments), _recursive_=False)
 
 

@@ -17,6 +17,7 @@ from libai_data.config.signatures import (
     SPECIAL_KEYS,
     TARGET,
     check_keywords,
+    check_types,
     parameters_of,
     resolve_target,
 )
@@ -92,6 +93,7 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     check_keywords(target, given, path)
     _check_required(target, args, given, path)
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
+    check_types(target, built, path)
     try:
         return target(*args, **built)
     except Exception as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from libai_data.argument_rules import FLAG, INT, REAL, TEXT, one_of
 from libai_data.config.keys import join_path
 from libai_data.config.naming import describe, locate
 from libai_data.errors import ConfigError, nearest
@@ -16,6 +17,7 @@ from libai_data.errors import ConfigError, nearest
 TARGET = "_target_"
 RECURSIVE = "_recursive_"
 SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
+_RULE_OF_TYPE = {"int": INT, "float": REAL, "bool": FLAG, "str": TEXT, "None": one_of(None)}
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,32 @@ def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: 
             )
 
 
+def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str) -> None:
+    """Refuse numbers, flags and texts of another type than an argument of this package says.
+
+    Other annotations, and other packages' targets, are not judged.
+
+    Raises:
+        ConfigError: naming the first such argument, by its key in the config.
+    """
+    if not str(getattr(target, "__module__", "")).startswith("libai_data."):
+        return
+    parameters = inspect.signature(target, follow_wrapped=False).parameters
+    for name, value in values.items():
+        parameter = parameters.get(name)
+        kinds = str(parameter.annotation).split(" | ") if parameter is not None else []
+        rules = [_RULE_OF_TYPE.get(kind) for kind in kinds]
+        known = [rule for rule in rules if rule is not None]
+        if known and len(known) == len(rules) and not any(rule.holds(value) for rule in known):
+            allowed = " or ".join(rule.allowed for rule in known)
+            raise ConfigError(f"{join_path(path, name)} is {value!r}; it must be {allowed}.")
+
+
 def check_targets(cfg: Any, path: str = "") -> None:
     """Refuses what a config's LazyCalls could not be called with, before anything is built.
 
-    Every target in the config must exist and take the keywords that it is given. Arguments that are still missing are
-    no error: the trainer adds some.
+    Every target in the config must exist and take the keywords that it is given, with values of their types. Arguments
+    that are still missing are no error: the trainer adds some.
 
     Args:
         cfg: a config, or any part of one.
@@ -101,7 +124,11 @@ def check_targets(cfg: Any, path: str = "") -> None:
     for section, where in _sections_with_target(cfg, path):
         target = section[TARGET]
         if not isinstance(target, DictConfig):
-            check_keywords(resolve_target(target, where), [k for k in section if k not in SPECIAL_KEYS], where)
+            keys = [key for key in section if key not in SPECIAL_KEYS]
+            check_keywords(resolve_target(target, where), keys, where)
+            set_now = [key for key in keys if not OmegaConf.is_interpolation(section, key)]
+            values = {key: section[key] for key in set_now if not OmegaConf.is_missing(section, key)}
+            check_types(resolve_target(target, where), values, where)
 
 
 def target_of(section: Any, path: str) -> Callable[..., Any] | None:

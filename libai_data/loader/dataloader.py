@@ -5,10 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
-from numbers import Integral
 from typing import Any
 
-from libai_data.argument_rules import FUNCTION, Rule, check, one_of, or_none, real, whole
+from libai_data.argument_rules import FUNCTION, INT, Rule, check, one_of, or_none, real, whole
 from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError
 from libai_data.loader.arena import Arena, PrivateArena
@@ -47,7 +46,7 @@ RULES = {
         "a function, a BatchTransform or None",
         lambda value: value is None or callable(value) or isinstance(value, BatchTransform),
     ),
-    "seed": Rule("an int", lambda seed: isinstance(seed, Integral) and not isinstance(seed, bool)),
+    "seed": INT,
 }
 """What some arguments accept; other loaders have them too."""
 

@@ -12,6 +12,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from libai_data.config import LazyCall, check_targets, instantiate
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.loader import Padding
+from libai_data.transforms import Mixup, RandAugment, RandomFlip
 from tests.properties import examples
 
 
@@ -261,3 +263,22 @@ _values = st.recursive(
 @given(st.dictionaries(st.from_regex(r"[a-z]{1,5}", fullmatch=True).filter(lambda k: k != "args"), _values, max_size=4))
 def test_any_values_reach_the_target_equal(kwargs: dict[str, Any]) -> None:
     assert instantiate(LazyCall(record)(**kwargs)) == {"args": (), **kwargs}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (LazyCall(RandAugment)(number=1.5), r"a\.b\.number is 1\.5; it must be an int\."),
+        (LazyCall(RandAugment)(number=True), r"a\.b\.number is True"),
+        (LazyCall(Mixup)(num_classes=float("inf")), r"a\.b\.num_classes is inf; it must be an int"),
+        (LazyCall(RandomFlip)(p="x"), r"a\.b\.p is 'x'; it must be a number\."),
+        (LazyCall(RandomFlip)(vertical=1), r"a\.b\.vertical is 1; it must be True or False\."),
+        (LazyCall(Padding)(max_length="x"), r"a\.b\.max_length is 'x'; it must be an int or None\."),
+    ],
+)
+def test_numbers_flags_and_texts_must_have_the_type_of_their_argument(call: Any, message: str) -> None:
+    cfg = OmegaConf.create({"a": {"b": call}}, flags={"allow_objects": True})
+    with pytest.raises(ConfigError, match=message):
+        check_targets(cfg)
+    with pytest.raises(ConfigError, match=message):
+        instantiate(cfg.a.b)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from libai_data.config import check_values, default_graph, default_train
+from libai_data.config import LazyConfig, check_targets, check_values, default_graph, default_train
 from libai_data.config.values import check_device, fill_in, require
 from libai_data.config.values import given as given_value
 from libai_data.errors import ConfigError
@@ -146,3 +147,13 @@ def test_what_the_trainer_filled_in_is_not_taken_for_the_users() -> None:
     cfg.train.samples = 500
     with pytest.raises(ConfigError, match=r"train.samples is 500, .* sets it to 9, from train.train_iter"):
         require(cfg, "train.samples", 9, "train.train_iter")
+
+
+def test_the_packaged_configs_pass_all_checks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(repository))
+    files = sorted((repository / "configs").glob("*.py"))
+    assert files
+    for file in files:
+        cfg = LazyConfig.load(file)
+        check_values(cfg)
+        check_targets(cfg)
