@@ -18,9 +18,12 @@ import random
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import islice
+from types import FunctionType, ModuleType
 from typing import Any, Callable, TypeVar
 
 import numpy as np
@@ -35,6 +38,8 @@ Result = TypeVar("Result")
 WHAT_TO_WRITE = "draw from libai_data.sample_random.sample_generator() instead, or in the function of a RandomMap"
 _WORDS = 624
 _EARLY = 3
+_MOST_LOOKED_AT = 1000
+_MOST_ITEMS = 20
 _AMBIGUOUS = "sample_generator"
 _FLOW_DRAWS = re.compile("rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|dropout.*")
 
@@ -396,6 +401,43 @@ def seeded(seed: int) -> Iterator[None]:
 def known_generators() -> tuple[str, ...]:
     """Names of the global generators whose libraries are imported."""
     return tuple(generator.name for generator in _present())
+
+
+def own_generators(dataset: Any) -> list[str]:
+    """Names of the random generators that a dataset keeps, such as `dataset.rng`: nobody can seed them for a sample."""
+    kinds: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    kinds += tuple(filter(None, [getattr(sys.modules.get("torch"), "Generator", None)]))
+    found: list[str] = []
+    known = {id(random._inst), id(np.random.mtrand._rand)}
+    waiting: deque[tuple[str, Any]] = deque([("dataset", dataset)])
+    while waiting and len(known) < _MOST_LOOKED_AT:
+        name, thing = waiting.popleft()
+        # `Albumentations` seeds those of its transform.
+        if id(thing) in known or getattr(type(thing), "seeds_generators", False):
+            continue
+        known.add(id(thing))
+        if isinstance(thing, kinds):
+            found.append(name)
+        elif isinstance(thing, dict):
+            waiting.extend((f"{name}[{key!r}]", value) for key, value in islice(thing.items(), _MOST_ITEMS))
+        elif isinstance(thing, (list, tuple)):
+            waiting.extend((f"{name}[{place}]", value) for place, value in enumerate(thing[:_MOST_ITEMS]))
+        elif not isinstance(thing, (type, ModuleType, FunctionType)):
+            waiting.extend((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
+    return found
+
+
+def warn_of_own_generators(dataset: Any) -> None:
+    """Tell once of the random generators that a dataset keeps."""
+    kept = own_generators(dataset)
+    if kept:
+        tell_once(
+            "%s keeps a random generator of its own (%s). What it draws from that while samples are read depends on "
+            "who reads them, and is lost on resuming; %s",
+            type(dataset).__name__,
+            ", ".join(kept[:3]),
+            WHAT_TO_WRITE,
+        )
 
 
 @cache

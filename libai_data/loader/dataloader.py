@@ -10,6 +10,7 @@ from typing import Any
 from libai_data.argument_rules import FUNCTION, INT, Rule, check, one_of, or_none, real, whole
 from libai_data.datasets.stream_transform import StreamTransform
 from libai_data.errors import ConfigError
+from libai_data.global_generators import warn_of_own_generators
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batches import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
@@ -265,6 +266,7 @@ class DataLoader:
 
     def _start(self) -> BatchReader:
         ring = self._ring
+        warn_of_own_generators(self.dataset)
         # In one line, so that no interrupt comes between.
         self._close_executor = weakref.finalize(self, (executor := self._executor(ring)).close)
         return BatchReader(

@@ -203,7 +203,7 @@ class TaskRunner:
         if transform is None:
             return
         try:
-            with transform_time():
+            with transform_time(), reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
                 transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
         except Exception as error:
             raise SampleError(

@@ -68,6 +68,8 @@ class Albumentations(RandomTransform):
         ConfigError: It has no `set_random_seed`, as those of albumentations before 2.0 and single transforms.
     """
 
+    seeds_generators = True
+
     def __init__(self, transform: Any) -> None:
         if not callable(getattr(transform, "set_random_seed", None)):
             raise ConfigError(

@@ -241,6 +241,25 @@ def test_a_batch_transform_that_draws_draws_the_same_in_each_run_and_is_told_of(
     assert "AddsNoise draws from numpy.random for several rows at once" in caplog.text
 
 
+def test_generators_that_a_dataset_keeps_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    import albumentations
+
+    from libai_data.transforms import Albumentations, Compose
+
+    class Keeping(Draws):
+        def __init__(self, **kept: Any) -> None:
+            super().__init__(())
+            self.__dict__.update(kept)
+
+    flip = albumentations.Compose([albumentations.HorizontalFlip()])
+    kept = {"rng": np.random.default_rng(1), "many": [Keeping(own=random.Random(2))], "shared": np.random.mtrand._rand}
+    assert global_generators.own_generators(Keeping(**kept)) == ["dataset.rng", "dataset.many[0].own"]
+    assert "dataset.transform.random_generator" in global_generators.own_generators(Keeping(transform=flip))
+    assert not global_generators.own_generators(Keeping(transform=Compose([Albumentations(flip)]), many=[0] * 10**6))
+    samples(Keeping(**kept), num_workers=2, worker_type="thread")
+    assert "Keeping keeps a random generator of its own (dataset.rng, dataset.many[0].own)" in caplog.text
+
+
 def test_worker_threads_leave_reading_to_the_trainers_thread_and_say_so(caplog: pytest.LogCaptureFixture) -> None:
     readers = []
 
