@@ -15,6 +15,8 @@ from libai_data.global_tensor import split_dims
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
 from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
 
+_MOST_SCHEMAS_SHOWN = 8
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -168,12 +170,13 @@ class SchemaMismatch(SchemaError, SampleError):
 
     def __str__(self) -> str:
         counts = {self.expected: 0, **self.counts}
-        seen = ", ".join(f"{count} of {schema}" for schema, count in counts.items())
+        seen = ", ".join(f"{count} of {schema}" for schema, count in list(counts.items())[:_MOST_SCHEMAS_SHOWN])
+        seen += ", and others" if len(counts) > _MOST_SCHEMAS_SHOWN else ""
         return (
             f"sample {self.index} of {self.dataset_name} has another schema than the first sample: {self.problem}. "
             f"Samples so far: {seen}. Only samples that cannot be read are replaced, so make all samples alike in the "
-            "dataset (convert images to one mode and size, cast to one dtype, return the same fields), or pad them "
-            "with collate_fn=PadCollator(...)"
+            "dataset (convert images to one mode and size, cast to one dtype, return the same fields), or use a "
+            "padding collator, such as collate_fn=PadCollator(...)"
         )
 
 
