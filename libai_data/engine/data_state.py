@@ -121,20 +121,20 @@ class CountedLoader:
     def __iter__(self) -> Iterator[Any]:
         restored, self._restored = self._restored, None
         if restored is None:
-            return _Counted(self, self._begin(self._rounds))
+            return map(self._noted, self._begin(self._rounds))
         first = restored["round"] if knows_its_rounds(self.counted) else self._rounds
         for number in range(first, restored["round"]):
-            for _ in tqdm(self._begin(number), f"Going through round {number} of the train loader again", **_BAR):
+            for _ in _bar(self._begin(number), f"Going through round {number} of the train loader again"):
                 pass
         batches = self._begin(restored["round"])
-        for _ in tqdm(range(restored["batches"]), "Fast-forwarding the train loader", **_BAR):
+        for _ in _bar(range(restored["batches"]), "Fast-forwarding the train loader"):
             try:
-                self.note(next(batches))
+                self._noted(next(batches))
             except StopIteration:
                 raise self._differs(f"it ends after {self._batches} batches") from None
         if restored["rank"] == get_rank() and restored["digest"] not in ("", self._digest):
             raise self._differs("they are not those from before the checkpoint")
-        return _Counted(self, batches)
+        return map(self._noted, batches)
 
     def _begin(self, number: int) -> Iterator[Any]:
         self._round, self._batches, self._digest = number, 0, ""
@@ -143,11 +143,11 @@ class CountedLoader:
             self.counted.set_epoch(number)
         return iter(self.counted)
 
-    def note(self, batch: Any) -> None:
-        """Count a batch."""
+    def _noted(self, batch: Any) -> Any:
         self._batches += 1
         if is_main_process():  # Whose state the checkpoint keeps; the others may have other batches.
             self._digest = running_digest(self._digest, batch)
+        return batch
 
     def _differs(self, what: str) -> CheckpointError:
         return CheckpointError(
@@ -183,23 +183,8 @@ class CountedLoader:
         self._restored = {**state, "digest": "" if "seed" in override else state["digest"]}
 
 
-_BAR: dict[str, Any] = {"unit": "batch", "delay": 1, "leave": False}
-
-
-class _Counted:
-    """One pass; it does not hold on to a batch that was taken."""
-
-    def __init__(self, loader: CountedLoader, batches: Iterator[Any]) -> None:
-        self._loader = loader
-        self._batches = batches
-
-    def __iter__(self) -> _Counted:
-        return self
-
-    def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._loader.note(batch)
-        return batch
+def _bar(batches: Any, what: str) -> Any:
+    return tqdm(batches, what, unit="batch", delay=1, leave=False, disable=not is_main_process())
 
 
 def stream_state_of(loader: Any) -> StreamState | None:
