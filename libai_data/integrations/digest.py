@@ -20,7 +20,7 @@ _HASHED_BYTES = 1024
 """Up to so many bytes of an array are hashed as they are; of a larger one, 64 bits for each block."""
 
 _BLOCK_WORDS = 8192
-_DEPTH = 8
+_DEPTH = 3
 """Objects are looked into no deeper, since they may refer to each other in a circle."""
 
 
