@@ -43,13 +43,13 @@ LINES = st.one_of(st.integers(1, 80), st.integers(1, 500))
 @contextmanager
 def interrupted_at(line: int) -> Iterator[None]:
     """Raise KeyboardInterrupt before the n-th line of the loader's code that this thread runs."""
-    left = line
+    left, process = line, os.getpid()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
         nonlocal left
-        if not frame.f_code.co_filename.startswith(TRACED):
+        if not frame.f_code.co_filename.startswith(TRACED) or os.getpid() != process:
             return None
-        if event == "line":
+        if event == "line" and os.getpid() == process:
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
