@@ -73,8 +73,11 @@ class Board:
             default a new one is made, and this process is the trainer.
     """
 
+    _memory = _process = -1
+
     def __init__(self, workers: int, descriptors: tuple[int, int, list[int]] | None = None) -> None:
         self.workers = workers
+        self._process = os.getpid() if descriptors is None else -1
         size = 8 * (_HEADER + _WORKER * workers + _ENTRY * CAPACITY)
         self._is_trainers = descriptors is None
         if descriptors is None:
@@ -298,9 +301,17 @@ class Board:
         """Let go of the board."""
         for event in (self.event, *self._wakers):
             event.close()
-        if self._memory >= 0:
-            os.close(self._memory)
-        self._memory = -1
+        self._close_memory()
+
+    def _close_memory(self) -> None:
+        descriptor, self._memory = self._memory, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        # An interrupt may have come before there was anything else; see `Event`, too.
+        if self._process == os.getpid():
+            self._close_memory()
 
     def _lock(self) -> None:
         if not self._is_trainers:

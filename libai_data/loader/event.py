@@ -20,8 +20,20 @@ class Event:
         descriptor: of an event that another process made; by default a new one is made.
     """
 
+    _descriptor = _process = -1
+
     def __init__(self, descriptor: int = -1) -> None:
-        self._descriptor = descriptor if descriptor >= 0 else _eventfd()
+        # It is closed by whoever made it, and not by a fork, in which the number may be that of another file.
+        self._process = os.getpid() if descriptor < 0 else -1
+        # Python has os.eventfd from 3.10 on.
+        self._descriptor = descriptor if descriptor >= 0 else _libc.eventfd(0, os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._descriptor < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"cannot make an event: {os.strerror(number)}")
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            self.close()
 
     def fileno(self) -> int:
         """Descriptor, for polling; readable while the event is set."""
@@ -39,15 +51,7 @@ class Event:
 
     def close(self) -> None:
         """Close the descriptor."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _eventfd() -> int:
-    # Python has os.eventfd from 3.10 on.
-    descriptor = _libc.eventfd(0, os.O_CLOEXEC | os.O_NONBLOCK)
-    if descriptor < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"cannot make an event: {os.strerror(number)}")
-    return int(descriptor)
+        # Before it is closed, so that an interrupt cannot have it closed twice.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -15,21 +15,28 @@ class Lifeline:
     while the worker is stopped.
     """
 
+    descriptor = _trainers_end = _process = -1
+
     def __init__(self) -> None:
+        self._process = os.getpid()
         self.descriptor, self._trainers_end = os.pipe2(os.O_CLOEXEC)
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            self.close()
 
     def let_go(self) -> None:
         """Close the trainer's end, in the trainer or in a process that it has forked."""
-        if self._trainers_end >= 0:
-            os.close(self._trainers_end)
-            self._trainers_end = -1
+        descriptor, self._trainers_end = self._trainers_end, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def close(self) -> None:
         """Close both ends."""
         self.let_go()
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def hold_on(descriptor: int) -> None:
