@@ -94,11 +94,13 @@ class ProcessExecutor:
         """
         self._check_open()
         task = self._first_task = Task(_FIRST_SAMPLE, np.array([epoch]), np.array([index]), 0, 1)
-        while not self._first_sample:
-            self._ask_first_sample(task)
-            if not self._first_sample and self._deadly:
-                [task] = self._redo.after_death(task, *self._deadly)
-        self._first_task = None
+        try:
+            while not self._first_sample:
+                self._ask_first_sample(task)
+                if not self._first_sample and self._deadly:
+                    [task] = self._redo.after_death(task, *self._deadly)
+        finally:
+            self._first_task = None
         answer = self._first_sample.popleft()
         if isinstance(answer, RemoteFailure):
             raise self._sample_error(answer, 0)

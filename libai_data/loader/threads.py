@@ -18,8 +18,8 @@ from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_FIRST_SAMPLE = -1
-"""The number of the task that reads the sample from which the schema is learned."""
+_ORDINARY = 0
+"""Tasks have numbers from this one on; those that read a first sample, for the schema, have numbers below."""
 _MOST_DOUBTS = 16
 
 
@@ -42,7 +42,9 @@ class ThreadExecutor:
         self._name = type(self._runners[0].reader.dataset).__name__
         self._timeout = timeout
         self._closed = False
-        self._first_sample: deque[Fields] = deque()
+        self._first_samples: dict[int, Fields] = {}
+        self._firsts_asked, self._wanted_first = 0, _ORDINARY
+        self._first_guard = threading.Lock()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool]] = queue.SimpleQueue()
         self._undone = 0
@@ -72,31 +74,53 @@ class ThreadExecutor:
             runner.reader.count_idle(time.perf_counter() - idle_since)
             try:
                 # While the first sample is read, the caller and the other threads wait.
-                share_generators(task.number != _FIRST_SAMPLE)
+                share_generators(task.number >= _ORDINARY)
                 result = self._do(runner, task)
             except BaseException as error:
                 result = TaskResult(task.number, wants_to_end(task, error))
-            self._results.put((task, result, take_doubt() and task.number != _FIRST_SAMPLE))
+            doubt = take_doubt()
+            if task.number >= _ORDINARY:
+                self._results.put((task, result, doubt))
+            else:
+                with self._first_guard:
+                    if task.number == self._wanted_first:
+                        self._results.put((task, result, False))
             self._working[number] = (0.0, None)
             # While it waits, a thread keeps nobody's batch alive.
             del task, result
 
     def _do(self, runner: TaskRunner, task: Task) -> TaskResult:
-        if task.number != _FIRST_SAMPLE:
+        if task.number >= _ORDINARY:
             return runner.run(task)
         try:
-            self._first_sample.append(runner.reader.first_sample(int(task.epochs[0]), int(task.indices[0])))
+            sample = runner.reader.first_sample(int(task.epochs[0]), int(task.indices[0]))
+            self._first_samples[task.number] = sample
         except Exception as error:
             return TaskResult(task.number, error)
         return TaskResult(task.number)
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Read the sample from which the schema is learned, in one of the threads; see `next_result`."""
-        self.submit(Task(_FIRST_SAMPLE, np.array([epoch]), np.array([index]), 0, 1))
-        error = self.next_result().error
+        self._firsts_asked += 1
+        self._wanted_first = number = _ORDINARY - self._firsts_asked
+        self.submit(Task(number, np.array([epoch]), np.array([index]), 0, 1))
+        try:
+            error = self.next_result().error
+        except BaseException:
+            self._give_up_first_sample()
+            raise
         if error is not None:
             raise error
-        return self._first_sample.popleft()
+        return self._first_samples.pop(number)
+
+    def _give_up_first_sample(self) -> None:
+        """Let nobody take the first sample, which may yet come, for another one."""
+        with self._first_guard:
+            self._wanted_first = _ORDINARY
+        self._undone -= 1
+        with suppress(queue.Empty):
+            while True:
+                self._results.get_nowait()
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""
@@ -186,7 +210,7 @@ class ThreadExecutor:
         with suppress(queue.Empty):
             while True:
                 task = self._tasks.get_nowait()
-                if task is not None:
+                if task is not None and task.number >= _ORDINARY:
                     self._undone -= 1
                     dropped.append(TaskResult(task.number))
         dropped += [TaskResult(task.number) for task in self._own_tasks]

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from libai_data.errors import SampleError
-from libai_data.loader import DataLoader, processes, redo
+from libai_data.loader import DataLoader, processes, redo, threads
 from libai_data.samplers import CyclicSampler
 from tests.loader.sample_datasets import (
     Crashing,
@@ -255,6 +255,29 @@ def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any) -> 
     for workers in ({"start_method": "fork"}, {"worker_type": "thread"}):
         with pytest.raises(SampleError, match=r"again and again over samples \[0\]|reading samples \[0\] for more"):
             stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=0.5, prefetch=1, **workers)
+
+
+def test_a_first_sample_that_comes_too_late_is_not_taken_for_another(monkeypatch: Any) -> None:
+    monkeypatch.setattr(threads, "_SECONDS_BETWEEN_LOOKS", 0.05)
+    go_on = threading.Event()
+
+    class HeldUp(Numbers):
+        def __getitem__(self, index: int) -> Any:
+            if index == 0:
+                go_on.wait(50)
+                return {"late": 1}
+            return super().__getitem__(index)
+
+    dataset = HeldUp()
+    with loading(dataset, num_workers=2, worker_type="thread", timeout=0.2, prefetch=2) as loader:
+        with pytest.raises(SampleError, match=r"reading samples \[0\] for more"):
+            next(iter(loader))
+        state = loader.state_dict()
+        go_on.set()
+        executor: Any = loader._reader._executor  # type: ignore[union-attr]
+        assert eventually(lambda: not any(task for _, task in executor._working))
+        loader.load_state_dict({**state, "position": 4})
+        assert [content(batch) for batch in islice(loader, 3)] == stream(Numbers(), batches=4)[1:]
 
 
 def test_a_worker_that_hangs_once_is_replaced_and_the_stream_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
