@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -78,3 +80,42 @@ def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], requ
             rest = [content(batch) for batch in islice(iter(loader), BATCHES - place)]
             assert rest == expected[place:], f"interrupted at line {line}"
     assert interruptions > 2
+
+
+class Counting(Numbers):
+    """Notes what is read; each sample takes a moment."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+
+    def __getitem__(self, index: int) -> Instance:
+        self.read.append(index)
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_the_next_pass_does_not_first_read_what_an_abandoned_one_would_have_read() -> None:
+    dataset = Counting()
+    with loading(dataset, num_workers=1, worker_type="thread", prefetch=8) as loader:
+        next(iter(loader))
+        already = len(dataset.read)
+        loader.set_epoch(7)
+        next(iter(loader))
+        # Beside the rest of the batch that the thread was reading, only batches of the new pass: all begin at 0.
+        rest = dataset.read[already:]
+        assert rest.index(0) <= 8, rest
+
+
+@pytest.mark.parametrize("arguments", WORKERS, ids=WORKER_NAMES)
+def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> None:
+    with loading(Numbers(), prefetch=2, **arguments) as loader:
+        slots, lengths = [], []
+        for _ in range(4):
+            batches = iter(loader)
+            next(batches)
+            with pytest.raises(KeyboardInterrupt), interrupted_at(12):
+                next(batches)
+            arena = loader._arena
+            slots.append(len(loader._ring.slots))
+            lengths.append(os.fstat(arena.descriptor).st_size if arena.descriptor >= 0 else len(arena._mapped))
+        assert max(slots) <= slots[0] + 2 and max(lengths) <= 2 * lengths[0] + 2
