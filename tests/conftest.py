@@ -72,6 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder.chmod(0o755)  # Some tests act as another user.
     config.stash[_temporary_folder] = folder
     os.environ["TMPDIR"] = str(folder)
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     tempfile.tempdir = None
     if config.option.basetemp is None:
         config.option.basetemp = str(folder / "pytest")
@@ -150,7 +151,7 @@ def _left_behind(session: pytest.Session) -> list[str]:
     files = [f"file {SHARED_MEMORY / name}" for name in sorted(new_files - _shared_memory_in_use())]
     temporary = session.config.stash.get(_temporary_folder, None)
     if temporary is not None:
-        files += [f"file {path}" for path in sorted(temporary.iterdir()) if path.name != "pytest"]
+        files += [f"file {path}" for path in sorted(temporary.iterdir()) if path.name not in ("pytest", "cache")]
     return processes + files
 
 

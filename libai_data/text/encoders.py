@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from libai_data.errors import ConfigError
+from libai_data.sources.storage import cache_home
 from libai_data.text.tokenizer import Encoder
 
 _UNKNOWN = "[UNK]"
@@ -131,6 +133,11 @@ class ChineseWordEncoder:
         import jieba
 
         jieba.setLogLevel(logging.WARNING)
+        # It keeps its dictionary there; by default in the temporary folder, where any user may have put one.
+        folder = cache_home()
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        jieba.dt.tmp_dir = str(folder)
         self._cut = jieba.cut
         self._encoder = encoder
         vocabulary = encoder.vocabulary()
