@@ -91,13 +91,14 @@ class _Numpy:
     name = "numpy.random"
 
     def __init__(self) -> None:
+        self._rand: Any = np.random.mtrand._rand
         self._bits: Any = None
         self._place: Any = None
         self._address = 0
         self._keeps_number = False
 
     def mark(self) -> Any:
-        bits = np.random.mtrand._rand._bit_generator
+        bits = self._rand._bit_generator
         if bits is not self._bits:
             self._bits, self._place = bits, None
             if isinstance(bits, np.random.MT19937):
