@@ -75,7 +75,8 @@ class Pump:
             target=_run, args=(self._shared, open_round, size), name=f"reads {name} ahead", daemon=True
         )
         self._thread = thread
-        self._stop = weakref.finalize(self, self._shared.stop.set)
+        # Also when the process ends: OneFlow does not wait for the other ranks where a thread is left, and they abort.
+        self._stop = weakref.finalize(self, _end, self._shared, thread)
         thread.start()
 
     def next_group(self) -> Group:
@@ -107,10 +108,15 @@ class Pump:
     def close(self) -> None:
         """End the thread; one that hangs in the iterable is left behind, and ends with the process."""
         self._stop()
-        with suppress(queue.Empty):
-            while True:  # So that it need not wait for room.
-                self._shared.groups.get_nowait()
-        self._thread.join(_END_SECONDS)
+
+
+def _end(shared: _Shared, thread: threading.Thread) -> None:
+    shared.stop.set()
+    with suppress(queue.Empty):
+        while True:  # So that it need not wait for room.
+            shared.groups.get_nowait()
+    if thread is not threading.current_thread():
+        thread.join(_END_SECONDS)
 
 
 def _run(shared: _Shared, open_round: Open, size: int) -> None:

@@ -72,7 +72,7 @@ def check_end(ended: Ended, folder: Path) -> None:
 
 
 def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_path: Path) -> None:
-    ended = run("launcher", 3, "late:1", "node", tmp_path)
+    ended = run("launcher", 3, "late:1", "stream+node", tmp_path)
     assert ended.codes == [0], ended.output
     assert "the slowest rank is done" in ended.output
     assert len(re.findall(r"^rank \d is at its end$", ended.output, re.M)) == 3

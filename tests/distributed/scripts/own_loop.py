@@ -49,6 +49,9 @@ if is_time_for("exit before the loop"):
     sys.exit(0)
 if READERS == "iterable":
     loader = from_iterable(Samples(), 2)
+elif READERS == "stream+node":
+    # A thread of the reading rank reads it ahead, also when the loop is over.
+    loader = from_iterable(lambda: ({"x": np.full(8, index, np.float32)} for index in range(400)), 2, readers="node")
 else:
     loader = build_nlp_train_loader(LazyCall(Samples)(), 2, num_workers=0, readers=READERS)[0]
 everyone = flow.placement("cpu", list(range(WORLD_SIZE)))
