@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Collection, Mapping
 from functools import cached_property, partial
@@ -166,7 +167,7 @@ class DataLoader:
         self._start_method = start_method
         self._shares_memory = num_workers > 0 and worker_type == "process"
         self._arena = self._new_arena()
-        self._ring = SlotRing(self._arena)
+        self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
         self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
         self._reader: BatchReader | None = None
         self._close_executor: weakref.finalize | None = None
@@ -240,7 +241,7 @@ class DataLoader:
         """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
         self._shares_memory = self._is_lent = True
         self._arena = self._new_arena()
-        self._ring = SlotRing(self._arena)
+        self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
         return self._arena
 
     def _renew_memory(self) -> None:
@@ -248,10 +249,10 @@ class DataLoader:
         if not self._is_lent:
             self._arena.close()
             self._arena = self._new_arena()
-            self._ring = SlotRing(self._arena)
+            self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
         elif self._worker_type == "thread" and self.num_workers:
             # A thread may still write into a slot.
-            self._ring = SlotRing(self._arena)
+            self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
         else:
             self._ring.reclaim()
 
@@ -366,3 +367,9 @@ class DataLoader:
         else:
             self._iteration.break_off(why)
         self._iteration = None
+
+
+def _run_what_is_queued() -> None:
+    """Wait for OneFlow, which runs some steps behind the trainer, and keeps the batches of these steps in use."""
+    if "oneflow" in sys.modules:
+        sys.modules["oneflow"].zeros(1).numpy()

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Callable
 
 import numpy as np
 
@@ -84,11 +85,14 @@ class SlotRing:
         arena: the memory they lie in.
         planned: slots that the loader needs when its user keeps one batch at a time; more are made, and reported once,
             when the user keeps more.
+        settle: waits for what uses batches without the user's doing; called before the ring grows beyond `planned`.
     """
 
-    def __init__(self, arena: Arena, planned: int = 0) -> None:
+    def __init__(self, arena: Arena, planned: int = 0, settle: Callable[[], None] = lambda: None) -> None:
         self.arena = arena
         self.planned = planned
+        self._settle = settle
+        self._settle_above = 0
         self.slots: list[Slot] = []
         self._free: list[int] = []
         # Appended to when views are gone, in whichever thread that happens: append and pop of a deque are atomic.
@@ -103,6 +107,11 @@ class SlotRing:
             OSError: There is no memory left.
         """
         self._take_back()
+        if not self._free and len(self.slots) >= max(self.planned, self._settle_above):
+            self._settle()
+            self._take_back()
+            # If nothing came back, the user keeps the batches, and it is not worth waiting again soon.
+            self._settle_above = 0 if self._free else 2 * len(self.slots)
         if not self._free:
             return self._grow(size)
         # The slot that came back last: its memory is most likely still in the processor's caches.

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import oneflow as flow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.integrations import from_iterable
 from libai_data.loader import DataLoader
 from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out, views
@@ -347,3 +349,17 @@ def test_whatever_is_kept_for_how_long_each_batch_is_correct_while_it_is_kept(he
                 assert content(old) == expected[since]
             kept = [entry for entry in kept if entry[0] > step]
             del batch
+
+
+def test_a_trainer_that_runs_ahead_of_oneflow_does_not_make_the_memory_grow(caplog: pytest.LogCaptureFixture) -> None:
+    weights = flow.randn(1500, 1500)
+    dataset = [{"x": np.full(1500, number, np.float32)} for number in range(40)]
+    loader = from_iterable(dataset, 8, num_workers=1, worker_type="thread", ends="cycle")
+    with caplog.at_level("WARNING"):
+        for batch in islice(loader, 60):
+            result = batch.x.tensor
+            for _ in range(6):
+                result = result.matmul(weights) * 0
+    assert len(loader._ring.slots) <= loader._ring.planned
+    assert "batches are in use" not in caplog.text
+    loader.close()
