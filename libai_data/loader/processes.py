@@ -206,7 +206,8 @@ class ProcessExecutor:
         elif kind == "first sample":
             self._first_sample.append(content)
         elif kind == "ready":
-            self._is_ready[number] = self._has_unpickled = True
+            self._is_ready[number] = True
+            self._has_unpickled |= self._crew.processes[number].is_program
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
             self._restart(number)
         else:
@@ -243,8 +244,10 @@ class ProcessExecutor:
             self._fatal = SampleError(f"worker {number} (process {pid}) of {self._dataset_name} {ended}")
             raise self._fatal
         how = hung or ended
-        if not self._has_unpickled and self._starter.fork_instead(
-            f"a worker that unpickled {self._dataset_name} {how}{last_words}"
+        if (
+            process.is_program
+            and not self._has_unpickled
+            and self._starter.fork_instead(f"a worker that unpickled {self._dataset_name} {how}{last_words}")
         ):
             self._restart(number)
             return

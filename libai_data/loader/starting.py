@@ -247,6 +247,11 @@ class WorkerProcess:
         self._program = program
         self._code: int | None = None
 
+    @property
+    def is_program(self) -> bool:
+        """Whether it is a program of its own, which had to unpickle the dataset."""
+        return self._program is not None
+
     def send(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self._poll() is None:
