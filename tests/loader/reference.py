@@ -23,7 +23,10 @@ class Ended(Exception):
 class ReferenceLoader:
     """A loader over `samples` samples in batches of `size`; `order(epoch)` gives the indices of an epoch."""
 
-    def __init__(self, order: Callable[[int], list[int]], samples: int, size: int, ends: str) -> None:
+    def __init__(self, order: Callable[[int], list[int]], samples: int, size: int, ends: str, is_stream: bool) -> None:
+        self.is_stream = is_stream
+        """Only by reading on does it find that nothing is left of an epoch."""
+        self.may_be_at_end = False
         self.order, self.samples, self.size, self.ends = order, samples, size, ends
         self.epoch = self.taken = 0
         self.continues = True
@@ -48,9 +51,9 @@ class ReferenceLoader:
     def begin(self) -> int:
         """`iter(loader)`; the number of the iterator."""
         self.end_iterators()
-        if self.ends != "cycle" and not (self.continues and self.peek() is not None):
+        if self.ends != "cycle" and not (self.continues and (self.is_stream or self.peek() is not None)):
             self.epoch, self.taken = self.epoch + 1, 0
-        self.continues = False
+        self.may_be_at_end, self.continues = self.continues and self.taken > 0, False
         self.newest += 1
         return self.newest
 
@@ -58,6 +61,9 @@ class ReferenceLoader:
         """`next(iterator)`; None for a StopIteration."""
         if iterator in self.dead:
             raise Ended
+        if self.may_be_at_end and self.peek() is None:
+            self.epoch, self.taken = self.epoch + 1, 0
+        self.may_be_at_end = False
         batch = self.peek()
         if batch is None:
             self.epoch, self.taken, self.continues = self.epoch + 1, 0, True

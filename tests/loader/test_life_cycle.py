@@ -137,7 +137,7 @@ class Life(RuleBasedStateMachine):
             options["start_method"] = "fork"
         self.new_loader = lambda: from_iterable(stream if is_stream else samples, size, **options)
         self.loader = self.new_loader()
-        self.reference = ReferenceLoader(order_of, SAMPLES, size, ends)
+        self.reference = ReferenceLoader(order_of, SAMPLES, size, ends, is_stream)
         self.states = [(self.loader.state_dict(), self.reference.state)]
 
     def teardown(self) -> None:
@@ -335,8 +335,9 @@ class Life(RuleBasedStateMachine):
             if number in self.over:
                 break
         self.samples.broken = -1
-        if self.is_stream and number not in self.reference.dead:
-            self.fresh()
+        if number not in self.reference.dead:
+            # What was read ahead may have failed too.
+            self.fresh() if self.is_stream else self.begin()
         self.check_place()
 
     def fails(self, number: int) -> None:
