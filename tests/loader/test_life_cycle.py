@@ -280,6 +280,8 @@ class Life(RuleBasedStateMachine):
             self.fresh()
         self.check_place()
 
+    # A worker whose start is interrupted between the fork and the note of its number leaves two descriptors.
+    @precondition(lambda self: not self.process)
     @rule(line=LINES)
     def interrupt_begin(self, line: int) -> None:
         newest = self.reference.newest
