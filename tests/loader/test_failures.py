@@ -54,7 +54,7 @@ def test_a_failing_sample_ends_the_run_with_its_traceback(workers: dict[str, Any
             assert re.search(r"Traceback of worker \d \(process \d+\)", text)
             assert 'sample_datasets.py", line' in text
             assert 'raise KeyError(f"no picture {index}")' in text
-        with pytest.raises(StopIteration):
+        with pytest.raises(SampleError, match="sample 9 of Failing"):
             next(iterator)
 
 
