@@ -110,6 +110,9 @@ def pytest_testnodedown(node: Any, error: Any) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    torch = sys.modules.get("torch.distributed.nn.jit.instantiator")
+    if torch is not None:  # It keeps a folder until the process ends.
+        torch._TEMP_DIR.cleanup()
     deadline = time.monotonic() + ENDING_SECONDS
     while (left := _left_behind(session)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -11,7 +11,7 @@ from libai_data.structures import Instance
 
 
 class CombinedLoader:
-    """Goes through several loaders at once, without end; whichever ends begins anew.
+    """Goes through several loaders at once, without end; whichever ends begins its next pass.
 
     A batch is an Instance that has in the field of each loader that loader's batch, an Instance itself; `to_global`
     makes of it {name of the loader: {field: global tensor}}.
@@ -32,21 +32,31 @@ class CombinedLoader:
                 raise ConfigError(f"loader '{name}' of several has a mixup_func; mix in on_after_batch_transfer")
         self.loaders = dict(loaders)
         self._unnamed = unnamed
+        self._taken: dict[str, Any] = {}
+        """Parts of the next batch; what interrupts the taking of the others loses none of these."""
 
     def __iter__(self) -> Iterator[Instance]:
-        passes = {name: iter(loader) for name, loader in self.loaders.items()}
-        while True:
-            batch = Instance()
-            for name in passes:
-                part = next(passes[name], None)
-                if part is None:
-                    passes[name] = iter(self.loaders[name])
-                    part = next(passes[name], None)
-                if part is None:
-                    raise ConfigError(f"loader '{name}' of several yields no batch")
-                batch.set(name, part)
-            batch._unnamed = self._unnamed
-            yield batch
+        return _CombinedPass(self)
+
+    def take(self, passes: dict[str, Iterator[Any]]) -> Instance:
+        """The next batch, of a pass of each loader."""
+        for name, loader in self.loaders.items():
+            if name in self._taken:
+                continue
+            try:
+                self._taken[name] = next(passes[name])
+            except StopIteration:
+                passes[name] = iter(loader)
+                try:
+                    self._taken[name] = next(passes[name])
+                except StopIteration:
+                    raise ConfigError(f"loader '{name}' of several yields no batch") from None
+        batch = Instance()
+        for name in self.loaders:
+            batch.set(name, self._taken[name])
+        batch._unnamed = self._unnamed
+        # In one line, so that an interrupt between two lines loses no batch.
+        return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
 
     def state_dict(self) -> dict[str, Any]:
         """Where each loader stands."""
@@ -69,6 +79,7 @@ class CombinedLoader:
                 f"the data state is that of {known}, but there are the loaders {sorted(self.loaders)}; give "
                 "train_dataloader the names that it had"
             )
+        self._taken = {}
         for name, loader in self.loaders.items():
             loader.load_state_dict(saved[name], override)
 
@@ -78,5 +89,20 @@ class CombinedLoader:
 
     def close(self) -> None:
         """Close each loader."""
+        self._taken = {}
         for loader in self.loaders.values():
             loader.close()
+
+
+class _CombinedPass:
+    """What `iter` of a `CombinedLoader` returns; no generator, which an error would end without a word."""
+
+    def __init__(self, loader: CombinedLoader) -> None:
+        self._loader = loader
+        self._passes = {name: iter(each) for name, each in loader.loaders.items()}
+
+    def __iter__(self) -> _CombinedPass:
+        return self
+
+    def __next__(self) -> Instance:
+        return self._loader.take(self._passes)
