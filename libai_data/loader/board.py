@@ -12,9 +12,10 @@ import mmap
 import os
 import signal
 import struct
+import sys
 import time
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from libai_data.loader.event import Event
 from libai_data.loader.timing import StageTimes
@@ -308,9 +309,9 @@ class Board:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def __del__(self) -> None:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # An interrupt may have come before there was anything else; see `Event`, too.
-        if self._process == os.getpid():
+        if not is_finalizing() and self._process == os.getpid():
             self._close_memory()
 
     def _lock(self) -> None:

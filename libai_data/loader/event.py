@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from contextlib import suppress
+from typing import Callable
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SET = (1).to_bytes(8, "little")
@@ -31,8 +33,9 @@ class Event:
             number = ctypes.get_errno()
             raise OSError(number, f"cannot make an event: {os.strerror(number)}")
 
-    def __del__(self) -> None:
-        if self._process == os.getpid():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # When the interpreter ends, it has taken `os` apart, and the system closes everything.
+        if not is_finalizing() and self._process == os.getpid():
             self.close()
 
     def fileno(self) -> int:

@@ -6,6 +6,8 @@ import fcntl
 import os
 import select
 import signal
+import sys
+from typing import Callable
 
 
 class Lifeline:
@@ -21,8 +23,8 @@ class Lifeline:
         self._process = os.getpid()
         self.descriptor, self._trainers_end = os.pipe2(os.O_CLOEXEC)
 
-    def __del__(self) -> None:
-        if self._process == os.getpid():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and self._process == os.getpid():  # see `Event`
             self.close()
 
     def let_go(self) -> None:

@@ -84,7 +84,7 @@ def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
     assert [batch["place"][1] for batch in stream][-1] == 3  # 37 samples an epoch
     rounds = whole(alone, "1x1x1", "rounds", "data_parallel")
     assert [batch["place"][4] for batch in rounds] == [8, 8, 5] * 2
-    assert rounds[:3] == rounds[3:]
+    assert [batch["rows"] for batch in rounds[:3]] == [batch["rows"] for batch in rounds[3:]]
     ragged = whole(alone, "1x1x1", "ragged", "data_parallel")
     assert len({batch["rows"]["tokens"][0].split("]")[0] for batch in ragged}) > 3
     assert whole(alone, "1x1x1", "resumed", "rank0") == [{**batch, "state": None} for batch in stream[7:15]]

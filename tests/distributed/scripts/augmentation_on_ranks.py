@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from itertools import islice
 from pathlib import Path
@@ -88,7 +87,6 @@ def main() -> None:
             loader.close()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     print(f"RANK {rank} DONE", flush=True)
-    os._exit(0)
 
 
 if __name__ == "__main__":

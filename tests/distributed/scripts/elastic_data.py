@@ -8,7 +8,6 @@ Rank R writes FOLDER/taken-R.json: step -> for each of its batches, the indices 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -82,7 +81,6 @@ def main() -> None:
     (folder / f"taken-{get_rank()}.json").write_text(json.dumps(Trainer.taken))
     print(f"RANK {get_rank()} DONE", flush=True)
     synchronize()
-    os._exit(0)
 
 
 if __name__ == "__main__":

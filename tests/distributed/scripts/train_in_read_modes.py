@@ -6,7 +6,6 @@ Rank 0 writes `FOLDER/losses.json`: how it trains -> read mode -> the mean loss 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any, Callable
@@ -101,4 +100,3 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)

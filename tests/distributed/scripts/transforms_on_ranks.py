@@ -7,7 +7,6 @@ writes `FOLDER/<rank>.json`: scenario -> for each leg, the fields of its own row
 from __future__ import annotations
 
 import json
-import os
 import sys
 from itertools import islice
 from pathlib import Path
@@ -92,7 +91,6 @@ def main() -> None:
             loader.close()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     print(f"RANK {rank} DONE", flush=True)
-    os._exit(0)
 
 
 if __name__ == "__main__":
