@@ -128,8 +128,10 @@ def test_long_records_are_verified_by_the_package_or_not_read(tmp_path: Path, mo
         ArrayRecordSource(path)[0]
     assert ArrayRecordSource(path, verify=False)[0] != long
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    other = tmp_path / "b"  # of the first, the package's reader is open
+    other.write_bytes(content)
     with pytest.raises(ConfigError, match=r"pip install 'libai_data\[records\]'.*or pass verify=False"):
-        ArrayRecordSource(path)[0]
+        ArrayRecordSource(other)[0]
 
 
 def tar_of(path: Path, names: list[str]) -> Path:
