@@ -84,8 +84,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
-    if items:
-        items[0].config.stash[_deselected] += len(items)
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        slow[0].config.stash[_deselected] += len(slow)
 
 
 @pytest.hookimpl(optionalhook=True)

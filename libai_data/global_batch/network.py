@@ -112,7 +112,7 @@ class NetworkPublisher:
     def _put(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         with self._changed:
             self._changed.wait_for(self._has_room)
-            if self._has_left:
+            if self._has_left or self._closing:
                 return
             if self._failure is not None:
                 raise PeerError(f"node {self._node} is gone: {self._failure}; its output tells why") from self._failure
@@ -120,7 +120,7 @@ class NetworkPublisher:
             self._changed.notify_all()
 
     def _has_room(self) -> bool:
-        return len(self._waiting) < self._ahead or self._failure is not None or self._has_left
+        return len(self._waiting) < self._ahead or self._failure is not None or self._has_left or self._closing
 
     def _all_is_sent(self) -> bool:
         return not (self._waiting or self._sending) or self._failure is not None or self._has_left
@@ -234,7 +234,8 @@ class NetworkFeed:
 
     def _receive_all(self) -> None:
         try:
-            while True:
+            # Hanging up does not end what has been sent before.
+            while not self._closing:
                 head = receive_head(self._link)
                 content = self._receive_batch(head) if head["kind"] == "batch" else head.get("message")
                 self._received.put((head["kind"], head["generation"], content))

@@ -32,7 +32,7 @@ START_METHODS = ("auto", "spawn", "fork")
 
 _BOOT = "import sys, json; sys.path[:] = json.loads(sys.argv[2]); from libai_data.loader.worker import main; main()"
 _SECONDS_TO_END = 2.0
-_LAST_WORDS, _MOST_STDERR = 10_000, 1 << 20
+_LAST_WORDS, _MOST_STDERR = 40_000, 1 << 20
 _PICKLED_BYTES_WORTH_A_FORK = 4 * 2**20
 _BYTES_OF_OBJECTS_PER_PICKLED_BYTE = 10
 _THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
