@@ -17,6 +17,7 @@ from libai_data.commands import main
 from libai_data.text.stdlib_corpus import write_stdlib_corpus
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 
+pytestmark = pytest.mark.slow
 STEPS = 12
 FILES = 70
 
@@ -74,7 +75,6 @@ def test_one_rank_has_the_same_losses(job: Path) -> None:
     np.testing.assert_allclose(metric(job / "one"), metric(job / "whole"), rtol=1e-4)
 
 
-@pytest.mark.slow
 def test_the_job_resumes_exactly(job: Path) -> None:
     (job / "cut").mkdir()
     shutil.copytree(job / "whole" / "model_0000003", job / "cut" / "model_0000003")

@@ -64,6 +64,7 @@ def test_global_batches_are_those_of_one_rank_in_every_read_mode(
         assert whole(four, mesh, scenario, readers) == expected, readers
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 def test_two_nodes_have_the_batches_of_one_and_fail_together(tmp_path: Path, four: Found) -> None:
     with two_nodes() as nodes:

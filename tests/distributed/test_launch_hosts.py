@@ -133,6 +133,7 @@ def fastest_step(folder: Path) -> float:
     return min(json.loads(line)["time"] for line in (folder / "metrics.json").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_every_read_mode_takes_the_samples_of_the_order_also_over_a_link_that_takes_50_ms(tmp_path: Path) -> None:
     delay = tmp_path / "delay"
     delay.write_text("0")
@@ -182,6 +183,7 @@ def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster:
     assert after == runs_of(output, 1)[1] == {step: whole[step] for step in range(first, STEPS)}
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_ends_both_sides_with_a_message_that_says_so(cluster: Cluster) -> None:
     """Of a training, whose ranks notice by themselves, and of a program that does not speak with its peers."""
     write_config(cluster.folder, 10000)

@@ -48,6 +48,7 @@ def losses(folder: Path) -> dict[int, str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dataset"), [("packed", packed), ("blended", blended)])
 def test_a_killed_training_takes_what_one_sampler_takes_and_has_the_same_losses(
     jobs: Path, name: str, dataset: Any

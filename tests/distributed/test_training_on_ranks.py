@@ -18,6 +18,7 @@ from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.mesh import set_mesh
 from tests.distributed.launcher import LaunchResult, launch_ranks
 from tests.engine.tiny_images import image_config
+from tests.properties import slowly
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = list(range(12))
@@ -64,7 +65,7 @@ class Launched(NamedTuple):
     result: LaunchResult
 
 
-@pytest.fixture(scope="module", params=["2 x 2 tensor", "2 x 2 pipeline"])
+@pytest.fixture(scope="module", params=["2 x 2 tensor", slowly("2 x 2 pipeline")])
 def launched(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Launched:
     folder, one_rank = tmp_path_factory.mktemp("ranks"), tmp_path_factory.mktemp("one_rank")
     flow.manual_seed(0)

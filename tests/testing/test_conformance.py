@@ -14,7 +14,7 @@ from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import DistTensorData, Instance
 from libai_data.testing import CHECKS, Report, check_conformance
-from tests.properties import examples
+from tests.properties import examples, slowly
 from tests.testing import faulty_loaders as faulty
 
 SAMPLES = 43
@@ -102,7 +102,11 @@ def check_ours(samples: int, batch: int, mode: dict[str, Any], **options: Any) -
     return check_conformance(make_loader, samples, endless=mode["endless"], **options)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(f"{key}={value}" for key, value in mode.items()))
+@pytest.mark.parametrize(
+    "mode",
+    [slowly(mode) if mode["worker_type"] == "process" and not mode["shuffle"] else mode for mode in MODES],
+    ids=lambda mode: "-".join(f"{key}={value}" for key, value in mode.items()),
+)
 def test_ours_passes_in_every_mode(mode: dict[str, Any]) -> None:
     report = check_ours(SAMPLES, BATCH, mode)
     assert report.passed, str(report)
