@@ -153,6 +153,7 @@ class LinkFeed:
         self._generation = 0
         self._taken = 0
         self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] = ((), {})
+        self._in_use: set[int] = set()
         # Appended to by finalizers, in any thread.
         self._released: deque[int] = deque()
 
@@ -194,20 +195,27 @@ class LinkFeed:
         specs, layouts = self._form
         lease = self._arena.private_lease(*place) if self._for_itself else self._arena.lease(*place)
         weakref.finalize(lease, self._released.append, number).atexit = False
+        self._in_use.add(number)
         return NodeBatch(info, None, views(lease, specs), layouts, place, specs)
 
     def _report(self) -> None:
         """Tell the leader how many batches were taken, and which this rank has let go of."""
-        numbers: list[int] = []
-        while self._released:
-            numbers.append(self._released.popleft())
+        numbers = self._let_go()
         with suppress(OSError):  # The leader is gone; receiving says so.
             self._channel.send(("news", (self._taken, numbers)))
 
+    def _let_go(self) -> list[int]:
+        numbers: list[int] = []
+        while self._released:
+            numbers.append(self._released.popleft())
+        self._in_use.difference_update(numbers)
+        return numbers
+
     def close(self) -> None:
-        """Take leave of the leader, and let go of the memory."""
+        """Take leave of the leader, and let go of the memory; batches that are in use stay as they are."""
+        self._let_go()
         with suppress(OSError):
-            self._channel.send(("leave", None))
+            self._channel.send(("leave", self._in_use))
         self._channel.close()
         self._arena.close()
 
@@ -284,7 +292,7 @@ class NodePublisher:
             raise PeerError(f"rank {rank} of this node is gone; its output tells why") from error
         if kind == "leave":
             self._followers.pop(rank).close()
-            self._let_go(rank, list(self._held))
+            self._let_go(rank, [number for number in self._held if number not in content])
         else:
             self._taken[rank], released = content
             self._let_go(rank, released)

@@ -388,7 +388,8 @@ class SharedLoader:
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:
     untaken = len(ready)
     ready.clear()
+    # First of all nothing is written any more: what other ranks have yet to take lies in memory that is let go of next.
+    feed.close()
     for publisher in publishers:
         publisher.close(untaken)
     publishers.clear()
-    feed.close()

@@ -97,6 +97,25 @@ def test_a_batch_stays_as_it_is_while_any_rank_keeps_it(node: Node) -> None:
         assert content(batch) == before
 
 
+def test_a_batch_stays_as_it_is_after_its_follower_has_left(node: Node) -> None:
+    node.begin()
+    kept = []
+    for number in range(3):
+        before = content(node.publish())
+        node.followers[2].next()
+        taken = node.followers[1].next()
+        if number:
+            kept.append((taken, before))
+        del taken
+    node.followers[1].close()
+    for _ in range(20):
+        node.publish()
+        node.followers[2].next()
+    for batch, before in kept:
+        assert content(batch) == before
+    assert list(node.publisher._held)[:2] == [1, 2], "the first batch, which the follower let go of, is in use again"
+
+
 def test_memory_does_not_grow_with_the_number_of_batches(node: Node) -> None:
     node.begin()
     sizes = []

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, Callable
 
@@ -15,6 +16,7 @@ import pytest
 from libai_data.errors import PeerError, SampleError
 from libai_data.global_batch.feeds import NodeBatch
 from libai_data.global_batch.network import NetworkFeed, NetworkPublisher
+from libai_data.global_batch.shared_loader import _hang_up
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
 from libai_data.peers.network_link import (
@@ -271,6 +273,21 @@ def test_closing_sends_what_is_still_needed(link: Link) -> None:
     assert ends_within(10, closing)
 
 
+def test_what_other_ranks_have_yet_to_take_is_not_written_over_while_a_loader_closes(link: Link) -> None:
+    """Nothing is let go of before the thread that receives has ended; it would fill the memory with the next batch."""
+
+    class Publisher:
+        def close(self, untaken: int) -> None:
+            assert not link.feed._thread.is_alive()
+            closed.append(untaken)
+
+    closed: list[int] = []
+    publisher: Any = Publisher()
+    publishing(link, 20, np.zeros((12, 1000)))
+    _hang_up(link.feed, [publisher], deque([None]))
+    assert closed == [1]
+
+
 def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
     link = Link()
     big = np.zeros((12, 4 << 20), np.uint8)
@@ -286,13 +303,15 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
 
 
 def test_no_thread_outlives_its_link() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     for closes_first in ("feed", "publisher"):
         link = Link()
         link.publisher.publish(batch(0))
         (link.feed if closes_first == "feed" else link.publisher).close()
         link.close()
-    assert threading.active_count() == before
+    # Others may begin threads of their own meanwhile, as what runs the tests does.
+    left = {thread.name for thread in threading.enumerate() if thread not in before}
+    assert not left & {"send to node 1", "receive from rank 0"}
 
 
 def meet(nodes: list[int], strangers: Any) -> tuple[dict[int, socket.socket], socket.socket]:
