@@ -211,6 +211,8 @@ class RowReader:
             self._waiting.extend(self._rows_of(item))
         self._after = Mark(self._next_index, group.state) if group.state is not None else None
         if group.is_last:
+            # The state of what has ended is, to many iterables, that of the next round's beginning.
+            self._after = self._before
             self._pump.close()
             self._pump = None
         return bool(self._waiting) or not group.is_last

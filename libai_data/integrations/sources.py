@@ -66,6 +66,8 @@ class Source:
         self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
         self._last_iterator: Callable[[], Any] = _nothing
+        self._is_broken_off = False
+        self._fresh_state: str | None = None
 
     def rounds_to_replay(self, epoch: int) -> int:
         """How many earlier rounds must be gone through before this one is what it would be in an unbroken run.
@@ -92,16 +94,19 @@ class Source:
             The iterator, and what gives its state if it can tell it.
 
         Raises:
-            ConfigError: It can be iterated only once.
+            ConfigError: It can be iterated only once, or after a break goes on in the middle.
         """
         thing = self._made(epoch, shard, num_shards)
         self._rounds_begun = max(self._rounds_begun, epoch + 1)
+        keeps_state = _keeps_state(thing)
+        if keeps_state and hasattr(thing, "set_epoch"):
+            self._begin_anew(thing)
         if hasattr(thing, "set_epoch"):
             thing.set_epoch(epoch)
-        if _keeps_state(thing):
+        if keeps_state:
             if state is not None:
                 thing.load_state_dict(decoded(state))
-            return self._adapted(iter(thing)), self._saver(thing.state_dict)
+            return self._adapted(self._noting_the_end(thing, state)), self._saver(thing.state_dict)
         iterator = iter(thing)
         # torch's loader begins anew the one that holds its persistent workers.
         if iterator is self._last_iterator() and not (is_loader(thing) or hasattr(thing, "reset")):
@@ -115,6 +120,34 @@ class Source:
         if state is not None:
             raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
         return self._adapted(iterator), None
+
+    def _begin_anew(self, thing: Any) -> None:
+        """Put an iterable whose round was broken off where it stood at first: many would go on in the middle."""
+        if thing is not self._thing:
+            return
+        if self._fresh_state is None:
+            self._fresh_state = _state_of(thing)
+        elif self._is_broken_off:
+            thing.load_state_dict(decoded(self._fresh_state))
+
+    def _noting_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
+        """Begin to iterate over what keeps a state."""
+        must_move = thing is self._thing and self._is_broken_off and state is None and not hasattr(thing, "set_epoch")
+        stood_at = _state_of(thing) if must_move else None
+        iterator = iter(thing)
+        if stood_at is not None and stood_at == _state_of(thing):
+            raise ConfigError(
+                f"{self.name} was broken off in the middle of a round, and goes on there when it is iterated again, "
+                "behind what was read ahead. Give it set_epoch(epoch), let iter() begin a round anew, or take each "
+                "round to its end"
+            )
+
+        def to_the_end() -> Iterator[Any]:
+            self._is_broken_off = True
+            yield from iterator
+            self._is_broken_off = False
+
+        return to_the_end()
 
     def goes_once(self) -> ConfigError:
         """The error of what has no second round."""
@@ -152,6 +185,14 @@ class Source:
             # It writes each batch over an older one, which may still be in use.
             return (copy.deepcopy(batch) for batch in iterator)
         return iterator
+
+
+def _state_of(thing: Any) -> str | None:
+    """The state of an iterable; None if a checkpoint cannot hold it."""
+    try:
+        return encoded(thing.state_dict())
+    except CheckpointError:
+        return None
 
 
 def _nothing() -> None:

@@ -106,7 +106,8 @@ class IterableStream(EpochPositions, StreamSampler):
     def set_epoch(self, epoch: int) -> None:
         if self.endless:
             raise ConfigError(
-                f"set_epoch({epoch}): with ends='cycle' a stream has no epochs that could be begun at will"
+                f"set_epoch({epoch}): with ends='cycle' a stream has no epochs that could be begun at will. Leave "
+                "set_epoch out, so that each loop continues behind the last batch, or use ends='short'"
             )
         super().set_epoch(epoch)
 

@@ -17,6 +17,7 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
+from libai_data.errors import SampleError
 from libai_data.integrations import from_iterable
 from libai_data.loader import DataLoader
 from tests.integrations.rows import flat, numbers, resumed, sample, taken
@@ -337,3 +338,53 @@ def test_no_tool_is_imported_for_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(taken(loader)) == 5
     loader.close()
     assert not isinstance(sys.modules["torch"], types.ModuleType)
+
+
+class ResumableShuffle:
+    """An iterable that goes on where its own state says, as generators over `self.at` do."""
+
+    def __init__(self) -> None:
+        self.at = self.epoch = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in list(numbers(self.epoch))[self.at :]:
+            self.at += 1
+            yield number
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+class EpochShuffle(ResumableShuffle):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize(("ends", "cut"), [("cycle", 11), ("short", 6)])
+def test_a_state_at_the_end_of_a_round_does_not_read_the_round_again(ends: str, cut: int) -> None:
+    # The end of the round comes within a group of rows that are fetched together.
+    found = resumed(EpochShuffle, cut, 5, micro_batch_size=4, ends=ends, prefetch=1)
+    next_epoch = 2 if ends == "cycle" else 1
+    assert flat(found) == [sample["y"] for sample in numbers(next_epoch)][:20]
+    assert {info.epoch for info, _ in found} == {next_epoch}
+
+
+def test_a_pass_after_a_break_begins_its_round_from_the_first_row() -> None:
+    loader = from_iterable(EpochShuffle(), 4, prefetch=1)
+    for epoch in range(3):
+        assert flat(taken(loader, 2)) == [sample["y"] for sample in numbers(epoch)][:8]
+    loader.close()
+
+
+def test_what_goes_on_in_the_middle_after_a_break_is_refused() -> None:
+    loader = from_iterable(ResumableShuffle(), 4, prefetch=1)
+    for _ in range(2):
+        assert len(flat(taken(loader))) == 22
+    taken(loader, 2)
+    with pytest.raises(SampleError, match=r"ResumableShuffle was broken off in the middle.*set_epoch"):
+        taken(loader, 1)
+    loader.close()
