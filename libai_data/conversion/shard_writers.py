@@ -11,8 +11,8 @@ from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
-from libai_data.errors import ConfigError, SchemaError
-from libai_data.sources.array_record import ArrayRecordSource
+from libai_data.errors import SchemaError
+from libai_data.sources.array_record import ArrayRecordSource, import_array_record
 from libai_data.sources.arrow_columns import import_pyarrow
 from libai_data.sources.packed_record import pack_record
 from libai_data.sources.parquet import ParquetSource
@@ -54,13 +54,7 @@ class _ArrayRecord:
     """Bytes as they are, dicts packed; one record a group, so that each is read by itself."""
 
     def __init__(self, path: Path, schema: Any) -> None:
-        try:
-            from array_record.python.array_record_module import ArrayRecordWriter
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "writing ArrayRecord needs the package array_record, on Python 3.10: pip install 'libai_data[records]'"
-            ) from error
-        self._writer = ArrayRecordWriter(str(path), "group_size:1")
+        self._writer = import_array_record("writing ArrayRecord").ArrayRecordWriter(str(path), "group_size:1")
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         packed = [record if isinstance(record, bytes) else pack_record(record) for record in records]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import sys
 import tarfile
 from pathlib import Path
@@ -117,21 +119,27 @@ def test_damaged_pages_of_parquet_are_noticed_by_their_checksums(tmp_path: Path)
             assert "a.parquet, record 0, offset 4: row group 0 cannot be read" in error
 
 
-def test_long_records_are_verified_by_the_package_or_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a"
-    (long,) = WRITERS["array_record"](path, ["".join(map(chr, range(32, 127))) * 2000], "group_size:1,uncompressed")
-    content = bytearray(path.read_bytes())
-    place = content.index(long[:90]) + 70000
-    content[place] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(FormatError, match=r"a, record 0, offset 64: the chunk there is broken: the package"):
-        ArrayRecordSource(path)[0]
-    assert ArrayRecordSource(path, verify=False)[0] != long
-    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    other = tmp_path / "b"  # of the first, the package's reader is open
-    other.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"pip install 'libai_data\[records\]'.*or pass verify=False"):
-        ArrayRecordSource(other)[0]
+def test_without_the_package_array_records_are_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "array_record.python", None)
+    with pytest.raises(ConfigError, match=r"ArrayRecordSource needs.*pip install 'libai_data\[records\]'"):
+        ArrayRecordSource(tmp_path / "a")
+
+
+def test_array_records_are_read_by_a_process_forked_while_they_are_in_use(tmp_path: Path) -> None:
+    expected = write("array_record", tmp_path / "a", texts(300))
+    source = ArrayRecordSource(tmp_path / "a")
+    assert source.read_many(range(300)) == expected
+    child = multiprocessing.get_context("fork").Process(target=_read_or_exit, args=(source, expected))
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert source[299] == expected[299]
+
+
+def _read_or_exit(source: ArrayRecordSource, expected: list[bytes]) -> None:
+    os._exit(0 if source.read_many(range(len(expected))) == expected else 1)
 
 
 def tar_of(path: Path, names: list[str]) -> Path:

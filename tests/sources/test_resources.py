@@ -52,10 +52,6 @@ def many_shards(folder: Path, kind: str, shards: int) -> Path:
         with IndexedWriter(folder / "one") as writer:
             writer.add_document([[1, 2, 3]])
         endings = [".bin", ".idx"]
-    elif kind == "array_record":
-        # Records so long that the package array_record compares their checksums.
-        WRITERS[kind](folder / "one.array_record", ["x" * 5000, "y" * 6000])
-        endings = [".array_record"]
     else:
         WRITERS[kind](folder / f"one.{ENDINGS[kind]}", texts(3))
         endings = [f".{ENDINGS[kind]}"]
@@ -79,7 +75,6 @@ def test_many_shards_of_any_format_are_read_with_few_descriptors(tmp_path: Path,
 READ_DECODED = """
 import sys
 import numpy as np
-from libai_data.sources import ArrayRecordSource, ArrowSource, ParquetSource
 from libai_data.sources.opening import SOURCES
 
 def resident():
@@ -99,9 +94,8 @@ for entry in sys.argv[2:]:
 
 
 def large_groups(folder: Path, kind: str) -> Path:
-    """Files of row groups, record batches or groups that decompress to `GROUP_BYTES`."""
+    """Files of row groups or record batches that decompress to `GROUP_BYTES`."""
     import pyarrow
-    from array_record.python.array_record_module import ArrayRecordWriter
     from pyarrow import parquet
 
     records = [bytes([number]) * (GROUP_BYTES // 4) for number in range(4 * GROUPS)]
@@ -110,26 +104,20 @@ def large_groups(folder: Path, kind: str) -> Path:
     path = folder / f"one.{ENDINGS[kind]}"
     if kind == "parquet":
         parquet.write_table(table, path, row_group_size=4)
-    elif kind == "arrow":
+    else:
         options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
         with pyarrow.OSFile(str(path), "wb") as file:
             writer = pyarrow.ipc.new_stream(file, table.schema, options=options)
             writer.write_table(table, max_chunksize=4)
             writer.close()
-    else:
-        group = ArrayRecordWriter(str(path), "group_size:4,zstd:3")
-        for record in records:
-            group.write(record)
-        group.close()
     for number in range(FILES):
         os.link(path, folder / kind / f"{number:02d}{path.suffix}")
     return folder / kind
 
 
 def test_cache_bytes_bounds_what_all_files_of_a_source_keep_decoded(tmp_path: Path, repository: Path) -> None:
-    pytest.importorskip("array_record")
     pytest.importorskip("pyarrow")
-    kinds = ["parquet", "arrow", "array_record"]
+    kinds = ["parquet", "arrow"]
     entries = [f"{kind}={large_groups(tmp_path, kind)}" for kind in kinds]
     command = [sys.executable, "-c", READ_DECODED, str(CACHE_BYTES), *entries]
     done = subprocess.run(command, cwd=repository, stdout=subprocess.PIPE, text=True, check=True)
