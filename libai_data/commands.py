@@ -31,7 +31,6 @@ COMMANDS: dict[str, Command] = {
     "plan": Command("libai_data.planning.command", "tell what a job on any number of nodes reads, holds and sends"),
     "doctor": Command("libai_data.doctor.command", "look at every rank of a job before it starts"),
     "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
-    "benchmark": Command("libai_data.benchmark.command", "measure the pipeline beside its peers and limits"),
 }
 
 

@@ -56,8 +56,6 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path, capsys: p
         ("profile CONFIG --seconds inf", "--seconds is inf"),
         ("plan CONFIG --nodes 0", "--nodes is 0"),
         ("doctor --config-file CONFIG --seconds nan", "--seconds is nan"),
-        ("benchmark state --cores -1", "--cores is -1"),
-        ("benchmark state --rounds 0", "--rounds is 0"),
         ("train-tokenizer --input TEXT --output OUT --min-frequency -1", "min_frequency is -1"),
         ("train-tokenizer --input TEXT --output OUT --extra-ids -1", "extra_ids is -1"),
         ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --log-interval 0", "--log-interval is 0"),

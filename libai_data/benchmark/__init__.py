@@ -1,1 +1,0 @@
-"""The benchmark: what the pipeline promises about speed and memory, measured beside its peers and limits."""

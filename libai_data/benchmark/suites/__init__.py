@@ -1,1 +1,0 @@
-"""One module per suite, found by its name: each has `rows(scale)`, which returns the suite's rows."""

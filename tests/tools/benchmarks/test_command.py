@@ -1,0 +1,71 @@
+"""The command finds its suites, refuses what it does not know, and writes what it measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libai_data.errors import ConfigError
+from tests.tools.benchmarks.fake_rows import row
+from tools.benchmark import chosen, main, suite_names
+
+
+def test_a_module_in_the_folder_of_suites_is_a_suite() -> None:
+    assert "loader" in suite_names()
+
+
+def test_without_a_choice_all_rows_are_measured() -> None:
+    rows = [row([]), row([])]
+    assert chosen(rows, None) == rows
+
+
+def test_an_unknown_row_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'fake'"):
+        chosen([row([])], ["fakes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "invalid choice"),
+        (["loader", "--rounds", "0"], "at least 1"),
+        (["loader", "--quick", "--only", "token-0"], "Did you mean 'tokens-0'"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_a_reason(arguments: list[str], said: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_gives_the_process_its_cores_back(monkeypatch: Any) -> None:
+    before = os.sched_getaffinity(0)
+    with pytest.raises(SystemExit):
+        main(["loader", "--quick", "--only", "nothing", "--cores", "1"])
+    assert os.sched_getaffinity(0) == before
+
+
+def test_the_tool_measures_prints_a_table_and_writes_json(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "tools" / "benchmark.py"), "loader", "--quick", "--rounds", "1"]
+    result = tmp_path / "result.json"
+    command += ["--only", "read_batch-0", "--json", str(result)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "libai_data / gather" in done.stdout
+    (found,) = json.loads(result.read_text())["rows"]
+    assert found["name"] == "read_batch-0"
+    assert set(found["values"]) == {"libai_data", "gather"}
+    assert all(value > 0 for values in found["values"].values() for value in values)
+
+
+def test_the_work_folder_is_gone_after_a_run(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "tools" / "benchmark.py"), "loader", "--quick", "--rounds", "1"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    subprocess.run([*command, "--only", "first_batch"], env=environment, check=True, capture_output=True, timeout=120)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,88 @@
+"""The data state: how long restoring takes at step 10^6, and how large the state is."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from statistics import median
+from typing import Any, Callable
+
+from libai_data.loader import DataLoader
+from libai_data.samplers import CyclicSampler, StepSchedule
+from tools.benchmarks.rows import AtMost, Row, Scale, contender
+
+STEP = 10**6
+SAMPLES = 10**8
+BATCH = 512
+TIMES = 100
+
+Make = Callable[[], DataLoader]
+
+
+class _Numbers:
+    """As many samples as one likes."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"number": index}
+
+
+def rows(scale: Scale) -> list[Row]:
+    """The rows of the state's suite."""
+    kinds = {"plain": _plain, "ramp and skips": _with_ramp_and_skips}
+    times = tuple(
+        contender(name, partial(_restoring, make, 5 if scale.quick else TIMES)) for name, make in kinds.items()
+    )
+    sizes = tuple(contender(name, partial(_bytes, make)) for name, make in kinds.items())
+    return [
+        Row(
+            "restore",
+            "load the state at step 10^6 of 10^8 samples, and find the first batch",
+            "0",
+            times,
+            tuple(AtMost(each.name, 2, "ms") for each in times),
+        ),
+        Row("size", "the same state, as JSON", "0", sizes, tuple(AtMost(each.name, 1023, "bytes") for each in sizes)),
+    ]
+
+
+def _plain() -> DataLoader:
+    return _following(StepSchedule(((0, BATCH),)), ())
+
+
+def _with_ramp_and_skips() -> DataLoader:
+    ramp = tuple((step * 10_000, BATCH // 16 * (step + 1)) for step in range(16))
+    return _following(StepSchedule(ramp), tuple((step * 50_000, step * 50_000 + 50) for step in range(1, 9)))
+
+
+def _following(schedule: StepSchedule, skips: Any) -> DataLoader:
+    dataset = _Numbers()
+    loader = DataLoader(dataset, CyclicSampler(dataset, schedule.sizes[0][1], shuffle=True, seed=1234))
+    loader.follow(schedule, skips)
+    return loader
+
+
+def _state(make: Make) -> dict[str, Any]:
+    loader = make()
+    loader.stream.set_consumed_samples(loader.stream.schedule.position_of(STEP))
+    state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
+    return state
+
+
+def _restoring(make: Make, times: int) -> float:
+    """Milliseconds, the median of many."""
+    state, taken = _state(make), []
+    for _ in range(times):
+        loader = make()
+        start = time.perf_counter()
+        loader.load_state_dict(state)
+        loader.stream.batch_at(loader.stream.position)
+        taken.append(time.perf_counter() - start)
+    return 1000 * median(taken)
+
+
+def _bytes(make: Make) -> float:
+    return float(len(json.dumps(_state(make))))

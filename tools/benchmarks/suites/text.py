@@ -1,0 +1,158 @@
+"""Text: building the index of 10^10 tokens, and GPT samples beside OneFlow's loader and a vectorised gather."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.datasets.gpt import GPTDataset
+from libai_data.sources import IndexedSource, IndexedWriter
+from libai_data.sources.indexed_format import index_header
+from libai_data.structures import DistTensorData, Instance
+from tools.benchmarks.peers import BATCH, libai_data_loader, oneflow_loader, seconds_a_batch
+from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, contender
+
+WORKERS = 2
+LENGTH = 1024
+GIGABYTE = 1e9
+GPT = "GPT samples: 2 x int64[1024] from a uint16 .bin file"
+_LONGEST = 2000
+_KINDS: dict[str, dict[str, Any]] = {"shuffled": {"shuffle_documents": True}, "packed": {"packing": True}}
+
+
+def rows(scale: Scale) -> list[Row]:
+    """The rows of the text suite; the corpora are made here, in `scale.folder`."""
+    corpus = write_corpus(scale.folder / "corpus", 10**6 if scale.quick else 2 * 10**7)
+    many = write_lengths(scale.folder / "many", 10**5 if scale.quick else 10**7)
+    return [*_index(many), *_samples(scale, corpus)]
+
+
+def write_corpus(prefix: Path, tokens: int) -> Path:
+    """Write random tokens as documents of 1 to 2,000."""
+    random = np.random.default_rng(0)
+    with IndexedWriter(prefix) as writer:
+        for length in random.integers(1, _LONGEST + 1, tokens // (_LONGEST // 2)):
+            writer.add_document([random.integers(0, 50000, length, dtype=np.uint16)])
+    return prefix
+
+
+def write_lengths(prefix: Path, documents: int) -> Path:
+    """Write the index of documents of 1,000 tokens in the mean, over a `.bin` file that takes no room."""
+    sizes = np.random.default_rng(0).integers(1, _LONGEST, documents, dtype=np.int32)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(index_header(np.uint16, documents, documents + 1))
+        file.write(sizes.data)
+        file.write(((ends - sizes) * 2).data)
+        file.write(np.arange(documents + 1).data)
+    with open(f"{prefix}.bin", "wb") as file:
+        file.truncate(int(ends[-1]) * 2)
+    return prefix
+
+
+def _index(prefix: Path) -> list[Row]:
+    bounds = IndexedSource(prefix)
+    work = f"index of {bounds.num_documents:.0e} documents, {len(bounds.tokens):.0e} tokens"
+    limits = {"seconds": AtMost("seconds", 20, "s"), "memory": AtMost("memory", 2, "GB")}
+    return [
+        Row(
+            f"index-{kind}",
+            f"{work}, {kind}",
+            "0",
+            tuple(contender(name, partial(_build, prefix, kind, place)) for place, name in enumerate(limits)),
+            tuple(limits.values()),
+        )
+        for kind in _KINDS
+    ]
+
+
+def _build(prefix: Path, kind: str, place: int) -> float:
+    """Open the files and build the index in a process of its own; its seconds, or its greatest memory in GB."""
+    for path in Path(f"{prefix}.cache").glob("*"):
+        path.unlink()
+    # Not a fork, which would have this process's memory.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_built, prefix, kind).result()[place]
+
+
+def _built(prefix: Path, kind: str) -> tuple[float, float]:
+    start = time.perf_counter()
+    GPTDataset(prefix, LENGTH, **_KINDS[kind])
+    seconds = time.perf_counter() - start
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGABYTE
+
+
+class FlowSamples:
+    """The same samples one by one, as LiBai's GPT dataset returns them.
+
+    Args:
+        source: of the tokens.
+    """
+
+    def __init__(self, source: IndexedSource) -> None:
+        self.tokens = source.tokens
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // LENGTH
+
+    def __getitem__(self, index: int) -> Instance:
+        import oneflow as flow
+
+        sample = self.tokens[index * LENGTH : (index + 1) * LENGTH + 1].astype(np.int64)
+        return Instance(
+            input_ids=DistTensorData(flow.tensor(sample[:-1])),
+            labels=DistTensorData(flow.tensor(sample[1:]), placement_idx=-1),
+        )
+
+
+def gather(prefix: Path, seconds: float) -> Contender:
+    """The limit: one vectorised read of a batch from the memory map, into arrays used again."""
+
+    @contextmanager
+    def opened() -> Iterator[Measure]:
+        tokens = IndexedSource(prefix).tokens
+        windows = np.lib.stride_tricks.sliding_window_view(tokens, LENGTH + 1)
+        order = np.random.default_rng(0).permutation((len(tokens) - 1) // LENGTH) * LENGTH
+        batches = _endless(order[: len(order) // BATCH * BATCH].reshape(-1, BATCH))
+        input_ids, labels = (np.zeros((BATCH, LENGTH), np.int64) for _ in range(2))
+
+        def fetch() -> None:
+            found = windows[next(batches)]
+            input_ids[...], labels[...] = found[:, :-1], found[:, 1:]
+
+        yield lambda: seconds_a_batch(fetch, seconds)
+
+    return Contender("gather", opened)
+
+
+def _endless(batches: np.ndarray) -> Iterator[np.ndarray]:
+    while True:
+        yield from batches
+
+
+def _samples(scale: Scale, corpus: Path) -> list[Row]:
+    limit = gather(corpus, scale.seconds)
+    peer = oneflow_loader(lambda: FlowSamples(IndexedSource(corpus)), WORKERS, scale.seconds)
+
+    def ours(workers: int, **options: Any) -> Contender:
+        dataset: Callable[[], Any] = lambda: GPTDataset(corpus, LENGTH, **options)  # noqa: E731
+        return libai_data_loader(dataset, workers, scale.seconds)
+
+    half, known = AtLeast("libai_data", "gather", 0.5), AtLeast("libai_data", "gather")
+    return [
+        Row("gpt-0", GPT, "0", (ours(0), limit), (half,)),
+        Row("gpt-2", GPT, "2", (peer, ours(WORKERS), limit), (AtLeast("libai_data", "oneflow", 6), half)),
+        *(
+            Row(f"gpt-{kind}", f"the same, {kind}", "2", (ours(WORKERS, **options), limit), (known,))
+            for kind, options in _KINDS.items()
+        ),
+    ]
