@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from functools import lru_cache
 from typing import Any
 
-from libai_data.errors import MeshError
+from libai_data.errors import ConfigError, MeshError
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.peers.liveness import begin_collective
 
@@ -75,7 +75,7 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
         The mesh.
 
     Raises:
-        ConfigError: a key is unknown or its value impossible.
+        ConfigError: a key is unknown or its value impossible, or `num_nodes` or `num_gpus_per_node` is not the job's.
         MeshError: the sizes do not fit the ranks, or this job already has another mesh.
     """
     mesh = _mesh_from_environment(dist_cfg)
@@ -85,7 +85,10 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
         logger.info("There is no GPU: the job runs on the CPU (train.dist.device_type).")
     for key, actual in (("num_nodes", mesh.num_nodes), ("num_gpus_per_node", mesh.ranks_per_node)):
         if dist_cfg.get(key) not in (None, actual):
-            logger.warning("train.dist.%s is %s, but the job was started with %d.", key, dist_cfg[key], actual)
+            raise ConfigError(
+                f"train.dist.{key} is {dist_cfg[key]!r}, but the job was started with {actual}. Start it on the nodes "
+                "that the config names, or leave the key out: the launcher decides it"
+            )
     _write_back(dist_cfg, mesh)
     set_mesh(mesh)
     return mesh

@@ -8,6 +8,7 @@ from typing import Any
 from libai_data.config import try_get_key
 from libai_data.engine import hooks
 from libai_data.engine.data_state import schedule_of
+from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
 from libai_data.engine.logging_setup import has_progress_bar
 from libai_data.engine.train_loop import HookBase
 from libai_data.mesh import is_main_process
@@ -40,7 +41,7 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
         ),
     ]
     if train.evaluation.enabled and owner.test_loader:
-        metric = try_get_key(cfg, "train.evaluation.eval_metric", default="Acc@1")
+        metric = try_get_key(cfg, "train.evaluation.eval_metric", default=DEFAULT_METRIC)
         mode = try_get_key(cfg, "train.evaluation.eval_mode", default="max")
         period = train.evaluation.eval_period
         built.append(hooks.EvalHook(period, lambda: trainer._evaluate()))

@@ -118,3 +118,21 @@ def test_hooks_refuse_periods_that_are_no_number_of_steps(period: Any) -> None:
     for make in makers:
         with pytest.raises(ConfigError, match=r"(period|grad_acc_steps) is .*; it must be an int"):
             make()
+
+
+def test_a_metric_that_the_evaluation_has_not_ends_the_training_at_the_first_evaluation() -> None:
+    trainer = CountingTrainer([])
+    best = hooks.BestCheckpointer(2, None, "Acc@5")  # type: ignore[arg-type]
+    trainer.register_hooks([hooks.EvalHook(2, lambda: {"Acc@15": 1.0}), best])
+    message = r"train\.evaluation\.eval_metric is 'Acc@5', but .* \['Acc@15'\]\. Did you mean 'Acc@15'"
+    with pytest.raises(ConfigError, match=message):
+        trainer.train(0, 8)
+    assert trainer.iter == 1
+
+
+def test_the_default_metric_may_be_missing_and_is_missed_once(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = CountingTrainer([])
+    best = hooks.BestCheckpointer(1, None, "Acc@1")  # type: ignore[arg-type]
+    trainer.register_hooks([hooks.EvalHook(1, lambda: {"loss": 1.0}), best])
+    trainer.train(0, 4)
+    assert caplog.text.count("train.evaluation.eval_metric is 'Acc@1'") == 1

@@ -15,6 +15,9 @@ from libai_data.mesh import broadcast_py_object
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_METRIC = "Acc@1"
+"""`train.evaluation.eval_metric` of a config that does not say; the only one that may be missing."""
+
 
 class PeriodicCheckpointer(HookBase):
     """Writes a checkpoint every `period` steps, and one named "<prefix>_final" after the last.
@@ -78,6 +81,9 @@ class PeriodicCheckpointer(HookBase):
 class BestCheckpointer(HookBase):
     """Keeps the checkpoint with the best value of an evaluation metric, across resumes. To come after `EvalHook`.
 
+    If the evaluation has no such metric, the first evaluation ends the training. The default metric is missed with a
+    warning, as in LiBai, whose configs of language models leave it as it is.
+
     Args:
         eval_period: that of `EvalHook`.
         checkpointer: writes it.
@@ -104,6 +110,7 @@ class BestCheckpointer(HookBase):
         self._name = file_prefix
         self.best_metric: float | None = None
         self.best_iter: int | None = None
+        self._has_told = False
 
     def before_train(self) -> None:
         """After a resume, the best so far is what the kept checkpoint says."""
@@ -148,11 +155,16 @@ class BestCheckpointer(HookBase):
 
     def _latest(self) -> Any:
         latest = self.trainer.storage.latest()
-        if self._metric not in latest:
-            logger.warning(
-                "No evaluation result is called '%s' (train.evaluation.eval_metric), so no best checkpoint is kept.%s",
-                self._metric,
-                nearest(self._metric, latest),
-            )
-            return None, 0
-        return latest[self._metric]
+        if self._metric in latest:
+            return latest[self._metric]
+        found = (
+            f"train.evaluation.eval_metric is {self._metric!r}, but the evaluation has no such result; there are "
+            f"{sorted(latest)}.{nearest(self._metric, latest)}"
+        )
+        # LiBai's configs of language models leave its default as it is. After the last step all else is saved.
+        if self._metric != DEFAULT_METRIC and self.trainer.iter < self.trainer.max_iter:
+            raise ConfigError(found)
+        if not self._has_told:
+            logger.warning("%s So no best checkpoint is kept.", found)
+        self._has_told = True
+        return None, 0
