@@ -28,11 +28,11 @@ train: data  ## Train a small vision transformer on the digits, on 4 CPU ranks.
 STDLIB := data/stdlib
 
 text-data: setup  ## Tokenize the source files of Python's standard library.
-	$(RUN) -m libai_data stdlib-corpus $(STDLIB)
+	$(RUN) tools/prepare_stdlib.py $(STDLIB)
 	$(RUN) -m libai_data train-tokenizer --input $(STDLIB)/train.jsonl --output $(STDLIB)/tokenizer.json --vocab-size 2048
 	for part in train test; do $(RUN) -m libai_data preprocess --input $(STDLIB)/$$part.jsonl \
 	    --tokenizer $(STDLIB)/tokenizer.json --append-eod --output-prefix $(STDLIB)/$$part --workers 2 || exit; done
-	$(RUN) -m libai_data unigram $(STDLIB)/train_text_document $(STDLIB)/test_text_document
+	$(RUN) tools/unigram.py $(STDLIB)/train_text_document $(STDLIB)/test_text_document
 
 train-gpt: text-data  ## Train a small GPT on them, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py $(GPUS) train.dist.tensor_parallel_size=2

@@ -26,11 +26,8 @@ COMMANDS: dict[str, Command] = {
     "convert": Command("libai_data.conversion.command", "write records of any format as shards of another"),
     "preprocess": Command("libai_data.text.preprocess_command", "tokenize files of documents into an indexed dataset"),
     "train-tokenizer": Command("libai_data.text.tokenizer_command", "train a BPE or WordPiece tokenizer on documents"),
-    "unigram": Command("libai_data.text.unigram", "tell how well token frequencies alone predict an indexed dataset"),
-    "stdlib-corpus": Command("libai_data.text.stdlib_corpus", "write Python's standard library as a corpus of text"),
     "plan": Command("libai_data.planning.command", "tell what a job on any number of nodes reads, holds and sends"),
     "doctor": Command("libai_data.doctor.command", "look at every rank of a job before it starts"),
-    "digits": Command("libai_data.sources.digits", "write scikit-learn's handwritten digits as an image folder"),
 }
 
 

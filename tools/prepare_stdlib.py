@@ -1,14 +1,17 @@
-"""A corpus that every machine has: the source files of Python's own standard library, as JSON lines."""
+"""Write the sources of Python's standard library as JSON lines: `python tools/prepare_stdlib.py data/stdlib`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
 import sysconfig
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai_data.errors import ConfigError
 
@@ -63,13 +66,16 @@ def _sources(root: Path) -> Iterator[tuple[str, str]]:
             yield below.as_posix(), text
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Command line: write the corpus into a folder."""
-    arguments = argparse.ArgumentParser(prog="libai-data stdlib-corpus", description=__doc__)
+    arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument(
         "folder", type=Path, nargs="?", default=Path("data/stdlib"), help="folder (default: %(default)s)"
     )
     folder = arguments.parse_args(argv).folder
     counts = write_stdlib_corpus(folder)
     print(", ".join(f"{count} files in {folder / part}.jsonl" for part, count in counts.items()))
-    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,7 @@
-"""How well tokens are predicted by their frequencies alone: what a language model has to be better than."""
+"""Tell how well token frequencies alone predict a corpus, which a language model has to do better.
+
+`python tools/unigram.py data/stdlib/train_text_document data/stdlib/test_text_document`
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,13 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
-from libai_data.errors import ConfigError, DataPipelineError
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from libai_data.errors import ConfigError
 from libai_data.sources.indexed import IndexedSource
 
 _COUNTED_AT_ONCE = 1 << 24
@@ -41,16 +47,15 @@ def _counts(source: IndexedSource, size: int) -> np.ndarray:
     return counts
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line: print the perplexity; returns the exit code, 2 if the files do not fit."""
-    arguments = argparse.ArgumentParser(prog="libai-data unigram", description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line: print the perplexity."""
+    arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("train", help="prefix of the .bin and .idx file to count tokens in")
     arguments.add_argument("test", help="prefix of those to predict")
     asked = arguments.parse_args(argv)
-    try:
-        found = unigram_perplexity(IndexedSource(asked.train), IndexedSource(asked.test))
-    except DataPipelineError as error:
-        print(f"libai-data unigram: {error}", file=sys.stderr)
-        return 2
+    found = unigram_perplexity(IndexedSource(asked.train), IndexedSource(asked.test))
     print(f"Unigram perplexity of {asked.test}: {found:.1f}")
-    return 0
+
+
+if __name__ == "__main__":
+    main()
