@@ -1,28 +1,21 @@
-"""Where the files of a tar archive lie, so that any of them is read without unpacking it.
-
-The format: POSIX.1-2017, pax, "pax Interchange Format" and "ustar Interchange Format"; GNU tar 1.35 manual, "Basic Tar
-Format", for long names and numbers in base 256.
-"""
+"""Where the files of a tar archive lie, so that any of them is read without unpacking it."""
 
 from __future__ import annotations
 
 import os
+import tarfile
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
 from libai_data.errors import FormatError
 from libai_data.sources.packed_names import PackedNames
 
-_BLOCK = 512
-_FILES = (b"0", b"\0", b"7")
-_LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL, _SPARSE = b"L", b"K", b"x", b"g", b"S"
-# Of headers that hold a name or attributes; more is no archive that anybody wrote.
-_LARGEST_EXTRA = 1 << 20
+_BROKEN = (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError, KeyError, IndexError)
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
 
 
@@ -71,133 +64,65 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None) -> TarI
     def names() -> Iterator[str]:
         with open(path, "rb") as file:
             end = os.fstat(file.fileno()).st_size if stop is None else stop
-            for member in _Members(str(path), file.fileno(), start, end):
-                offsets.append(member.offset)
-                sizes.append(member.size)
-                yield member.name
+            for info in _members(path, file, start, end):
+                if info.issparse():
+                    raise _broken(path, info.offset, "a sparse file; write the archive without --sparse")
+                if info.isreg():
+                    offsets.append(info.offset_data)
+                    sizes.append(info.size)
+                    yield _checked_name(path, info)
 
     packed = PackedNames.of(names())
     return TarIndex(packed, np.array(offsets, np.int64), np.array(sizes, np.int64))
 
 
-class _Member(NamedTuple):
-    name: str
-    offset: int
-    size: int
-
-
-class _Members:
-    """The regular files of an archive, header by header."""
-
-    def __init__(self, path: str, descriptor: int, start: int, stop: int) -> None:
-        self._path, self._descriptor, self._start, self._stop = path, descriptor, start, stop
-
-    def __iter__(self) -> Iterator[_Member]:
-        place = self._start
-        name, attributes = "", dict[str, str]()
-        while True:
-            header = self._header(place)
-            if header is None:
-                return
-            kind = header[156:157]
-            size = self._number(attributes.get("size"), header[124:136], place)
-            content = place + _BLOCK
-            after = content + -(-size // _BLOCK) * _BLOCK
-            if content + size > self._stop:
-                raise self._broken(
-                    place, f"the archive is cut short: {size} bytes should follow, up to {content + size}"
-                )
-            if kind == _LONG_NAME:
-                name = _text(self._extra(place, size))
-            elif kind == _PAX:
-                attributes = self._attributes(place, self._extra(place, size))
-            elif kind not in (_LONG_LINK, _PAX_OF_ALL):
-                if kind == _SPARSE or any(key.startswith("GNU.sparse") for key in attributes):
-                    raise self._broken(place, "a sparse file, which is not read; write the archive without --sparse")
-                if kind in _FILES:
-                    found = attributes.get("path") or name or _ustar_name(header)
-                    # Old archives mark a folder by its name alone.
-                    if not found.endswith("/"):
-                        yield _Member(self._checked(place, found), content, size)
-                    elif size > 0:
-                        raise self._broken(place, f"{size} bytes called {found!r}, which names a folder")
-                name, attributes = "", {}
-            place = after
-
-    def _header(self, place: int) -> bytes | None:
-        """The next block; None at the end of the archive."""
-        header = self._read(place, _BLOCK)
-        kind = next((told for magic, told in _COMPRESSED.items() if header.startswith(magic)), None)
-        if place == self._start and kind is not None and not _has_sum(header):
-            raise self._broken(place, f"it is compressed by {kind}, so that no file can be found in it; decompress it")
-        if len(header) < _BLOCK:
-            raise self._broken(place, "the archive is cut short: it has no end mark")
-        if header.count(0) == _BLOCK:
-            return None
-        if not _has_sum(header):
-            raise self._broken(place, "no header of a tar archive: its check sum is wrong")
-        return header
-
-    def _read(self, place: int, size: int) -> bytes:
-        return os.pread(self._descriptor, min(size, max(self._stop - place, 0)), place)
-
-    def _extra(self, place: int, size: int) -> bytes:
-        if size > _LARGEST_EXTRA:
-            raise self._broken(place, f"a name or attributes of {size} bytes; at most {_LARGEST_EXTRA} are read")
-        return self._read(place + _BLOCK, size)
-
-    def _attributes(self, place: int, data: bytes) -> dict[str, str]:
-        """Of records "<length> <key>=<value>\\n"."""
-        found: dict[str, str] = {}
-        while data.strip(b"\0"):
-            digits = data.partition(b" ")[0]
-            length = int(digits) if digits.isdigit() else 0
-            key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
-            if not len(digits) < length <= len(data) or not equals or data[length - 1 : length] != b"\n":
-                raise self._broken(place, "its extended attributes are malformed")
-            found[_text(key)] = _text(value)
-            data = data[length:]
-        return found
-
-    def _number(self, attribute: str | None, field: bytes, place: int) -> int:
-        if attribute is not None and attribute.isdigit():
-            return int(attribute)
-        if field[0] == 0x80:
-            return int.from_bytes(field[1:], "big")
-        try:
-            size = int(field.strip(b" \0") or b"0", 8)
-        except ValueError:
-            size = -1
-        if size < 0:
-            raise self._broken(place, f"a size of {field!r}, which is no number")
-        return size
-
-    def _checked(self, place: int, name: str) -> str:
-        while name.startswith("./"):
-            name = name[2:].lstrip("/")
-        parts = name.split("/")
-        if not name or name.startswith("/") or ".." in parts or "\0" in name:
-            raise self._broken(place, f"a file called {name!r}, a name that leads out of the archive; such are refused")
-        return name
-
-    def _broken(self, place: int, what: str) -> FormatError:
-        return FormatError(f"{self._path} at offset {place}: {what}")
-
-
-def _has_sum(header: bytes) -> bool:
-    field = header[148:156]
+def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterator[tarfile.TarInfo]:
+    """The members of an archive, whose headers and contents all lie before `stop`."""
+    head, place = _block(file, start, stop), start
+    if head == bytes(tarfile.BLOCKSIZE):  # no member, which tarfile cannot be asked for
+        return
     try:
-        # The sum counts its own field as blanks.
-        return int(field.strip(b" \0"), 8) == sum(header) - sum(field) + len(field) * ord(" ")
-    except ValueError:
-        return False
+        file.seek(start)
+        # tarfile has no public way to forget members, of which ImageNet has a million.
+        archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+        while (info := archive.next()) is not None:
+            archive.members = []
+            if info.offset_data + info.size > stop or info.size < 0:
+                raise _cut(path, place, f"{info.size} bytes should follow, up to {info.offset_data + info.size}")
+            place = archive.offset
+            yield info
+    except _BROKEN as error:
+        kind = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
+        if place == start and kind is not None:
+            raise _broken(path, place, f"it is compressed by {kind}; decompress it") from error
+        if "checksum" in str(error) or "invalid header" in str(error):
+            raise _broken(path, place, f"no header of a tar archive: {error}") from error
+        raise _cut(path, place, str(error)) from error
+    # tarfile takes any block that is no header for the end.
+    end = _block(file, archive.offset, stop)
+    if len(end) < tarfile.BLOCKSIZE:
+        raise _cut(path, archive.offset, "it has no end mark")
+    if any(end):
+        raise _broken(path, archive.offset, "no header of a tar archive")
 
 
-def _ustar_name(header: bytes) -> str:
-    name, prefix = _text(header[:100]), _text(header[345:500])
-    # GNU's older format keeps other things where the prefix is.
-    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
+def _block(file: IO[bytes], place: int, stop: int) -> bytes:
+    file.seek(place)
+    return file.read(max(min(tarfile.BLOCKSIZE, stop - place), 0))
 
 
-def _text(field: bytes) -> str:
-    return os.fsdecode(field.split(b"\0", 1)[0])
+def _checked_name(path: str | Path, info: tarfile.TarInfo) -> str:
+    name = info.name
+    while name.startswith("./"):
+        name = name[2:].lstrip("/")
+    if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise _broken(path, info.offset, f"a file called {info.name!r}, a name that leads out of the archive")
+    return name
+
+
+def _cut(path: str | Path, place: int, why: str) -> FormatError:
+    return _broken(path, place, f"the archive is cut short, or damaged: {why}")
+
+
+def _broken(path: str | Path, place: int, what: str) -> FormatError:
+    return FormatError(f"{path} at offset {place}: {what}")
