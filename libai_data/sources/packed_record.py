@@ -11,24 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from libai_data.errors import FormatError, SchemaError
 
-_DTYPES = {
-    "BOOL": "bool",
-    "U8": "<u1",
-    "I8": "<i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-}
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _METADATA = "__metadata__"
 _LENGTH = 8
 
@@ -42,52 +29,49 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     Raises:
         SchemaError: A value is none of these; the field is named.
     """
-    header: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
     values: dict[str, Any] = {}
-    of_bytes: list[str] = []
-    data = b""
     for name, value in record.items():
         if isinstance(value, bytes):
-            of_bytes.append(name)
-            value = np.frombuffer(value, np.uint8)
-        if isinstance(value, (np.ndarray, np.generic)):
-            array = np.asarray(value)
-            if array.dtype.newbyteorder("=") not in _NAMES or name == _METADATA:
-                raise SchemaError(f"field {name!r} is an array of {array.dtype}, which cannot be packed; use numbers")
-            content = array.astype(array.dtype.newbyteorder("<")).tobytes()
-            header[name] = {
-                "dtype": _NAMES[array.dtype.newbyteorder("=")],
-                "shape": list(array.shape),
-                "data_offsets": [len(data), len(data) + len(content)],
-            }
-            data += content
+            arrays[name] = np.frombuffer(value, np.uint8)
+        elif isinstance(value, (np.ndarray, np.generic)):
+            arrays[name] = np.asarray(value)
+            if arrays[name].dtype.kind not in "biuf" or value.dtype.itemsize > 8 or name == _METADATA:
+                raise SchemaError(f"field {name!r} is an array of {value.dtype}, which cannot be packed; use numbers")
         else:
             values[name] = value
+    of_bytes = [name for name, value in record.items() if isinstance(value, bytes)]
     try:
         notes = {"bytes": json.dumps(of_bytes), "values": json.dumps(values)}
     except (TypeError, ValueError) as error:
         raise SchemaError(f"one of the fields {list(values)} holds what JSON does not take: {error}") from error
+    # safetensors would write the metadata in any order, but a record must always have the same bytes.
+    header, data = _parts(save(arrays))
     head = json.dumps({_METADATA: notes, **header}).encode()
     head += b" " * (-len(head) % _LENGTH)
     return len(head).to_bytes(_LENGTH, "little") + head + data
 
 
 def unpack_record(packed: bytes) -> dict[str, Any]:
-    """The record that `pack_record` packed; arrays are read-only views of the bytes.
+    """The record that `pack_record` packed.
 
     Raises:
         FormatError: The bytes are no such record.
     """
     try:
-        start = _LENGTH + int.from_bytes(packed[:_LENGTH], "little")
-        header = json.loads(packed[_LENGTH:start])
+        arrays = load(packed)
+        header, _ = _parts(packed)
         notes = header.pop(_METADATA)
-        of_bytes, record = set(json.loads(notes["bytes"])), json.loads(notes["values"])
-        for name, entry in header.items():
-            first, last = entry["data_offsets"]
-            content = packed[start + first : start + last]
-            dtype = np.dtype(_DTYPES[entry["dtype"]])
-            record[name] = content if name in of_bytes else np.frombuffer(content, dtype).reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        record: dict[str, Any] = dict(json.loads(notes["values"]))
+        of_bytes = set(json.loads(notes["bytes"]))
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{len(packed)} bytes are no packed record: {error!r}") from error
-    return dict(record)
+    for name in header:
+        record[name] = arrays[name].tobytes() if name in of_bytes else arrays[name]
+    return record
+
+
+def _parts(packed: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header, and what follows it."""
+    stop = _LENGTH + int.from_bytes(packed[:_LENGTH], "little")
+    return json.loads(packed[_LENGTH:stop]), packed[stop:]

@@ -28,7 +28,9 @@ RECORDS = st.dictionaries(st.text(max_size=4), st.binary(max_size=20) | ARRAYS |
 
 @given(RECORDS)
 def test_a_record_comes_back_as_it_was(record: dict[str, Any]) -> None:
-    found = unpack_record(pack_record(record))
+    packed = pack_record(record)
+    assert packed == pack_record(record)
+    found = unpack_record(packed)
     assert set(found) == set(record)
     for name, value in record.items():
         if isinstance(value, np.ndarray):
