@@ -11,6 +11,7 @@ from typing import Callable
 
 import numpy as np
 
+from libai_data.atomic_files import written_whole
 from libai_data.errors import ConfigError, PeerError
 from libai_data.failure_notes import failures_noted, note_failure
 from libai_data.file_map import FileMap, npy_array
@@ -78,16 +79,14 @@ def _lock(descriptor: int, path: Path) -> None:
 
 def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> list[np.ndarray]:
     # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
-    unfinished = path.with_suffix(".unfinished")
     try:
-        _write(unfinished, build())
-        os.replace(unfinished, path)
+        with written_whole(path, path.with_suffix(".unfinished")) as unfinished:
+            _write(unfinished, build())
         found = _load(path)
         if found is None:
             raise OSError(f"the index {path} was written, but cannot be read back")
         return found
     except Exception as error:
-        unfinished.unlink(missing_ok=True)
         note_failure(descriptor, error)
         raise
 

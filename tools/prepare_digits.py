@@ -15,7 +15,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from libai_data.sources.whole_folder import written_together
+from libai_data.atomic_files import written_together
 
 _TEST_EVERY = 5
 

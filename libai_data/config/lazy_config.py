@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
 from omegaconf import DictConfig, ListConfig
 
+from libai_data.atomic_files import written_whole
 from libai_data.config.config_files import as_config, files_near, run_config_file
 from libai_data.config.overrides import apply_overrides
 from libai_data.config.yaml_format import from_yaml, to_yaml
@@ -90,7 +90,8 @@ class LazyConfig:
         path = os.path.abspath(os.fspath(filename))
         text = to_yaml(cfg)
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        _write_whole(path, text.encode("utf-8"))
+        with written_whole(path) as unfinished:
+            unfinished.write_bytes(text.encode("utf-8"))
 
     @staticmethod
     def apply_overrides(cfg: DictConfig, overrides: list[str] | None) -> DictConfig:
@@ -128,18 +129,3 @@ def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
         known: tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
         raise ConfigError(f"{path} defines no {key!r}.{nearest(key, known) or ' It defines: ' + ', '.join(known)}")
     return as_config(values[key])
-
-
-def _write_whole(path: str, content: bytes) -> None:
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise

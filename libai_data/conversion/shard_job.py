@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.atomic_files import written_whole
 from libai_data.conversion.shard_writers import FORMATS
 from libai_data.errors import FormatError, SchemaError
 from libai_data.sources.opening import open_source
@@ -78,8 +79,7 @@ class WriteShard:
         if self._source is None:
             self._source = open_source(self._paths, self._format)
         path = Path(job.path)
-        unfinished = Path(self._folder) / f"{path.name}.{os.getpid()}.unfinished"
-        try:
+        with written_whole(path, Path(self._folder) / f"{path.name}.{os.getpid()}.unfinished") as unfinished:
             written = self._write(unfinished, job)
             read = self._digest_of_file(unfinished)
             if read != written:
@@ -87,9 +87,6 @@ class WriteShard:
                     f"{path}: the shard of records {job.first} to {job.stop} does not read back as it was written; is "
                     "the disk, or the memory, in order?"
                 )
-            os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
         return ShardReport(job.stop - job.first, path.stat().st_size, written, job.input)
 
     def _write(self, path: Path, job: ShardJob) -> str:
@@ -105,8 +102,6 @@ class WriteShard:
                 digest.add(expected)
         finally:
             writer.close()
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
         return digest.value()
 
     def _digest_of_file(self, path: Path) -> str:

@@ -12,6 +12,7 @@ import struct
 import time
 from typing import Any
 
+from libai_data.atomic_files import written_whole
 from libai_data.engine.append_file import AppendFile
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
@@ -84,10 +85,8 @@ class JSONWriter(EventWriter):
 
     def _begin(self) -> None:
         path = self._file.path
-        temporary = f"{path}.partial"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(_lines_before(path, self._start_iter))
-        os.replace(temporary, path)
+        with written_whole(path) as unfinished:
+            unfinished.write_text("".join(_lines_before(path, self._start_iter)), "utf-8")
         self._has_begun = True
 
 

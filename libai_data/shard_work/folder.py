@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from libai_data.atomic_files import written_whole
 from libai_data.errors import ConfigError
 
 _PLAN, _LOCK = "plan.json", "lock"
@@ -64,9 +65,8 @@ def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) 
 
 def write_json(file: Path, content: Any) -> None:
     """Write a file as a whole or not at all."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.unfinished")
-    unfinished.write_text(json.dumps(content), encoding="utf-8")
-    os.replace(unfinished, file)
+    with written_whole(file) as unfinished:
+        unfinished.write_text(json.dumps(content), encoding="utf-8")
 
 
 def _short(value: Any) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
+from libai_data.atomic_files import written_whole
 from libai_data.errors import ConfigError, StorageError
 from libai_data.failure_notes import Failures, failures_noted, note_failure
 from libai_data.sources.in_use import is_used, use
@@ -90,21 +91,17 @@ class LocalCache:
         noted = failures_noted(lock)
         if noted.times > first.times:
             raise StorageError(f"the process that was fetching {copy.name} has failed: {noted.reason}")
-        part, room = self.directory / f"{key}.part", self.directory / f"{key}.room"
         try:
-            self._make_room(key, size or 0)
-            make(part)
-            if size is None:
-                self._make_room(key, part.stat().st_size)
-            with part.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(part, copy)
+            with written_whole(copy, self.directory / f"{key}.part") as part:
+                self._make_room(key, size or 0)
+                make(part)
+                if size is None:
+                    self._make_room(key, part.stat().st_size)
         except Exception as error:
-            part.unlink(missing_ok=True)
             note_failure(lock, error)
             raise
         finally:
-            room.unlink(missing_ok=True)
+            (self.directory / f"{key}.room").unlink(missing_ok=True)
 
     def _make_room(self, key: str, size: int) -> None:
         """Remove copies until there is room, and keep it for a file that is to be made."""

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.atomic_files import written_together
 from libai_data.errors import ConfigError, FormatError
 from libai_data.file_map import FileMap
 from libai_data.identity import file_identity
 from libai_data.sources.download import downloaded
-from libai_data.sources.whole_folder import written_together
 
 _BYTES = 8
 # Nothing in MNIST's form is larger; a gzip file may claim to be.

@@ -165,7 +165,7 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
         text = str(pattern)
         remote = is_remote(text)
-        paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(local_files(text))
+        paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(_local_files(text))
         if not paths:
             raise ConfigError(f"no file is named by {text!r}; give files, globs (in quotes) or folders")
         found.update(dict.fromkeys(paths))
@@ -174,7 +174,7 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     return list(found)
 
 
-def local_files(pattern: str) -> list[str]:
+def _local_files(pattern: str) -> list[str]:
     """The files of this machine that a file, a glob or a folder names, in no order; of folders, all but hidden ones."""
     path = Path(without_protocol(pattern))
     if path.is_file():

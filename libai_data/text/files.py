@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from libai_data.errors import ConfigError
-from libai_data.sources.storage import local_files
+from libai_data.sources.remote import is_remote
+from libai_data.sources.storage import listed
 
 JSON_LINES, TEXT, PARQUET = "jsonl", "text", "parquet"
 FORMATS = (JSON_LINES, TEXT, PARQUET)
@@ -33,15 +34,12 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
         patterns: files, globs ("**" for any depth), or folders, of which all files count but hidden ones.
 
     Raises:
-        ConfigError: A pattern names no file.
+        ConfigError: A pattern names no file, or one in a store.
     """
-    found: dict[Path, None] = {}
     for pattern in patterns:
-        paths = sorted(Path(name) for name in local_files(pattern))
-        if not paths:
-            raise ConfigError(f"no input file is named by {pattern!r}; give files, globs (in quotes) or folders")
-        found.update(dict.fromkeys(paths))
-    return list(found)
+        if is_remote(pattern):
+            raise ConfigError(f"{pattern} is in a store; copy the files to a disk of this machine, and name them there")
+    return list(map(Path, listed(patterns)))
 
 
 def compression_of(path: Path) -> str:

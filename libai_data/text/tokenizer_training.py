@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from libai_data.argument_rules import check, whole
+from libai_data.atomic_files import written_whole
 from libai_data.errors import ConfigError
 from libai_data.text.documents import Document, read_piece
 from libai_data.text.files import find_inputs
@@ -97,9 +97,8 @@ def train_tokenizer(
     tokenizer = _without_special(tokenizer, inner)
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    unfinished.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
-    os.replace(unfinished, path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     return int(tokenizer.get_vocab_size())
 
 

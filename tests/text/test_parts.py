@@ -125,5 +125,5 @@ def test_inputs_are_files_globs_and_folders_each_file_once(tmp_path: Path) -> No
         (tmp_path / name).write_text("x")
     found = find_inputs([f"{tmp_path}/b.txt", f"{tmp_path}/a", f"{tmp_path}/**/1.txt"])
     assert [str(path.relative_to(tmp_path)) for path in found] == ["b.txt", "a/1.txt", "a/2.txt"]
-    with pytest.raises(ConfigError, match="no input file"):
+    with pytest.raises(ConfigError, match="no file is named by"):
         find_inputs([f"{tmp_path}/*.parquet"])

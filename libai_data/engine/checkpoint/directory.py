@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from libai_data.atomic_files import written_whole
 from libai_data.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
@@ -126,14 +127,8 @@ def write_small_file(path: Path, text: str) -> None:
     Raises:
         OSError: The new one could not be written.
     """
-    temporary = path.with_name(path.name + _PARTIAL)
-    try:
-        with CheckedFile(temporary) as file:
-            file.write(text.encode())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with written_whole(path, path.with_name(path.name + _PARTIAL)) as unfinished:
+        unfinished.write_text(text)
     sync_directory(path.parent)
 
 
