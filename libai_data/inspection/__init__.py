@@ -1,7 +1,6 @@
-"""Looking at what a config feeds to its model: a page, a picture, and measurements."""
+"""Looking at what a config feeds to its model: a page, and measurements."""
 
 from libai_data.inspection.inspection import Inspection, inspect_config
 from libai_data.inspection.page import page_of
-from libai_data.inspection.picture import picture_of
 
-__all__ = ["Inspection", "inspect_config", "page_of", "picture_of"]
+__all__ = ["Inspection", "inspect_config", "page_of"]

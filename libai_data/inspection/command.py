@@ -1,4 +1,4 @@
-"""The command `libai-data inspect`: a page and a picture of what a config feeds to its model."""
+"""The command `libai-data inspect`: a page of what a config feeds to its model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 
 from libai_data.console import print_lines
 from libai_data.engine.one_rank import load_config
-from libai_data.errors import ConfigError
 from libai_data.inspection.inspection import inspect_config
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.page import page_of
-from libai_data.inspection.picture import picture_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,9 +26,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--checkpoint", metavar="DIR", help="take the data state from here; shows its next step")
     arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: what train.dist says)")
     arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: %(default)s)")
-    arguments.add_argument(
-        "--output", type=Path, default=Path("inspect.html"), help="page; the picture lies beside it, as .png"
-    )
+    arguments.add_argument("--output", type=Path, default=Path("inspect.html"), help="page (default: %(default)s)")
     return arguments
 
 
@@ -49,8 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _inspect(asked: argparse.Namespace) -> list[str]:
-    if asked.output.suffix == ".png":
-        raise ConfigError(f"--output is {asked.output}, but names the page; the picture lies beside it, as .png")
     cfg = load_config(asked.config, asked.opts)
     found = inspect_config(
         cfg,
@@ -61,9 +55,6 @@ def _inspect(asked: argparse.Namespace) -> list[str]:
         mesh_of(cfg, asked.ranks, asked.nodes),
         asked.checkpoint,
     )
-    picture = asked.output.with_suffix(".png")
     asked.output.parent.mkdir(parents=True, exist_ok=True)
     asked.output.write_text(page_of(found), encoding="utf-8")
-    picture_of(found).save(picture, optimize=True)
-    warnings = [f"warning: {each}" for each in found.findings]
-    return [*warnings, f"The page is {asked.output}, the picture {picture}."]
+    return [*(f"warning: {each}" for each in found.findings), f"The page is {asked.output}."]

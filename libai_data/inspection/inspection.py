@@ -13,11 +13,9 @@ from libai_data.engine.one_rank import SPLITS, OneRank, one_rank_loaders
 from libai_data.engine.saved_state import SavedState
 from libai_data.errors import ConfigError, nearest
 from libai_data.inspection.cards import Card, cards_of, field_equals, rows_to_show
-from libai_data.inspection.drawing import Drawing
 from libai_data.inspection.fields import FieldReport, field_reports
 from libai_data.inspection.findings import Limits, findings
-from libai_data.inspection.histogram import label_histograms, length_histograms, value_histogram
-from libai_data.inspection.mesh_drawing import mesh_drawing
+from libai_data.inspection.histograms import Bars, histograms
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.stages import Stage, stages_of_sample
 from libai_data.inspection.step_rows import StepRows, read_step
@@ -42,8 +40,9 @@ class Inspection:
         findings: what looks wrong, a sentence each.
         cards: the samples.
         reports: on each field.
-        mesh: a drawing of the mesh.
-        histograms: of labels, lengths and values.
+        mesh: of the training.
+        readers: who reads; see `ReadPlan`.
+        histograms: of labels, lengths and values, by their titles.
         stats: of the loader, after the step was read.
     """
 
@@ -52,8 +51,9 @@ class Inspection:
     findings: list[str]
     cards: list[Card]
     reports: dict[str, FieldReport]
-    mesh: Drawing
-    histograms: list[Drawing] = field(default_factory=list)
+    mesh: ParallelMesh
+    readers: str = "data_parallel"
+    histograms: dict[str, Bars] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
 
 
@@ -114,11 +114,6 @@ def _described(
     name, number = _split(split)
     section = f"dataloader.test.{number}" if name == "test" else "dataloader.train"
     readers = try_get_key(cfg, f"{section}.readers") or "data_parallel"
-    drawings = [
-        *label_histograms(rows).values(),
-        *length_histograms(rows, _raw_lengths(loader, rows)).values(),
-        *(drawing for name, values in rows.values.items() if (drawing := value_histogram(name, values))),
-    ]
     sizes = (
         f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
     )
@@ -135,7 +130,8 @@ def _described(
     ]
     found = findings(rows, reports, Limits.of(cfg)) + _wrong_stages(stages, rows)
     cards = cards_of(rows, shown, stages, decoder_of(tokenizer))
-    return Inspection(title, facts, found, cards, reports, mesh_drawing(mesh, reports, readers), drawings, stats)
+    drawn = histograms(rows, _raw_lengths(loader, rows))
+    return Inspection(title, facts, found, cards, reports, mesh, readers, drawn, stats)
 
 
 def _split(split: str) -> tuple[str, int]:

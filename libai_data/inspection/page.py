@@ -7,8 +7,8 @@ from html import escape
 from typing import Any
 
 from libai_data.inspection.cards import Card
-from libai_data.inspection.drawing import colour_of_shard
 from libai_data.inspection.fields import FieldReport
+from libai_data.inspection.figures import STYLE, chart, colour_of_shard, mesh_figure
 from libai_data.inspection.inspection import Inspection
 from libai_data.inspection.pictures import data_uri
 from libai_data.inspection.profiling import STAGES
@@ -28,7 +28,7 @@ dd { margin: 0; overflow-wrap: anywhere }
 .card { border: 1px solid #cbd2d9; border-top: 5px solid var(--shard); border-radius: 3px; padding: .6rem }
 .card h3 { font-size: .85rem; margin: 0 0 .4rem; overflow-wrap: anywhere } .card p { margin: .3rem 0 }
 .source, .name, figcaption, .more { color: #616e7c; font-size: .78rem; overflow-wrap: anywhere }
-.stages { display: flex; flex-wrap: wrap; gap: .6rem } figure { margin: 0; max-width: 112px }
+.stages { display: flex; flex-wrap: wrap; gap: .6rem } figure { margin: 0 } .stages figure { max-width: 112px }
 figure img { display: block; image-rendering: pixelated; border: 1px solid #cbd2d9 }
 .tokens { font: 13px/1.7 ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap }
 .tokens span { border-radius: 2px; box-shadow: inset 0 -1px #cbd2d9; margin-right: 1px }
@@ -37,7 +37,6 @@ figure img { display: block; image-rendering: pixelated; border: 1px solid #cbd2
   .3rem .8rem .3rem 0; text-align: left; white-space: nowrap } th { color: #616e7c; font-weight: 600 }
 td.bad { color: #b83232; font-weight: 600 } td.number { text-align: right; font-variant-numeric: tabular-nums }
 .bar { background: #3e6fb0; height: .7rem; display: inline-block; min-width: 1px }
-.charts { display: flex; flex-wrap: wrap; gap: .8rem } svg { max-width: 100%; font-family: system-ui, sans-serif }
 """
 _KINDS = {PLAIN: "plain", COUNTED: "counted", PADDING: "padding"}
 
@@ -61,10 +60,10 @@ def page_of(found: Inspection) -> str:
         "<h2 id='fields'>Fields</h2>",
         _fields(found.reports.values()),
         "<h2 id='mesh'>Which rank holds what</h2>",
-        f"<div class='scroll'>{found.mesh.to_svg()}</div>",
+        f"<div class='scroll'>{mesh_figure(found.mesh, found.reports, found.readers)}</div>",
     ]
     if found.histograms:
-        charts = "".join(drawing.to_svg() for drawing in found.histograms)
+        charts = "".join(chart(title, bars) for title, bars in found.histograms.items())
         body += ["<h2 id='histograms'>Labels, lengths, values</h2>", f"<div class='charts'>{charts}</div>"]
     if found.stats:
         body += ["<h2 id='timings'>Where the time goes</h2>", _timings(found.stats)]
@@ -75,7 +74,7 @@ def page_of(found: Inspection) -> str:
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width">',
-            f"<title>{title}</title><style>{_STYLE}</style></head><body>",
+            f"<title>{title}</title><style>{_STYLE}{STYLE}</style></head><body>",
             *body,
             "</body></html>",
             "",

@@ -1,4 +1,4 @@
-"""Arrays as small pictures, for a page and for a picture of pictures."""
+"""Arrays as small pictures."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from libai_data.config import try_get_key
 from libai_data.console import print_lines
@@ -14,7 +13,6 @@ from libai_data.errors import ConfigError
 from libai_data.inspection.mesh_of import mesh_of
 from libai_data.inspection.step_rows import read_step
 from libai_data.loader.reading import reads_parts
-from libai_data.planning.flow_drawing import flow_drawing
 from libai_data.planning.job import JobPlan, PlannedField
 from libai_data.planning.report import report
 from libai_data.planning.stored_bytes import stored_sample_bytes
@@ -27,7 +25,6 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
     arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: %(default)s)")
     arguments.add_argument("--ranks-per-node", type=int, default=1, metavar="N", help="(default: %(default)s)")
-    arguments.add_argument("--drawing", type=Path, metavar="FILE", help="draw what flows where, as an .svg")
     return arguments
 
 
@@ -64,6 +61,4 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     first = opened.plan.first
     job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset), stored)
     readers = try_get_key(cfg, "dataloader.train.readers") or "data_parallel"
-    if asked.drawing is not None:
-        asked.drawing.write_text(flow_drawing(job).to_svg(alone=True), encoding="utf-8")
     return report(job, first.num_accumulation_steps, readers)
