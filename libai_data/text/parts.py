@@ -91,7 +91,18 @@ class Cutting:
             raise ConfigError(f"documents={self.documents!r}: a document of plain text is one of {list(DOCUMENTS)}")
 
     def for_files(self, paths: Sequence[Path]) -> Cutting:
-        """The same, with `part_bytes` decided."""
+        """The same, with `part_bytes` decided.
+
+        Raises:
+            ConfigError: `documents` is about plain text, and none of the files holds any.
+        """
+        forms = {self.format_of(path) for path in paths}
+        if self.documents != LINE and TEXT not in forms:
+            raise ConfigError(
+                f"documents={self.documents!r} is about plain text, but the input is {' and '.join(sorted(forms))} "
+                f"({paths[0]}), of which each line or row is a document. Leave it (--documents) out; or, if the files "
+                "hold plain text, set the format to 'text' (--format text)"
+            )
         total = sum(os.path.getsize(path) for path in paths)
         return replace(self, part_bytes=self.part_bytes or min(max(total // _PARTS, _LEAST), _MOST))
 
