@@ -29,6 +29,12 @@ from libai_data.samplers.single_round import ShortEndSampler
 
 ENDS = ("short", "pad", "drop", "cycle")
 
+_DECIDED = (
+    *("dataset", "sampler", "batch_sampler", "train_batch_size", "test_batch_size"),
+    *("consumed_samples", "dataset_mixer"),
+)
+"""Arguments of the builders that follow from those of `from_iterable`."""
+
 _RULES = {
     **RULES,
     "fields": or_none(list_of(str, "names")),
@@ -200,6 +206,12 @@ def _map_style(
     readers: str,
     options: dict[str, Any],
 ) -> Any:
+    for name in options:
+        if name in _DECIDED:
+            raise ConfigError(
+                f"from_iterable takes no '{name}': micro_batch_size, shuffle, seed and ends decide it; for a sampler "
+                "of your own, use DataLoader(dataset, batch_sampler)"
+            )
     arguments = {"seed": seed, "readers": readers, "collate_fn": opened.collator, **options}
     if ends == "cycle":
         sampler = LazyCall(CyclicSampler)(shuffle=shuffle)

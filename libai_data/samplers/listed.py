@@ -18,7 +18,7 @@ from libai_data.samplers.stream_state import check_position
 _DIGESTS_KEPT = 1024
 """More than batches can be between the one that is listed and the one that the trainer has taken."""
 
-_STATE = {"position", "epoch", "lists_digest", "data_parallel_rank"}
+_STATE = {"position", "epoch", "lists_digest", "data_parallel_rank", "rounds_ended"}
 
 
 class ListedBatches(EpochPositions):
@@ -45,6 +45,9 @@ class ListedBatches(EpochPositions):
         self.cursor = Cursor()
         self._rounds = 0
         """Rounds of the sampler that were begun in this process."""
+        self._rounds_ended = 0
+        self._all_ended = False
+        """The rounds before a restored one, which are yet to be replayed, came to an end."""
         self._lists = 0
         self._iterator: Iterator[Sequence[int]] | None = None
         self._digests: OrderedDict[int, str] = OrderedDict()
@@ -112,7 +115,13 @@ class ListedBatches(EpochPositions):
             yield indices
         if not lists and self._lists:
             raise ConfigError(f"round {epoch} has no list at all, another had {self._lists}: {_once(self._batches)}")
+        if not lists:
+            raise ConfigError(
+                f"the batch_sampler ({type(self._batches).__name__}) yields no list of indices; the dataset may be "
+                "smaller than a batch whose rest is dropped"
+            )
         self._lists = lists
+        self._rounds_ended += 1
 
     def _replay_rounds(self, rounds: int, expected: str) -> None:
         """Draw what a sampler with random numbers of its own drew in the rounds before a restored one.
@@ -122,7 +131,7 @@ class ListedBatches(EpochPositions):
             expected: digest of the last one; "" if it is not known.
         """
         lists = self._length()
-        if isinstance(self._batches, abc.Sequence) or lists is None:
+        if isinstance(self._batches, abc.Sequence) or (lists is None and not self._all_ended):
             # A list has no random numbers; and what has no length may have no end.
             self._rounds = max(self._rounds, rounds)
         for epoch in range(self._rounds, rounds):
@@ -131,6 +140,7 @@ class ListedBatches(EpochPositions):
                 digest = _digest(digest, _checked(number, indices))
             if epoch == rounds - 1 and expected not in ("", digest):
                 self._refuse(epoch, 0)
+        self._all_ended = False
 
     def _refuse(self, epoch: int, position: int) -> None:
         before = f"before position {position} of" if position else "of"
@@ -154,14 +164,17 @@ class ListedBatches(EpochPositions):
         """At position 0, the epoch before the next one, and a digest of this rank's lists of it.
 
         Elsewhere the epoch, the number of samples that all ranks have taken in it, and a digest of this rank's lists of
-        them.
+        them. Of a sampler without a length, also whether all rounds before came to an end.
         """
-        return {
+        state = {
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),
             "lists_digest": self._digests.get(self.position, ""),
             "data_parallel_rank": get_data_parallel_rank(),
         }
+        if self._length() is None:
+            state["rounds_ended"] = self._all_ended or self._rounds_ended >= self.cursor.epoch
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Go on after as many samples.
@@ -179,6 +192,7 @@ class ListedBatches(EpochPositions):
         check_position(state["position"])
         position = int(state["position"])
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
+        self._all_ended = state.get("rounds_ended") is True
         is_own = state.get("data_parallel_rank") == get_data_parallel_rank() and "seed" not in override
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
         self._digests = OrderedDict({self.position: self._expected})
@@ -189,11 +203,21 @@ class ListedBatches(EpochPositions):
         self._expected = ""
 
     def batches_per_round(self) -> int:
-        """The length of the iterable, if it has one."""
-        return len(self._batches)  # type: ignore[arg-type]
+        """The length of the iterable.
+
+        Raises:
+            TypeError: It has none.
+        """
+        length = self._length()
+        if length is None:
+            raise TypeError(
+                f"the batch_sampler ({type(self._batches).__name__}) has no length, so that nobody knows how many "
+                "batches a round has; give it __len__, or iterate without len(loader)"
+            )
+        return length
 
     def __len__(self) -> int:
-        return len(self._batches)  # type: ignore[arg-type]
+        return self.batches_per_round()
 
 
 def _once(batches: Any) -> str:

@@ -581,3 +581,10 @@ def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("libai_data.integrations.rows.tqdm", Bar)
     resumed(lambda: numbers, 7, 1, micro_batch_size=4, ends="cycle")
     assert shown == [["Fast-forwarding numbers, round 1", 6, 6]]
+
+
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset", "test_batch_size", "consumed_samples"])
+@pytest.mark.parametrize("ends", ["short", "cycle"])
+def test_what_decides_the_order_in_another_way_is_refused(name: str, ends: str) -> None:
+    with pytest.raises(ConfigError, match=f"takes no '{name}'.*use DataLoader"):
+        from_iterable([sample(0), sample(1)], 1, ends=ends, **{name: [[0]]})

@@ -116,7 +116,7 @@ def one_pass(stream: Any) -> Iterator[Any]:
     stream.cursor = stream.after_pass()
 
 
-@pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: [[3, 1], [2], [0, 5, 4]]])
+@pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: Drawn(3, False), lambda: [[3, 1], [2], [0, 5, 4]]])
 def test_a_seeded_sampler_resumes_with_the_same_lists_at_every_place_of_every_round(make: Any) -> None:
     found = lists_and_states(as_stream(make()), 3)
     whole = [lists for lists, _ in found if lists]
@@ -133,15 +133,45 @@ def test_a_seeded_sampler_resumes_with_the_same_lists_at_every_place_of_every_ro
 @pytest.mark.parametrize("has_length", [True, False])
 def test_a_sampler_that_draws_other_lists_is_refused_wherever_it_resumes(has_length: bool) -> None:
     found = lists_and_states(as_stream(Drawn(1, has_length)), 2)
-    for lists, state in found:
+    for _, state in found:
         resumed = as_stream(Drawn(2, has_length))
         resumed.load_state_dict(state)
-        if not has_length and not lists:
-            continue  # A new round of what has no length has nothing to be compared with.
         with pytest.raises(CheckpointError, match=r"does not replay.*Seed it.*resume_override"):
             list(resumed.batches(resumed.position))
         resumed.load_state_dict(state, override=["seed"])
         assert list(resumed.batches(resumed.position))
+
+
+def test_what_has_no_length_and_perhaps_no_end_is_not_replayed() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter(lambda: [1, 2], None)
+
+    stopped = DataLoader([{"x": np.array(number)} for number in range(3)], Endless())
+    for _ in range(2):
+        next(iter(stopped))
+    state = stopped.state_dict()
+    assert (state["epoch"], state["rounds_ended"]) == (1, False)
+    resumed = DataLoader(stopped.dataset, Endless())
+    resumed.load_state_dict(state)
+    assert next(iter(resumed)).x.tensor.numpy().tolist() == [1, 2]
+
+
+def test_a_length_that_is_not_known_is_an_error_only_for_who_asks() -> None:
+    loader = DataLoader([{"x": np.array(number)} for number in range(15)], Drawn(1, False))
+    assert len(list(loader)) == 5
+    with pytest.raises(TypeError, match=r"Drawn.* has no length.*give it __len__"):
+        len(loader)
+
+
+def test_a_sampler_without_a_list_is_refused() -> None:
+    class Empty:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([])
+
+    for nothing in (Empty(), []):
+        with pytest.raises(ConfigError, match="yields no list of indices"):
+            list(DataLoader([{"x": np.array(0)}], nothing))
 
 
 def _torch_lists(name: str, seed: int) -> Any:
