@@ -6,6 +6,8 @@ import fcntl
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Callable
 
@@ -31,6 +33,7 @@ def cached_arrays(
 
     Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
     others wait for it. If it fails, so do they; if it dies, another one builds. The file appears whole or not at all.
+    Where no file can be kept (a read-only folder, a full disk), each process builds the arrays in its own memory.
 
     Args:
         folder: for the file; made if it is not there.
@@ -39,10 +42,10 @@ def cached_arrays(
         is_current: whether the arrays of a file are still what `build` would make; if not, they are built anew.
 
     Returns:
-        The arrays, read-only views of the file's memory map.
+        The arrays, read-only; views of the file's memory map, if there is a file.
 
     Raises:
-        ConfigError: The folder cannot be written to.
+        ConfigError: The folder's path leads through a file.
         PeerError: The process that was building has failed.
         Exception: What `build` raises.
     """
@@ -53,11 +56,16 @@ def cached_arrays(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(f"no index can be kept in {folder} ({error}); set cache_dir to another folder") from error
+    except OSError as error:
+        return _in_memory(build(), folder, error)
     try:
         before = failures_noted(descriptor)
-        _lock(descriptor, path)
+        try:
+            _lock(descriptor, path)
+        except OSError as error:  # A file system without locks.
+            return _in_memory(build(), folder, error)
         found = _load(path)
         if found is None or not is_current(found):
             failures = failures_noted(descriptor)
@@ -78,17 +86,42 @@ def _lock(descriptor: int, path: Path) -> None:
 
 
 def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> list[np.ndarray]:
+    try:
+        arrays = build()
+    except Exception as error:
+        with suppress(OSError):
+            note_failure(descriptor, error)
+        raise
     # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
     try:
         with written_whole(path, path.with_suffix(".unfinished")) as unfinished:
-            _write(unfinished, build())
-        found = _load(path)
-        if found is None:
-            raise OSError(f"the index {path} was written, but cannot be read back")
-        return found
-    except Exception as error:
-        note_failure(descriptor, error)
-        raise
+            _write(unfinished, arrays)
+    except OSError as error:
+        return _in_memory(arrays, path.parent, error)
+    found = _load(path)
+    return _read_only(arrays) if found is None else found
+
+
+def _in_memory(arrays: Sequence[np.ndarray], folder: Path, error: OSError) -> list[np.ndarray]:
+    _tell_once(folder, error.strerror)
+    return _read_only(arrays)
+
+
+@lru_cache(maxsize=64)
+def _tell_once(folder: Path, reason: str) -> None:
+    logger.warning(
+        "No index can be kept in %s (%s). Each process, in each run, builds its own in memory instead. To keep them, "
+        "set cache_dir or LIBAI_DATA_CACHE_DIR to a folder that can be written to.",
+        folder,
+        reason,
+    )
+
+
+def _read_only(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    found = [np.ascontiguousarray(array, _NUMBERS).view() for array in arrays]
+    for array in found:
+        array.flags.writeable = False
+    return found
 
 
 def _write(path: Path, arrays: Sequence[np.ndarray]) -> None:

@@ -16,6 +16,7 @@ from libai_data.datasets.gpt import GPTDataset
 from libai_data.errors import ConfigError
 from libai_data.index_cache import cached_arrays
 from tests.datasets.gpt_corpora import write
+from tests.full_disk import fill, resize, small_disk
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -128,7 +129,46 @@ def test_a_broken_file_is_built_anew_and_says_so(tmp_path: Path, caplog: pytest.
         assert path.read_bytes() == whole
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+def arrays_and_warnings(folder: Path, caplog: pytest.LogCaptureFixture) -> int:
+    """Ask for two indices that cannot be kept; returns the number of warnings."""
+    for key in ("a", "b"):
+        for _ in range(2):
+            found = cached_arrays(folder, key, lambda: [np.arange(100_000), np.arange(3)])
+            assert [array.tolist() for array in found] == [list(range(100_000)), [0, 1, 2]]
+            assert not any(array.flags.writeable for array in found)
+    return caplog.text.count(f"No index can be kept in {folder}")
+
+
+def test_an_index_in_a_folder_without_permission_is_built_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+    # Not even root may make folders here.
+    assert arrays_and_warnings(Path("/sys/kernel/indices"), caplog) == 1
+    assert "LIBAI_DATA_CACHE_DIR" in caplog.text
+
+
+def test_an_index_that_the_disk_has_no_room_for_is_built_in_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with small_disk(tmp_path / "disk", 256) as disk:
+        assert arrays_and_warnings(disk, caplog) == 1
+        assert {path.suffix for path in disk.iterdir()} == {".lock"}
+        fill(disk)
+        assert arrays_and_warnings(disk / "new", caplog) == 1
+        resize(disk, 4096)
+        assert len(cached_arrays(disk, "a", lambda: [np.arange(100_000)])) == 1
+        assert (disk / "a.npy").exists()
+
+
+def test_the_reason_why_an_index_cannot_be_built_is_kept_on_a_full_disk(tmp_path: Path) -> None:
+    def build() -> list[np.ndarray]:
+        raise ValueError("the corpus is broken")
+
+    with small_disk(tmp_path / "disk", 64) as disk:
+        fill(disk)
+        with pytest.raises(ValueError, match="the corpus is broken"):
+            cached_arrays(disk, "key", build)
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="set cache_dir to another folder"):
         cached_arrays(tmp_path / "file", "key", list)

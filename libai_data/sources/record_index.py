@@ -29,10 +29,10 @@ def record_index(
         cache_dir: folder for index files; see `index_folder`, for which `.libai_data_index` lies beside the file.
 
     Returns:
-        The arrays, read-only views of the index file's memory map.
+        The arrays, read-only; see `cached_arrays`.
 
     Raises:
-        ConfigError: The folder cannot be written to.
+        ConfigError: The folder's path leads through a file.
         FormatError: The file changed meanwhile.
     """
 
