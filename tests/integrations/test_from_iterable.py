@@ -586,5 +586,6 @@ def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset", "test_batch_size", "consumed_samples"])
 @pytest.mark.parametrize("ends", ["short", "cycle"])
 def test_what_decides_the_order_in_another_way_is_refused(name: str, ends: str) -> None:
+    options: dict[str, Any] = {name: [[0]]}
     with pytest.raises(ConfigError, match=f"takes no '{name}'.*use DataLoader"):
-        from_iterable([sample(0), sample(1)], 1, ends=ends, **{name: [[0]]})
+        from_iterable([sample(0), sample(1)], 1, ends=ends, **options)

@@ -169,6 +169,7 @@ def test_a_sampler_without_a_list_is_refused() -> None:
         def __iter__(self) -> Iterator[list[int]]:
             return iter([])
 
+    nothing: Any
     for nothing in (Empty(), []):
         with pytest.raises(ConfigError, match="yields no list of indices"):
             list(DataLoader([{"x": np.array(0)}], nothing))
