@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from typing import Callable, NamedTuple
 
-from libai_data.doctor import (
-    clocks,
-    limits,
-    memory,
-    mesh_fit,
-    same_config,
-    same_dataset,
-    same_packages,
-    storage,
-)
-from libai_data.doctor.examined import Examined
+from libai_data.doctor import resources, sameness
 from libai_data.doctor.findings import RED, Facts, Finding, Reports
+from libai_data.doctor.rank import Examined
 from libai_data.errors import error_text
 from libai_data.in_words import numbers_in_words, ranks_by_value
 
@@ -37,15 +28,14 @@ class Check(NamedTuple):
 
 
 CHECKS = (
-    Check(mesh_fit.PLACE, mesh_fit.examine_place, lambda reports: []),
-    Check(same_packages.NAME, same_packages.examine, same_packages.judge),
-    Check(same_config.NAME, same_config.examine, same_config.judge),
-    Check(mesh_fit.NAME, mesh_fit.examine, mesh_fit.judge),
-    Check(same_dataset.NAME, same_dataset.examine, same_dataset.judge),
-    Check(storage.NAME, storage.examine, storage.judge),
-    Check(memory.NAME, memory.examine, memory.judge),
-    Check(limits.NAME, limits.examine, limits.judge),
-    Check(clocks.NAME, lambda examined: {}, clocks.judge),
+    Check(sameness.PLACE, sameness.examine_place, lambda reports: []),
+    Check(sameness.PACKAGES, sameness.examine_packages, sameness.judge_packages),
+    Check(sameness.CONFIG, sameness.examine_config, sameness.judge_config),
+    Check(sameness.MESH, sameness.examine_mesh, sameness.judge_mesh),
+    Check(sameness.DATASET, sameness.examine_dataset, sameness.judge_dataset),
+    Check(sameness.STORAGE, sameness.examine_storage, sameness.judge_storage),
+    Check(resources.MEMORY, resources.examine_memory, resources.judge_memory),
+    Check(resources.LIMITS, resources.examine_limits, resources.judge_limits),
 )
 
 

@@ -19,12 +19,11 @@ from math import inf
 
 from libai_data import launch
 from libai_data.console import print_lines
-from libai_data.doctor import clocks, master
+from libai_data.doctor import master
 from libai_data.doctor.checks import examine_all, judge_all
-from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import RED, WARNING, Facts, Finding, Reports, table
-from libai_data.doctor.job_rank import JobRank, stay_out_of_the_job
 from libai_data.doctor.meeting import Meeting, answer_until_dismissed, call_rank0
+from libai_data.doctor.rank import Examined, JobRank, stay_out_of_the_job
 from libai_data.peers.network_link import send_head
 
 _SECONDS = 60.0
@@ -116,10 +115,6 @@ def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list
     firsts = [rank for rank, report in told.items() if report["place"]["local_rank"] == 0]
     for rank, why in meeting.unreached_ports(firsts).items():
         told[rank][master.NAME] = {"unreached": why}
-    for rank, report in told.items():
-        ahead = meeting.clock_offset(rank)
-        if ahead is not None:
-            report[clocks.NAME] = {"ahead": ahead}
     reports = Reports(job.world_size, {0: own, **told})
     address = f"{job.host}, port {job.port}"
     reached = master.judge(

@@ -11,9 +11,9 @@ import select
 import socket
 import time
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any
 
-from libai_data.doctor.job_rank import JobRank
+from libai_data.doctor.rank import JobRank
 from libai_data.errors import PeerError
 from libai_data.launching.ports import listen
 from libai_data.peers.network_link import BACKLOG, Reception, introduce, receive_head, send_head
@@ -21,8 +21,8 @@ from libai_data.peers.network_link import BACKLOG, Reception, introduce, receive
 _SECONDS_BETWEEN_TRIES = 0.1
 _SECONDS_TO_ANSWER = 5.0
 _SECONDS_TO_REACH_A_PORT = 3.0
-_TIMES_ASKED = 5
 _DESCRIPTORS_BESIDE = 256
+_GONE = (OSError, EOFError, ValueError, PeerError)
 
 
 class Meeting:
@@ -73,7 +73,7 @@ class Meeting:
     def _hear(self, rank: int) -> None:
         try:
             head = receive_head(self.links[rank])
-        except (OSError, EOFError, ValueError, PeerError):
+        except _GONE:
             self.reports[rank] = None  # gone; its own output tells why
             return
         if "report" in head:
@@ -81,45 +81,21 @@ class Meeting:
         else:
             self.last_words[rank] = str(head.get("at"))
 
-    def ask(self, question: dict[str, Any], ranks: list[int]) -> dict[int, Any]:
-        """Ask ranks something, all at once; those that do not answer are missing.
-
-        Args:
-            question: what `answer_until_dismissed` understands.
-            ranks: that have reported.
-        """
-        for rank in ranks:
-            with suppress(OSError):
-                send_head(self.links[rank], question)
-        return {rank: answer for rank in ranks if (answer := self._answer(rank)) is not None}
-
-    def _answer(self, rank: int) -> Any:
-        try:
-            return receive_head(self.links[rank]).get("answer")
-        except (OSError, EOFError, ValueError, PeerError):
-            return None
-
-    def clock_offset(self, rank: int) -> float | None:
-        """Seconds by which a rank's clock is ahead of this one's, from the quickest of some answers."""
-        found = []
-        for _ in range(_TIMES_ASKED):
-            asked, start = time.time(), time.monotonic()
-            theirs = self.ask({"ask": "time"}, [rank]).get(rank)
-            took = time.monotonic() - start
-            if theirs is None:
-                return None
-            found.append((took, float(theirs) - (asked + took / 2)))
-        return min(found)[1]
-
     def unreached_ports(self, ranks: list[int]) -> dict[int, str]:
         """Which ranks cannot reach a port that the system chooses on this machine, and why.
 
         Args:
-            ranks: to try.
+            ranks: to try, all at once.
         """
+        answers: dict[int, str] = {}
         with _listening(0) as other:
-            answers = self.ask({"ask": "reach", "port": other.getsockname()[1]}, ranks)
-        return {rank: str(answer) for rank, answer in answers.items() if answer}
+            for rank in ranks:
+                with suppress(OSError):
+                    send_head(self.links[rank], {"reach": other.getsockname()[1]})
+            for rank in ranks:
+                with suppress(*_GONE):
+                    answers[rank] = str(receive_head(self.links[rank])["unreached"])
+        return {rank: why for rank, why in answers.items() if why}
 
     def dismiss(self, code: int) -> None:
         """Let all go, with an exit code."""
@@ -200,16 +176,12 @@ def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) ->
         PeerError: Rank 0 is gone, or silent.
     """
     link.settimeout(seconds)
-    answers: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "time": lambda head: time.time(),
-        "reach": lambda head: _why_port_is_unreached(job.host, int(head["port"])),
-    }
     while True:
         try:
             head = receive_head(link)
             if "end" in head:
                 return int(head["end"])
-            send_head(link, {"answer": answers[head["ask"]](head)})
+            send_head(link, {"unreached": _why_port_is_unreached(job.host, int(head["reach"]))})
         except (OSError, EOFError) as error:
             raise PeerError(f"rank {job.rank} ends: rank 0 is gone; its output tells why") from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +12,16 @@ SICK = "LIBAI_DATA_TEST_SICK"
 
 
 class Numbers:
-    """Samples of 64 numbers that lie in a file.
+    """Samples of 64 numbers.
 
     Args:
         length: samples.
-        file: holds them; it is made where it is missing.
     """
 
-    def __init__(self, length: int = 40, file: str = "") -> None:
+    def __init__(self, length: int = 40) -> None:
         self.length, self.sick = length, os.environ.get(SICK, "")
         if self.sick == "broken":
-            raise OSError(f"{file} is not on this node")
-        if file and not Path(file).exists():
-            np.zeros(1 << 20, np.uint8).tofile(file)
-        self.file = file
+            raise OSError("the data is not on this node")
 
     def __len__(self) -> int:
         return self.length
@@ -39,6 +34,4 @@ class Numbers:
             time.sleep(600)
         if self.sick == "slow":
             time.sleep(0.2)
-        if self.file:
-            Path(self.file).read_bytes()
         return {"numbers": np.full(64, index, np.float32)}

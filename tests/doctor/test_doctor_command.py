@@ -49,10 +49,9 @@ def look_at(
         return job.wait(60)
 
 
-def test_four_sound_ranks_are_found_sound_by_one_command(tmp_path: Path) -> None:
-    overrides = [f"dataloader.train.dataset.file={tmp_path / 'file'}", "train.dist.tensor_parallel_size=2"]
+def test_four_sound_ranks_are_found_sound_by_one_command() -> None:
     ended = subprocess.run(
-        [*DOCTOR, *overrides, "--ranks", "4"],
+        [*DOCTOR, "train.dist.tensor_parallel_size=2", "--ranks", "4"],
         capture_output=True,
         text=True,
         timeout=60,
@@ -68,7 +67,6 @@ def test_four_sound_ranks_are_found_sound_by_one_command(tmp_path: Path) -> None
         "0 red, 0 warning(s); 4 rank(s) in ",
     ):
         assert line in " ".join(ended.stdout.split()), ended.stdout
-    assert re.search(r"files \(\w+\) at [\d.]+ [KMG]B/s", ended.stdout), ended.stdout
     assert not re.search("oneflow.*not found|Traceback", ended.stderr)
 
 
@@ -84,9 +82,7 @@ def test_each_sick_rank_is_named_in_one_table() -> None:
     assert re.search(r"dataset +RED +content is the one on rank 0-1 4, but another on rank 2$", table, re.MULTILINE), (
         table
     )
-    assert re.search(
-        r"storage +warning +rank 4 reads samples at \d+ samples/s, where [\d,]+ samples/s are usual", table
-    )
+    assert re.search(r"storage +warning +rank 4 reads \d+ samples/s, where [\d,]+ samples/s are usual", table)
     assert re.search(r"^RED config: bring the same config files to all nodes", table, re.MULTILINE), table
     assert "3 red, 1 warning(s); 5 rank(s) in " in table
     assert not any("Traceback" in output for output in ended.outputs)

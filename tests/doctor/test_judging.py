@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.doctor import clocks, limits, master, memory, mesh_fit, storage
-from libai_data.doctor.control_group import limit_left
+from libai_data.doctor import master, resources, sameness
 from libai_data.doctor.findings import OK, RED, WARNING, Finding, Reports, table
-from libai_data.doctor.job_rank import JobRank
 from libai_data.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, why_unreached
+from libai_data.doctor.rank import JobRank
 from libai_data.errors import PeerError
 from libai_data.launch import free_port
 from libai_data.peers.network_link import send_head
@@ -29,17 +28,6 @@ def reports(facts: dict[str, list[Any]]) -> Reports:
 
 def places(*local_ranks: int) -> list[Any]:
     return [{"local_rank": local_rank, "host": f"host{number}"} for number, local_rank in enumerate(local_ranks)]
-
-
-@pytest.mark.parametrize(
-    ("ahead", "state"), [(0.2, OK), (-0.9, OK), (1.5, WARNING), (-20, WARNING), (400, RED), (-400, RED)]
-)
-def test_a_clock_is_judged_by_how_far_it_is_off(ahead: float, state: str) -> None:
-    (found,) = clocks.judge(Reports(2, {0: {}, 1: {clocks.NAME: {"ahead": ahead}}}))
-    assert (
-        found.state == state and f"rank 1 is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'}" in found.found
-    )
-    assert ("NTP" in found.advice) == (state != OK)
 
 
 def memory_of(needed: int, available: int, free: int = 1 << 33, gpus: int = 0) -> Any:
@@ -57,29 +45,25 @@ def memory_of(needed: int, available: int, free: int = 1 << 33, gpus: int = 0) -
     ],
 )
 def test_memory_is_judged_by_what_the_ranks_of_a_node_need_together(own: Any, state: str, words: str) -> None:
-    (found,) = memory.judge(reports({memory.NAME: [own, own], mesh_fit.PLACE: places(0, 1)}))
+    (found,) = resources.judge_memory(reports({resources.MEMORY: [own, own], sameness.PLACE: places(0, 1)}))
     assert found.state == state and words in found.found
 
 
 def test_what_two_nodes_need_is_not_added_up() -> None:
     own = memory_of(40, 100)
-    (found,) = memory.judge(reports({memory.NAME: [own, own], mesh_fit.PLACE: places(0, 0)}))
+    (found,) = resources.judge_memory(reports({resources.MEMORY: [own, own], sameness.PLACE: places(0, 0)}))
     assert found.state == OK
 
 
-def limits_of(descriptors: int | None, threads: int | None = None, workers: int = 0) -> Any:
-    return {"descriptors": descriptors, "threads": threads, "workers": workers}
-
-
-def test_limits_are_judged_by_ranks_and_workers() -> None:
-    ranks = places(0, 1)
-    for own, state, words in (
-        (limits_of(None), OK, "any number of descriptors, any number of threads"),
-        (limits_of(256), RED, "rank 1 may open 256 descriptors; 2 ranks need about 258"),
-        (limits_of(300, workers=10), RED, "may open 300 descriptors; 2 ranks need about 338"),
-        (limits_of(1024, threads=100), RED, "the node of rank 1 may start 100 more threads; its ranks need about 128"),
+def test_descriptors_are_judged_by_ranks_and_workers() -> None:
+    for descriptors, workers, state, words in (
+        (None, 0, OK, "any number of descriptors"),
+        (258, 0, OK, "at least 258 descriptors"),
+        (257, 0, RED, "rank 1 may open 257 descriptors; 2 ranks need about 258"),
+        (300, 10, RED, "rank 1 may open 300 descriptors; 2 ranks need about 338"),
     ):
-        (found,) = limits.judge(reports({limits.NAME: [limits_of(None, workers=own["workers"]), own], "place": ranks}))
+        facts = [{"descriptors": each, "workers": workers} for each in (None, descriptors)]
+        (found,) = resources.judge_limits(reports({resources.LIMITS: facts, sameness.PLACE: places(0, 1)}))
         assert (found.state, words in found.found, bool(found.advice)) == (state, True, state != OK), found
 
 
@@ -96,38 +80,16 @@ def test_limits_are_judged_by_ranks_and_workers() -> None:
 def test_a_mesh_is_judged_by_the_nodes_that_its_ranks_are_on(
     sizes: list[int], local_ranks: Any, state: str, words: str
 ) -> None:
-    facts = {mesh_fit.PLACE: places(*local_ranks), mesh_fit.NAME: [{"sizes": sizes}] * len(local_ranks)}
-    (found,) = mesh_fit.judge(reports(facts))
+    facts = {sameness.PLACE: places(*local_ranks), sameness.MESH: [{"sizes": sizes}] * len(local_ranks)}
+    (found,) = sameness.judge_mesh(reports(facts))
     assert found.state == state and words in found.found and bool(found.advice) == (state != OK)
 
 
-def read(samples: float, megabytes: float) -> Any:
-    return {"samples/s": samples, "path": "x", "kind": "nfs4", "bytes": 1 << 20, "seconds": (1 << 20) / megabytes / 1e6}
-
-
 def test_a_node_whose_storage_is_far_slower_is_named() -> None:
-    (found,) = storage.judge(reports({storage.NAME: [read(100, 90), read(100, 100), read(90, 8), read(110, 95)]}))
-    assert found.state == WARNING and "rank 2 reads files at 8 MB/s, where 92.5 MB/s are usual" in found.found
-    (found,) = storage.judge(reports({storage.NAME: [read(100, 90), read(100, 100), read(9, 80), read(110, 95)]}))
-    assert found.state == WARNING and "rank 2 reads samples at 9 samples/s" in found.found
-    # Beyond what disks do, differences are those of a memory that others use too.
-    (found,) = storage.judge(reports({storage.NAME: [read(100, 9000), read(100, 500)]}))
-    assert found.state == OK and "files (nfs4) at 500 MB/s" in found.found
-
-
-def test_files_are_read_and_their_file_system_is_known(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(bytes(3 << 20))
-    (tmp_path / "b").write_bytes(bytes(1 << 20))
-    size, seconds = storage.read_past_cache([str(tmp_path / "a"), str(tmp_path / "b")])
-    assert size <= 4 << 20 and (size == 4 << 20 or seconds > 0.4) and seconds > 0
-    assert storage.kind_of("/proc/self/status") == "proc"
-    assert storage.kind_of(str(tmp_path / "a")) not in ("proc", "unknown")
-
-
-def test_files_that_are_opened_are_noted(tmp_path: Path) -> None:
-    opened = storage.OpenedFiles()
-    (tmp_path / "data.bin").write_bytes(b"x")
-    assert str(tmp_path / "data.bin") in opened.paths
+    (found,) = sameness.judge_storage(reports({sameness.STORAGE: [{"samples/s": rate} for rate in (100, 100, 9, 110)]}))
+    assert found.state == WARNING and "rank 2 reads 9 samples/s, where 100 samples/s are usual" in found.found
+    (found,) = sameness.judge_storage(reports({sameness.STORAGE: [{"samples/s": rate} for rate in (100, 20)]}))
+    assert found.state == OK and "20 samples/s, on the slowest rank" in found.found
 
 
 def test_who_is_missing_is_told_from_who_is_stuck() -> None:
@@ -139,10 +101,14 @@ def test_who_is_missing_is_told_from_who_is_stuck() -> None:
     assert "no answer on rank 4" in found[2].found and "let the nodes reach each other at all ports" in found[2].advice
 
 
-def test_limits_of_this_processs_groups_are_read_where_there_are_any() -> None:
-    left = limit_left("memory", "memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage_in_bytes")
-    assert left is None or left > 0
-    assert limit_left("memory", "no such", "file", "as", "these") is None
+def test_memory_that_a_group_may_use_limits_what_is_available(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resources, "_GROUPS", tmp_path)
+    unlimited = resources.available()
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    assert resources.available() > 0.5 * unlimited
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert resources.available() == 100
 
 
 class OtherRank:
@@ -167,8 +133,6 @@ def test_ranks_report_answer_and_are_dismissed_with_a_code() -> None:
     other = OtherRank(port)
     meeting.gather()
     assert meeting.reports == {1: {"seen": {"x": 1}}} and meeting.last_words == {1: "limits"}
-    offset = meeting.clock_offset(1)
-    assert offset is not None and abs(offset) < 0.1
     assert meeting.unreached_ports([1]) == {}
     meeting.dismiss(3)
     other.thread.join(10)
@@ -212,6 +176,6 @@ def test_a_rank_whose_rank_0_is_gone_ends() -> None:
 
 
 def test_the_table_ends_with_what_to_do() -> None:
-    lines = table([("clocks", Finding(OK, "fine")), ("limits", Finding(RED, "few", "raise them"))])
+    lines = table([("mesh", Finding(OK, "fine")), ("limits", Finding(RED, "few", "raise them"))])
     assert lines[0].split() == ["check", "found"] and lines[-1] == "RED limits: raise them"
     assert len({line.index(word) for line, word in zip(lines[2:4], ("fine", "few"))}) == 1

@@ -1,20 +1,21 @@
-"""Whether there is memory for the batches that are read ahead, and room in /dev/shm."""
+"""Whether a rank has the memory and the descriptors that it will need."""
 
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from libai_data.config import try_get_key
-from libai_data.doctor.control_group import limit_left
-from libai_data.doctor.examined import Examined
 from libai_data.doctor.findings import OK, RED, WARNING, Facts, Finding, Reports
+from libai_data.doctor.rank import Examined
 from libai_data.global_batch.plan import ReadPlan
 from libai_data.in_words import bytes_in_words
 from libai_data.inspection.step_rows import read_step
 
-NAME = "shared memory"
+MEMORY, LIMITS = "shared memory", "limits"
 
 _SLOTS_BESIDE_PREFETCHED = 3
 """Of the batch that the model has, the one that is asked for, and one that is kept."""
@@ -22,9 +23,11 @@ _SLOTS_BESIDE_PREFETCHED = 3
 _USUAL_PREFETCH = 4
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_FOR_NCCL = 1 << 30
+_DESCRIPTORS_OF_A_RANK, _DESCRIPTORS_OF_A_WORKER = 256, 8
+_GROUPS = Path("/sys/fs/cgroup")
 
 
-def examine(examined: Examined) -> Facts:
+def examine_memory(examined: Examined) -> Facts:
     """Bytes that this rank's loader will hold, and what this machine has."""
     places = os.statvfs(_SHARED_MEMORY)
     return {
@@ -50,13 +53,29 @@ def available() -> int:
     """Bytes that can still be taken: of the machine, or of what a container may use of it."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    left = limit_left("memory", "memory.max", "memory.current", "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return free if left is None else min(free, max(left, 0))
+    return min([free, *(max(left, 0) for left in _left_to_groups())])
 
 
-def judge(reports: Reports) -> list[Finding]:
+def _left_to_groups() -> Iterator[int]:
+    """Bytes left of each limit that a container or a batch system has set for this process's control group, or above.
+
+    Linux's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst describe the files.
+    """
+    folders = {_GROUPS, _GROUPS / "memory"}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            folder = (_GROUPS / "memory" if controllers else _GROUPS) / path.lstrip("/")
+            folders.update(each for each in (folder, *folder.parents) if _GROUPS in each.parents)
+    for folder in folders:
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if (folder / limit).is_file() and (most := (folder / limit).read_text().strip()).isdigit():  # or "max"
+                yield int(most) - int((folder / used).read_text())
+
+
+def judge_memory(reports: Reports) -> list[Finding]:
     """Compare what the ranks of each node need with what it has."""
-    facts = reports.facts(NAME)
+    facts = reports.facts(MEMORY)
     nodes: dict[int, list[Any]] = {}
     ranks_per_node = max(1, reports.world_size // reports.num_nodes)
     for rank, each in facts.items():
@@ -84,3 +103,30 @@ def judge(reports: Reports) -> list[Finding]:
             f"{bytes_in_words(free)} free in /dev/shm",
         )
     ]
+
+
+def examine_limits(examined: Examined) -> Facts:
+    """Descriptors that this process may open, and how many workers it will have."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return {
+        "descriptors": None if descriptors == resource.RLIM_INFINITY else descriptors,
+        "workers": int(try_get_key(examined.cfg, "dataloader.train.num_workers", default=0) or 0),
+    }
+
+
+def judge_limits(reports: Reports) -> list[Finding]:
+    """Compare with what ranks need: OneFlow connects each rank with every other."""
+    facts = reports.facts(LIMITS)
+    if not facts:
+        return []
+    workers = max(each["workers"] for each in facts.values())
+    needed = _DESCRIPTORS_OF_A_RANK + reports.world_size + _DESCRIPTORS_OF_A_WORKER * workers
+    allowed = {rank: each["descriptors"] for rank, each in facts.items() if each["descriptors"] is not None}
+    if not allowed:
+        return [Finding(OK, "any number of descriptors a rank")]
+    rank, least = min(allowed.items(), key=lambda each: each[1])
+    if least >= needed:
+        return [Finding(OK, f"at least {least:,} descriptors a rank")]
+    words = f"rank {rank} may open {least:,} descriptors; {reports.world_size} ranks need about {needed:,}"
+    advice = f"ulimit -n {max(65536, needed)} before the launch, or LimitNOFILE= of the service that starts it"
+    return [Finding(RED, words, advice)]
