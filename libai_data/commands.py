@@ -22,7 +22,7 @@ COMMANDS: dict[str, Command] = {
     "launch": Command("libai_data.launch", "start a program on every rank of this machine"),
     "state": Command("libai_data.engine.state_command", "show, check or change the place of a checkpoint in its data"),
     "inspect": Command("libai_data.inspection.command", "show a config's samples, fields and mesh on a page"),
-    "profile": Command("libai_data.inspection.profile_command", "measure a config's loader and recommend workers"),
+    "profile": Command("libai_data.planning.profile", "measure a config's loader and recommend workers"),
     "convert": Command("libai_data.conversion.command", "write records of any format as shards of another"),
     "preprocess": Command("libai_data.text.preprocess_command", "tokenize files of documents into an indexed dataset"),
     "train-tokenizer": Command("libai_data.text.tokenizer_command", "train a BPE or WordPiece tokenizer on documents"),

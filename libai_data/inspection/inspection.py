@@ -26,6 +26,9 @@ from libai_data.loader.schema import array_of
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.structures import fields_of
 
+STAGES = ("source", "transform", "copy")
+"""Of `loader.stats()`."""
+
 _READ = 256
 """Rows whose numbers the table and the warnings go by, of a step that has more."""
 

@@ -9,9 +9,8 @@ from typing import Any
 from libai_data.inspection.cards import Card
 from libai_data.inspection.fields import FieldReport
 from libai_data.inspection.figures import STYLE, chart, colour_of_shard, mesh_figure
-from libai_data.inspection.inspection import Inspection
+from libai_data.inspection.inspection import STAGES, Inspection
 from libai_data.inspection.pictures import data_uri
-from libai_data.inspection.profiling import STAGES
 from libai_data.inspection.tokens import COUNTED, PADDING, PLAIN, Token
 
 _STYLE = """

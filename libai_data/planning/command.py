@@ -15,7 +15,6 @@ from libai_data.inspection.step_rows import read_step
 from libai_data.loader.reading import reads_parts
 from libai_data.planning.job import JobPlan, PlannedField
 from libai_data.planning.report import report
-from libai_data.planning.stored_bytes import stored_sample_bytes
 
 
 def parser() -> argparse.ArgumentParser:
@@ -52,13 +51,12 @@ def _plan(asked: argparse.Namespace) -> list[str]:
         (loader,) = opened.loaders
         rows = read_step(opened, "train", loader, 0, mesh.data_parallel_size, 1, rows=1)
         dataset = getattr(loader, "dataset", None)
-        stored = stored_sample_bytes(dataset)
     finally:
         opened.close()
     fields = tuple(
         PlannedField(name, values[0].dtype, values[0].shape, rows.layouts[name]) for name, values in rows.values.items()
     )
     first = opened.plan.first
-    job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset), stored)
+    job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
     readers = try_get_key(cfg, "dataloader.train.readers") or "data_parallel"
     return report(job, first.num_accumulation_steps, readers)

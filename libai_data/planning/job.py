@@ -48,14 +48,12 @@ class JobPlan:
         micro_batch_size: rows of one batch of one data-parallel rank.
         fields: of a sample.
         reads_parts: the dataset can read parts of samples.
-        stored_sample_bytes: of a sample where it is stored; None where that is not known.
     """
 
     mesh: ParallelMesh
     micro_batch_size: int
     fields: tuple[PlannedField, ...]
     reads_parts: bool = False
-    stored_sample_bytes: float | None = None
 
     def sizes(self) -> list[FieldSize]:
         """The fields, as far as they cost something."""
@@ -77,11 +75,6 @@ class JobPlan:
         for node in range(self.mesh.num_nodes):
             nodes.setdefault(node_traffic(plan, node, sizes, self.micro_batch_size), []).append(node)
         return nodes
-
-    def stored_bytes(self, cost: NodeTraffic) -> float:
-        """Bytes that a node reads from where the data are stored; 0 where that is not known."""
-        decoded = sum(field.sample_bytes for field in self.fields)
-        return (self.stored_sample_bytes or 0.0) * cost.bytes_read / decoded if decoded else 0.0
 
     def part_held(self, field: PlannedField, rank: int) -> Part | None:
         """What a rank holds of a field's global tensor; None where another stage holds it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.inspection.mesh_of import mesh_of
-from libai_data.inspection.profile_command import main
-from libai_data.inspection.profiling import Measurement, measure, recommend, worker_counts
 from libai_data.parallel_mesh import ParallelMesh
+from libai_data.planning.profile import Measurement, main, measure, recommend, worker_counts
 from tests.engine.tiny import tiny_config
+
+CONFIG = str(Path(__file__).resolve().parents[1] / "engine" / "tiny_config.py")
 
 
 def measured(rates: dict[int, float]) -> list[Measurement]:
-    return [Measurement(workers, rate, (1e-5, 3e-4, 1e-6), "transform") for workers, rate in rates.items()]
+    return [Measurement(workers, rate, (1e-5, 3e-4, 1e-6)) for workers, rate in rates.items()]
 
 
 @given(st.integers(1, 300))
@@ -28,24 +30,24 @@ def test_counts_go_from_none_to_all_cores(most: int) -> None:
 
 
 def test_the_fewest_workers_that_are_as_fast_are_recommended() -> None:
-    found = recommend(measured({0: 100, 1: 95.2, 2: 200, 3: 205, 4: 190}), ParallelMesh(1, 1, 1))
-    assert found.overrides() == ["dataloader.train.num_workers=2"]
-    assert any("'transform': 300 microseconds" in reason for reason in found.reasons)
+    overrides, reasons = recommend(measured({0: 100, 1: 95.2, 2: 200, 3: 205, 4: 190}), ParallelMesh(1, 1, 1))
+    assert overrides == ["dataloader.train.num_workers=2"]
+    assert any("'transform': 300 microseconds" in reason for reason in reasons)
 
 
 def test_ranks_that_share_a_nodes_cores_share_its_workers() -> None:
     rates = measured({0: 10, 4: 100, 8: 200})
-    assert recommend(rates, ParallelMesh(4, 1, 1)).overrides() == ["dataloader.train.num_workers=2"]
-    assert recommend(rates, ParallelMesh(8, 1, 1, num_nodes=4)).overrides() == ["dataloader.train.num_workers=4"]
+    assert recommend(rates, ParallelMesh(4, 1, 1))[0] == ["dataloader.train.num_workers=2"]
+    assert recommend(rates, ParallelMesh(8, 1, 1, num_nodes=4))[0] == ["dataloader.train.num_workers=4"]
 
 
 def test_one_reader_a_node_is_recommended_where_ranks_need_the_same_samples() -> None:
     rates = measured({0: 10, 4: 100})
-    assert recommend(rates, ParallelMesh(2, 2, 1)).overrides() == [
+    assert recommend(rates, ParallelMesh(2, 2, 1))[0] == [
         "dataloader.train.num_workers=4",
         "dataloader.train.readers=node",
     ]
-    assert recommend(rates, ParallelMesh(2, 2, 1), "node").overrides() == ["dataloader.train.num_workers=4"]
+    assert recommend(rates, ParallelMesh(2, 2, 1), "node")[0] == ["dataloader.train.num_workers=4"]
 
 
 class CountedLoader:
@@ -88,7 +90,7 @@ def test_without_ranks_the_mesh_is_the_least_that_the_config_allows() -> None:
 
 
 def test_the_command_measures_each_setting_and_prints_an_override(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["tests/engine/tiny_config.py", "--seconds", "0.05", "--workers", "0", "1", "--ranks", "2"]
+    arguments = [CONFIG, "--seconds", "0.05", "--workers", "0", "1", "--ranks", "2"]
     assert main([*arguments, "train.dist.tensor_parallel_size=2"]) == 0
     shown = capsys.readouterr().out
     for workers in (0, 1):
@@ -99,7 +101,7 @@ def test_the_command_measures_each_setting_and_prints_an_override(capsys: pytest
 
 
 def test_what_cannot_be_measured_is_said_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["tests/engine/tiny_config.py", "--seconds", "0"]) == 1
+    assert main([CONFIG, "--seconds", "0"]) == 1
     assert "--seconds is 0.0" in capsys.readouterr().err
-    assert main(["tests/engine/tiny_config.py", "--ranks", "3", "train.dist.tensor_parallel_size=2"]) == 1
+    assert main([CONFIG, "--ranks", "3", "train.dist.tensor_parallel_size=2"]) == 1
     assert "2 does not divide the 3 ranks" in capsys.readouterr().err
