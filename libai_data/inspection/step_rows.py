@@ -113,7 +113,8 @@ def read_step(
         if len(found.origins) >= wanted:
             break
     if not found.origins:
-        raise ConfigError(f"there is no step {step}: the loader ends before it (counted from 0)")
+        end = "ends before it (counted from 0)" if step else "yields no batch; its dataset is empty"
+        raise ConfigError(f"there is no step {step}: the loader {end}")
     return found
 
 

@@ -118,18 +118,18 @@ def measure(
     """Take batches as fast as they come.
 
     Args:
-        loader: an endless one.
+        loader: with `stats()`; a finite one is gone through again and again.
         workers: that it has.
         seconds: to measure; at least one batch is taken.
         rows_of: rows of a batch.
         clock: seconds from any beginning.
 
     Raises:
-        ConfigError: The loader has no `stats()`.
+        ConfigError: The loader has no `stats()`, or yields nothing.
     """
     if not callable(getattr(loader, "stats", None)):
         raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")
-    batches = iter(loader)
+    batches = _batches(loader)
     for _ in range(_WARM_UP_BATCHES):
         next(batches)
     before = loader.stats()
@@ -140,6 +140,15 @@ def measure(
     samples = after["samples"] - before["samples"]
     spent = [after[f"{stage}_seconds"] - before[f"{stage}_seconds"] for stage in STAGES]
     return Measurement(workers, rows / taken, [each / samples if samples else 0.0 for each in spent])
+
+
+def _batches(loader: Any) -> Iterator[Any]:
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ConfigError(f"the train loader ({type(loader).__name__}) yields no batch; its dataset may be empty")
 
 
 def _rows_of(batch: Any) -> int:

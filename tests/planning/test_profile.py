@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libai_data.config import LazyCall
+from libai_data.errors import ConfigError
+from libai_data.inspection.inspection import inspect_config
 from libai_data.inspection.mesh_of import mesh_of
+from libai_data.integrations import from_iterable
 from libai_data.parallel_mesh import ParallelMesh
 from libai_data.planning.profile import Measurement, main, measure, recommend, worker_counts
 from tests.engine.tiny import tiny_config
@@ -79,6 +84,29 @@ def test_the_rate_and_the_cost_of_each_stage_are_those_of_the_loader() -> None:
     assert found.rate == pytest.approx(100)
     assert found.seconds == pytest.approx((0.008, 0.002, 0))
     assert found.bottleneck == "source"
+
+
+def no_samples() -> Iterator[Any]:
+    return iter(())
+
+
+def three_samples() -> Iterator[Any]:
+    return iter([{"x": np.array(number)} for number in range(3)])
+
+
+def test_a_finite_loader_is_measured_and_an_empty_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(from_iterable(three_samples, 2), 0, 0.01, lambda batch: 1).rate > 0
+    for source in ([], no_samples):
+        with pytest.raises(ConfigError, match=r"yields no batch; its dataset may be empty|list is empty"):
+            measure(from_iterable(source, 2), 0, 0.01, lambda batch: 1)
+
+
+@pytest.mark.parametrize("source", [[], no_samples])
+def test_an_empty_dataset_is_not_inspected(source: Any) -> None:
+    cfg = tiny_config("unused")
+    cfg.dataloader.train = LazyCall(from_iterable)(source=source)
+    with pytest.raises(ConfigError, match=r"there is no step 0: .* its dataset is empty|list is empty"):
+        inspect_config(cfg)
 
 
 def test_without_ranks_the_mesh_is_the_least_that_the_config_allows() -> None:
