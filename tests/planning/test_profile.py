@@ -96,6 +96,7 @@ def three_samples() -> Iterator[Any]:
 
 def test_a_finite_loader_is_measured_and_an_empty_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert measure(from_iterable(three_samples, 2), 0, 0.01, lambda batch: 1).rate > 0
+    source: Any
     for source in ([], no_samples):
         with pytest.raises(ConfigError, match=r"yields no batch; its dataset may be empty|list is empty"):
             measure(from_iterable(source, 2), 0, 0.01, lambda batch: 1)
