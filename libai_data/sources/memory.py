@@ -12,7 +12,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError
 from libai_data.identity import key_of
-from libai_data.sources.node_memory import NodeMemory, opened_memory, shared_memory
+from libai_data.sources.node_memory import shared_memory
 
 _HEAD = struct.Struct("<QQ")
 _BYTES, _PICKLED = 0, 1
@@ -45,7 +45,7 @@ class InMemorySource:
         told = fingerprint() if callable(fingerprint) else ""
         self._name = key_of(name, type(source).__qualname__, len(source), told, _identity_within(source))
         self._source = source
-        self._attach(shared_memory(self._name, self._fill))
+        self._attach()
 
     def __len__(self) -> int:
         return self._count
@@ -78,8 +78,8 @@ class InMemorySource:
     # What loaders ask for samples by.
     __getitems__ = read_many
 
-    def _attach(self, memory: NodeMemory) -> None:
-        self._memory = memory
+    def _attach(self) -> None:
+        self._memory = memory = shared_memory(self._name, self._fill)
         self._kind, self._count = _HEAD.unpack_from(memory.array.data)
         ends = _HEAD.size + 8 * (self._count + 1)
         self._ends = memory.array[_HEAD.size : ends].view(np.int64)
@@ -113,13 +113,11 @@ class InMemorySource:
         return record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"source": self._source, "name": self._name, "path": self._memory.path, "number": self._memory.number}
+        return {"_source": self._source, "_name": self._name}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._source, self._name = state["source"], state["name"]
-        memory = opened_memory(state["path"], state["number"])
-        # The process that pickled this may be gone, or one of another machine.
-        self._attach(memory or shared_memory(self._name, self._fill))
+        self.__dict__.update(state)
+        self._attach()
 
 
 def _identity_within(source: Any) -> Any:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, PeerError
 from libai_data.loader.shipping import ship, unship
-from libai_data.sources import InMemorySource, JsonLinesSource, node_memory
+from libai_data.sources import InMemorySource, JsonLinesSource
 from libai_data.sources.node_memory import shared_memory
 from tests.sources.record_files import texts, write
 
@@ -143,25 +143,16 @@ def test_a_forked_child_does_not_keep_the_name_of_the_memory(tmp_path: Path) -> 
         os.waitpid(child, 0)
 
 
-def write_ours(descriptor: int) -> None:
-    os.write(descriptor, b"ours")
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-@pytest.mark.parametrize("listens", [True, False])
-def test_a_name_that_another_user_has_taken_is_passed_over(
-    tmp_path: Path, listens: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_memory, "_SECONDS_UNTIL_TOLD", 0.1)
+def test_a_name_that_another_user_has_taken_is_refused_with_the_socket(tmp_path: Path) -> None:
     ready, tell = os.pipe()
     child = os.fork()
     if not child:
         try:
             os.setuid(65534)
             squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            squatter.bind(f"\0libai_data/memory/0/{tmp_path}/0")
-            if listens:
-                squatter.listen()
+            squatter.bind(f"\0libai_data/memory/0/{tmp_path}")
+            squatter.listen()
             os.write(tell, b"x")
             signal.pause()
         finally:
@@ -169,8 +160,8 @@ def test_a_name_that_another_user_has_taken_is_passed_over(
     os.close(tell)
     try:
         assert os.read(ready, 1) == b"x"
-        first, second = (shared_memory(str(tmp_path), write_ours) for _ in range(2))
-        assert first.number == second.number and bytes(first.array) == b"ours"
+        with pytest.raises(PeerError, match=f"user 65534 has the socket .*{tmp_path}"):
+            shared_memory(str(tmp_path), lambda descriptor: None)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
