@@ -6,7 +6,9 @@ import hashlib
 import operator
 import os
 import stat
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 from libai_data.errors import ConfigError
 from libai_data.identity import file_identity, key_of, settled
 from libai_data.index_cache import cached_arrays
-from libai_data.sources.folder_listing import FolderListing, TooManyEntries, folders_in, list_folder
+from libai_data.sources.packed_names import PackedNames
 from libai_data.sources.remote import is_remote
 from libai_data.sources.storage import cache_home
 
@@ -60,12 +62,12 @@ class ImageFolderSource:
         self.root = Path(root)
         if not self.root.is_dir():
             raise ConfigError(f"there is no image folder {self.root}; expected {self.root}/<class>/<image>.png")
-        self.classes: list[str] = folders_in(self.root)
-        try:
-            listing = list_folder(self.root, self.classes, tuple(suffixes), _FEW_FILES)
-        except TooManyEntries:
+        with _told(self.root), os.scandir(self.root) as entries:
+            self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
+        listing = _listing(self.root, self.classes, tuple(suffixes), _FEW_FILES)
+        if listing is None:
             listing = self._kept_listing(tuple(suffixes), Path(cache_dir or cache_home() / "indices"))
-        self._ends, self._names = listing.ends, listing.names
+        self._ends, self._names = listing[0], PackedNames.from_numbers(*listing[1:3])
         if not len(self):
             raise ConfigError(
                 f"the image folder {self.root} holds no images ({', '.join(suffixes)}) in sub-folders, one a class"
@@ -115,12 +117,85 @@ class ImageFolderSource:
             digest.update(numbers.tobytes())
         return {"images": len(self), "names": digest.hexdigest()}
 
-    def _kept_listing(self, suffixes: tuple[str, ...], folder: Path) -> FolderListing:
+    def _kept_listing(self, suffixes: tuple[str, ...], folder: Path) -> list[np.ndarray]:
         def build() -> list[np.ndarray]:
-            return list_folder(self.root, self.classes, suffixes).numbers()
+            return _listing(self.root, self.classes, suffixes) or []
 
-        key = key_of("folder", os.path.realpath(self.root), suffixes)
-        found = cached_arrays(
-            folder, key, build, lambda numbers: FolderListing.from_numbers(numbers).is_current(self.root)
+        def is_current(listing: list[np.ndarray]) -> bool:
+            times, folders = listing[3], PackedNames.from_numbers(*listing[4:])
+            try:
+                return all(os.stat(self.root / each).st_mtime_ns == time for each, time in zip(folders, times))
+            except FileNotFoundError:
+                return False
+
+        return cached_arrays(
+            folder, key_of("folder", os.path.realpath(self.root), suffixes), build, is_current=is_current
         )
-        return FolderListing.from_numbers(found)
+
+
+def _listing(
+    root: Path, classes: Sequence[str], suffixes: tuple[str, ...], at_most: int | None = None
+) -> list[np.ndarray] | None:
+    """The files of classes, and all folders; with a progress bar on a terminal unless it is to be short.
+
+    Args:
+        root: the folder.
+        classes: names of its sub-folders.
+        suffixes: endings of the files that count, in lower case.
+        at_most: number of entries of any kind.
+
+    Returns:
+        Six vectors of int64: the number of files up to the end of each class, the names of the files within their
+        classes (two), when each folder has changed last (ns), and the folders within the root (two); None if there are
+        more entries than `at_most`.
+
+    Raises:
+        ConfigError: A folder cannot be listed.
+    """
+    from tqdm import tqdm
+
+    # Taken before a folder is listed, so that what changes meanwhile is seen later.
+    folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
+    ends, entries = array("q", [0]), 0
+
+    def below(folder: str) -> Iterator[str]:
+        nonlocal entries
+        folders.append(folder)
+        with _told(root / folder):
+            times.append(settled(os.stat(root / folder).st_mtime_ns))
+            with os.scandir(root / folder) as found:
+                for entry in found:
+                    entries += 1
+                    if at_most is not None and entries > at_most:
+                        raise _TooManyError
+                    path = os.path.join(folder, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        yield from below(path)
+                    elif path.lower().endswith(suffixes):
+                        yield path
+
+    def names() -> Iterator[str]:
+        for name in tqdm(classes, f"Listing {root}", unit=" classes", disable=None if at_most is None else True):
+            found = sorted((path[len(name) + 1 :] for path in below(name)), key=lambda path: path.split("/"))
+            ends.append(ends[-1] + len(found))
+            yield from found
+
+    try:
+        packed = PackedNames.of(names())
+    except _TooManyError:
+        return None
+    return [np.array(ends[1:]), *packed.numbers(), np.array(times), *PackedNames.of(folders).numbers()]
+
+
+class _TooManyError(Exception):
+    """A folder has more entries than were to be listed."""
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be listed ({error.strerror}); make it readable, or take it away"
+        ) from error
