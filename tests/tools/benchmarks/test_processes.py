@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
 
 from tools.benchmarks.processes import Onlooker, descendants, descriptors, private_beyond, resident
 
@@ -41,32 +39,35 @@ def test_own_work_is_never_counted_as_more_than_the_cores_have() -> None:
     assert 0 <= onlooker.others() <= 1
 
 
+def growth(code: str, measure: Callable[[int], float]) -> float:
+    """By how much a process grows that runs this code and does nothing else."""
+    waiting = "print(flush=True); sys.stdin.readline()"
+    process = sleeping(f"import mmap, sys; import numpy as np; {waiting}; {code}; {waiting}")
+    assert process.stdin is not None and process.stdout is not None
+    before = measure(process.pid)
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    process.stdout.readline()
+    after = measure(process.pid)
+    process.communicate()
+    return after - before
+
+
+OWN = "own = mmap.mmap(-1, 16_000_000, flags=mmap.MAP_PRIVATE); np.frombuffer(own, np.uint8)[...] = 1"
+
+
 def test_own_memory_is_counted_and_a_mapped_data_file_is_not(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
-    path.write_bytes(os.urandom(16_000_000))
-    before = private_beyond(os.getpid(), str(tmp_path))
-    mapped = np.memmap(path, np.uint8, "r")
-    assert mapped.sum() > 0
-    assert private_beyond(os.getpid(), str(tmp_path)) - before < 4
-    own = mmap.mmap(-1, 16_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    np.frombuffer(own, np.uint8)[...] = 1
-    assert private_beyond(os.getpid(), str(tmp_path)) - before > 14
-
-
-def test_pages_of_a_data_file_that_a_process_copies_for_itself_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "data.bin"
     path.write_bytes(bytes(16_000_000))
-    before = private_beyond(os.getpid(), str(tmp_path))
-    copied = np.memmap(path, np.uint8, "c")
-    copied[...] = 1
-    assert private_beyond(os.getpid(), str(tmp_path)) - before > 14
 
+    def beyond(pid: int) -> float:
+        return private_beyond(pid, str(tmp_path))
 
-def test_resident_memory_grows_with_what_is_touched() -> None:
-    before = resident(os.getpid())
-    own = mmap.mmap(-1, 16_000_000, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    np.frombuffer(own, np.uint8)[...] = 1
-    assert resident(os.getpid()) - before > 14
+    assert growth(OWN, beyond) > 14
+    assert growth(OWN, resident) > 14
+    assert growth(f"mapped = np.memmap({str(path)!r}, np.uint8, 'r'); mapped.sum()", beyond) < 4
+    # Pages that the process copies for itself.
+    assert growth(f"copied = np.memmap({str(path)!r}, np.uint8, 'c'); copied[...] = 1", beyond) > 14
 
 
 def test_open_descriptors_are_counted() -> None:
