@@ -22,6 +22,7 @@ from libai_data.global_batch import to_global
 from libai_data.integrations import default_collate, from_iterable
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.integrations.rows import flat, numbers, resumed, rows_of, sample, taken
+from tests.loader.streams import eventually, loader_threads
 from tests.properties import examples
 
 Point = namedtuple("Point", ["x", "y"])
@@ -516,24 +517,23 @@ def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:
             read.append(number)
             yield sample(number)
 
+    def its_threads() -> list[str]:
+        return [thread.name for thread in loader_threads() if "counted" in thread.name]
+
     loader = from_iterable(counted, 4, prefetch=2)
-    threads = threading.active_count()
     batches = iter(loader)
     for _ in range(20):
         next(batches)
     # Those taken, those that wait, those in the reader's hands.
     assert len(read) <= 4 * (20 + 2 + 1)
-    assert threading.active_count() == threads + 1
+    assert len(its_threads()) == 1
     loader.close()
-    assert threading.active_count() == threads
+    assert not its_threads()
     loader = from_iterable(counted, 4)
     batches = iter(loader)
     next(batches)
     del loader, batches
-    for thread in threading.enumerate():
-        if thread.name.startswith("reads "):
-            thread.join(5)
-    assert threading.active_count() == threads
+    assert eventually(lambda: not its_threads()), its_threads()
 
 
 def test_nested_batches_are_joined_and_evaluated() -> None:

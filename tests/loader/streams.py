@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,9 @@ from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import batch_info
 
 Content = tuple[Any, dict[str, tuple[Any, ...]]]
+
+THREAD_NAMES = ("libai_data worker ", "reads ", "send to node ", "receive from rank 0")
+"""How the names of the threads begin that loaders start."""
 
 WORKERS: list[dict[str, Any]] = [
     {"num_workers": 0},
@@ -69,6 +73,11 @@ def descriptors() -> int:
     """How many descriptors this process has open."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def loader_threads() -> set[threading.Thread]:
+    """The live threads that loaders have started; other threads may start and end meanwhile."""
+    return {thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAMES)}
 
 
 def is_running(pid: int) -> bool:

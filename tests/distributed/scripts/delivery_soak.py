@@ -9,7 +9,6 @@ import gc
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall
 from libai_data.global_batch import to_global
 from libai_data.mesh import ParallelMesh, set_mesh
+from tests.loader.streams import loader_threads
 
 RANK = flow.env.get_rank()
 BATCHES = 2000
@@ -43,7 +43,7 @@ def in_use() -> dict[str, int]:
     resident = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": threading.active_count(),
+        "threads": len(loader_threads()),
         "maps": len(Path("/proc/self/maps").read_text().splitlines()),
         "resident KiB": resident,
         "objects": len(gc.get_objects()),
