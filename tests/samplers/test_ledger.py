@@ -58,11 +58,11 @@ def test_a_huge_dataset_is_answered_at_once() -> None:
     sampler = CyclicSampler(range(10**9), 512, shuffle=True, seed=3)
     sampler.follow(StepSchedule(((0, 512),)))
     ledger = Ledger(sampler.state)
-    start = time.perf_counter()
+    start = time.process_time()
     _, indices = ledger.samples_of(10**6)
     [use] = ledger.uses_of(int(indices[77]), 10**6 + 1)
     assert (use.step, use.row) == (10**6, 77)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_a_state_without_steps_is_refused() -> None:
