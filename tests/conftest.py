@@ -28,6 +28,18 @@ MARK = "LIBAI_DATA_TEST_SESSION"
 # They live as long as the Python process that uses multiprocessing: here, pytest itself.
 EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 ENDING_SECONDS = 5.0
+# Files of tests/distributed that start jobs of their own and mostly wait for their ends. The others share a pool.
+STARTS_JOBS = (
+    "test_faults.py",
+    "test_full_disk.py",
+    "test_interrupted_training.py",
+    "test_launch_hosts.py",
+    "test_launcher.py",
+    "test_mixed_training.py",
+    "test_own_loop.py",
+    "test_two_nodes.py",
+)
+LONG = ("distributed", "loader", "docs", "engine", "doctor", "sources", "text")
 
 _shared_memory_before = pytest.StashKey[AbstractSet[object]]()
 _temporary_folder = pytest.StashKey[Path]()
@@ -91,15 +103,31 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give out files whole, and those that start ranks to one process, so that ranks of two tests do not compete."""
+    """Give out files whole, and those that start ranks to two processes, so that few ranks compete."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.split("::", 1)[0]
-            return "ranks" if "distributed/" in file else file
+            if "distributed/" not in file:
+                return file
+            return "jobs" if Path(file).name in STARTS_JOBS else "pool"
 
+    config.option.loadscopereorder = False  # The order is that of pytest_collection_modifyitems.
     return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes long, so that at the end no process waits for another."""
+    folders = [REPOSITORY / "tests" / name for name in LONG]
+
+    def place(item: pytest.Item) -> tuple[int, bool]:
+        folder = next((place for place, folder in enumerate(folders) if folder in item.path.parents), len(folders))
+        # Each group of ranks in one piece.
+        return folder, folder == 0 and item.path.name not in STARTS_JOBS
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -14,6 +14,11 @@ MANY = 100
 """Examples of a property without a number of its own in the long run; the profile says how many."""
 
 
+def is_long_run() -> bool:
+    """Whether the profile is "long", as in `make test-rest`."""
+    return (settings.default or settings()).max_examples >= MANY
+
+
 def examples(many: int) -> int:
     """Examples to try: `many` with the profile "long", and in proportion fewer with another."""
     return max(3, many * (settings.default or settings()).max_examples // MANY)

@@ -53,9 +53,15 @@ def whole(found: Found, mesh: str, scenario: str, mode: str) -> Any:
     return batches
 
 
+def sizes_of(mesh: str) -> tuple[int, int, int]:
+    """Data, tensor and pipeline size of a mesh, by its name in the script."""
+    data, tensor, pipeline = map(int, mesh.partition(",")[0].split("x"))
+    return data, tensor, pipeline
+
+
 def planned(readers: str, mesh: str, num_nodes: int) -> list[NodeTraffic]:
     """What each node reads and receives for a batch of the scenario "counted", by the plan."""
-    data, tensor, pipeline = map(int, mesh.split("x"))
+    data, tensor, pipeline = sizes_of(mesh)
     plan = ReadPlan(ParallelMesh(data, tensor, pipeline, num_nodes=num_nodes), readers)
     return [node_traffic(plan, node, COUNTED_FIELDS, COUNTED_ROWS // data) for node in range(num_nodes)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 from typing import Any, Callable
 
@@ -19,47 +20,41 @@ from tests.distributed.delivered import (
     planned,
     read_found,
     scenarios,
+    sizes_of,
     whole,
 )
 from tests.distributed.launcher import launch_ranks
 from tests.properties import slowly
 
-MESHES = {
-    "1x1x1": 1,
-    "2x1x1": 2,
-    "1x2x1": 2,
-    "1x1x2": 2,
-    "4x1x1": 4,
-    "2x2x1": 4,
-    "1x4x1": 4,
-    "2x1x2": 4,
-    "1x2x2": 4,
-    "1x1x4": 4,
-}
+SHORT = (("1x1x1",), ("4x1x1", "2x2x1", "1x2x2"))
+LONG = (("1x1x1, all",), ("2x1x1, all", "1x2x1", "1x1x2"), ("2x2x1, all", "1x4x1", "2x1x2", "1x1x4"))
+"""Meshes of each launch in the short run, and of those that the long run adds."""
 
-each_mesh = pytest.mark.parametrize("mesh", [slowly(mesh) if MESHES[mesh] == 2 else mesh for mesh in MESHES])
-FoundOn = Callable[[int], Found]
+each_mesh = pytest.mark.parametrize("mesh", [*sum(SHORT, ()), *map(slowly, sum(LONG, ()))])
+FoundOn = Callable[[str], Found]
 
 
 @pytest.fixture(scope="module")
 def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
-    """What the ranks of a world saw; each world is launched once, when it is first asked for."""
-    worlds: dict[int, Found] = {}
+    """What the ranks of a mesh saw; each launch is made once, when one of its meshes is first asked for."""
+    launches: dict[tuple[str, ...], Found] = {}
 
-    def found(world_size: int) -> Found:
-        if world_size not in worlds:
+    def found(mesh: str) -> Found:
+        (meshes,) = [meshes for meshes in SHORT + LONG if mesh in meshes]
+        if meshes not in launches:
             folder: Path = tmp_path_factory.mktemp("delivery")
-            launch = launch_ranks(SCRIPT, world_size, str(folder), timeout=280)
+            world_size = prod(sizes_of(mesh))
+            launch = launch_ranks(SCRIPT, world_size, str(folder), *meshes, timeout=280)
             assert launch.returncode == 0, launch.output
-            worlds[world_size] = read_found(folder, world_size, nodes=1)
-        return worlds[world_size]
+            launches[meshes] = read_found(folder, world_size, nodes=1)
+        return launches[meshes]
 
     return found
 
 
 @each_mesh
 def test_every_mode_and_kind_of_worker_gives_the_batches_of_one_rank(mesh: str, found_on: FoundOn) -> None:
-    found, alone = found_on(MESHES[mesh]), found_on(1)
+    found, alone = found_on(mesh), found_on("1x1x1")
     compared = 0
     for scenario in scenarios(found, mesh):
         plain = scenario.partition(",")[0]
@@ -79,7 +74,7 @@ def test_every_mode_and_kind_of_worker_gives_the_batches_of_one_rank(mesh: str, 
 
 
 def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
-    alone = found_on(1)
+    alone = found_on("1x1x1")
     stream = whole(alone, "1x1x1", "stream", "data_parallel")
     assert [batch["place"][1] for batch in stream][-1] == 3  # 37 samples an epoch
     rounds = whole(alone, "1x1x1", "rounds", "data_parallel")
@@ -92,8 +87,8 @@ def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
 
 @each_mesh
 def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn) -> None:
-    found, world_size = found_on(MESHES[mesh]), MESHES[mesh]
-    _, tensor, pipeline = map(int, mesh.split("x"))
+    found = found_on(mesh)
+    _, tensor, pipeline = sizes_of(mesh)
     for scenario in scenarios(found, mesh):
         if scenario.partition(",")[0] != "counted":
             continue
@@ -101,7 +96,7 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
         for mode in ("node", "rank0"):
             reader, *others = saw[mode]
             assert reader["read"] == list(range(24)), (scenario, mode)
-            assert others == [{"opened": 0, "read": [], "received": 0}] * (world_size - 1)
+            assert others == [{"opened": 0, "read": [], "received": 0}] * (len(found) - 1)
         reads = sorted(index for each in saw["data_parallel"] for index in each["read"])
         assert reads == sorted(list(range(24)) * tensor * pipeline)
         for mode in MODES:
@@ -109,14 +104,14 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
             assert sum(len(each["read"]) for each in saw[mode]) == COUNTED_BATCHES * node.samples_read
             assert (node.bytes_received, node.bytes_sent) == (0, 0)
         # A worker process gets the dataset as it was opened.
-        assert [each["opened"] for each in saw["data_parallel"]] == [1] * world_size
+        assert [each["opened"] for each in saw["data_parallel"]] == [1] * len(found)
         assert saw["node"][0]["opened"] == saw["rank0"][0]["opened"] == 1
 
 
 @each_mesh
 def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> None:
     """Only who keeps batches is told that memory grows."""
-    for rank, found in enumerate(found_on(MESHES[mesh])):
+    for rank, found in enumerate(found_on(mesh)):
         for scenario, modes in found[mesh].items():
             for mode, result in modes.items():
                 if not scenario.startswith("kept"):

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Callable
 
@@ -18,9 +19,10 @@ from libai_data.launch import STOPPED
 from libai_data.samplers import Order
 from tests.distributed.jobs import Ended, Job, start_by_launcher
 from tests.distributed.processes import parent_of, session_members
+from tests.properties import is_long_run, slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "interrupted_training.py"
-RANKS, STEPS, PERIOD = 4, 100, 3
+RANKS, STEPS, PERIOD = 4, 100 if is_long_run() else 50, 3
 SAMPLES, BATCH, SEED = 40, 8, 1234
 WATCHDOG = 90.0
 KILLS = 6
@@ -174,10 +176,14 @@ def stop(folder: Path, steps: int, send: Callable[[int], None]) -> Ended:
         return job.wait(WATCHDOG)
 
 
+TO_ALL, TO_ONE = (signal_to_the_launcher, "SIGTERM"), (signal_to_rank_2_alone, "another rank's signal")
+
+
+@pytest.mark.parametrize("signals", [[TO_ONE], slowly([TO_ALL, TO_ONE])], ids=["one rank", "all, then one rank"])
 def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_checkpoint(
-    tmp_path: Path, whole: Path
+    signals: Sequence[tuple[Callable[[int], None], str]], tmp_path: Path, whole: Path
 ) -> None:
-    for send, name in ((signal_to_the_launcher, "SIGTERM"), (signal_to_rank_2_alone, "another rank's signal")):
+    for send, name in signals:
         ended = stop(tmp_path, 20, send)
         assert ended.codes == [STOPPED], ended.output
         assert not ended.left

@@ -48,7 +48,7 @@ def test_ranks_that_hang_print_their_stacks_and_are_killed(script: Path, tmp_pat
         + "def stuck_here():\n    time.sleep(100)\nstuck_here()\n"
     )
     with pytest.raises(LaunchTimeout) as error:
-        launch_ranks(script, 2, timeout=3)
+        launch_ranks(script, 2, timeout=8)
     assert str(error.value).count("in stuck_here") == 2
     for rank in "01":
         stat = Path("/proc", (tmp_path / rank).read_text(), "stat")

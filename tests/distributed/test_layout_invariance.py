@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from math import prod
 from pathlib import Path
 from typing import Any, Callable
 
@@ -17,7 +18,7 @@ from libai_data.sample_random import reading_samples
 from libai_data.samplers import CyclicSampler, Order
 from libai_data.structures import Instance
 from tests.distributed.launcher import launch_ranks
-from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, MESHES, SAMPLES, SEED, Case, ManyLayouts
+from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "deliver_batches.py"
@@ -25,31 +26,28 @@ SCRIPT = Path(__file__).parent / "scripts" / "deliver_batches.py"
 Delivered = dict[str, dict[str, list[dict[str, Any]]]]
 """Case -> mesh -> batches; see the script."""
 
-everywhere = pytest.mark.parametrize(
-    ("world_size", "mesh"),
-    [
-        slowly(world_size, mesh) if world_size == 2 else (world_size, mesh)
-        for world_size, meshes in MESHES.items()
-        for mesh in meshes
-    ],
-    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else f"world {value}",
-)
+SHORT = (("1x1x1",), ("2x2x1", "1x2x2"))
+LONG = (("2x1x1", "1x2x1", "1x1x2"), ("4x1x1", "1x4x1", "2x1x2"))
+"""Meshes of each launch in the short run, and of those that the long run adds."""
+
+everywhere = pytest.mark.parametrize("mesh", [*sum(SHORT, ()), *map(slowly, sum(LONG, ()))])
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
 @pytest.fixture(scope="module")
-def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Delivered]]:
-    """What each rank of a world got; each world is launched once, when it is first asked for."""
-    worlds: dict[int, list[Delivered]] = {}
+def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Delivered]]:
+    """What each rank of a mesh got; each launch is made once, when one of its meshes is first asked for."""
+    launches: dict[tuple[str, ...], list[Delivered]] = {}
 
-    def deliver(world_size: int) -> list[Delivered]:
-        if world_size not in worlds:
+    def deliver(mesh: str) -> list[Delivered]:
+        (meshes,) = [meshes for meshes in SHORT + LONG if mesh in meshes]
+        if meshes not in launches:
             folder = tmp_path_factory.mktemp("delivered")
-            launch = launch_ranks(SCRIPT, world_size, str(folder), timeout=150)
+            world_size = prod(map(int, mesh.split("x")))
+            launch = launch_ranks(SCRIPT, world_size, str(folder), *meshes, timeout=150)
             assert launch.returncode == 0, launch.output
-            files = [folder / f"{world_size}-{rank}.json" for rank in range(world_size)]
-            worlds[world_size] = [json.loads(file.read_text()) for file in files]
-        return worlds[world_size]
+            launches[meshes] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+        return launches[meshes]
 
     return deliver
 
@@ -90,10 +88,10 @@ def digest(array: np.ndarray) -> str:
 @everywhere
 @each_case
 def test_each_global_batch_is_bit_for_bit_that_of_a_single_rank(
-    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], list[Delivered]]
+    mesh: str, case: Case, delivered_to: Callable[[str], list[Delivered]]
 ) -> None:
-    batches = delivered_to(world_size)[0][case.name]["x".join(map(str, mesh))]
-    single = delivered_to(1)[0][case.name]["1x1x1"]
+    batches = delivered_to(mesh)[0][case.name][mesh]
+    single = delivered_to("1x1x1")[0][case.name]["1x1x1"]
     assert len(batches) == case.steps
     for step, batch in enumerate(batches):
         truth = {name: digest(array) for name, array in true_batch(case, step).items()}
@@ -104,15 +102,15 @@ def test_each_global_batch_is_bit_for_bit_that_of_a_single_rank(
 @everywhere
 @each_case
 def test_each_rank_holds_just_the_part_that_its_layout_asks_for(
-    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], list[Delivered]]
+    mesh: str, case: Case, delivered_to: Callable[[str], list[Delivered]]
 ) -> None:
     for step in range(case.steps):
         truth = true_batch(case, step)
-        for rank, delivered in enumerate(delivered_to(world_size)):
-            data, tensor, pipeline = mesh
+        for rank, delivered in enumerate(delivered_to(mesh)):
+            data, tensor, pipeline = map(int, mesh.split("x"))
             coordinates = ParallelMesh(data, tensor, pipeline, rank=rank)
             parts = {name: part_of(whole, name, coordinates) for name, whole in truth.items()}
-            batch = delivered[case.name]["x".join(map(str, mesh))][step]
+            batch = delivered[case.name][mesh][step]
             expected = {name: None if part is None else digest(part) for name, part in parts.items()}
             assert {name: batch[name][0] for name in LAYOUTS} == expected, f"step {step}, rank {rank}"
 
@@ -120,25 +118,24 @@ def test_each_rank_holds_just_the_part_that_its_layout_asks_for(
 @everywhere
 @each_case
 def test_all_ranks_stand_at_the_same_place_and_save_the_same_state(
-    world_size: int, mesh: Any, case: Case, delivered_to: Callable[[int], list[Delivered]]
+    mesh: str, case: Case, delivered_to: Callable[[str], list[Delivered]]
 ) -> None:
     for step in range(case.steps):
         position = case.position + step * case.global_batch_size
         sampler = CyclicSampler(range(SAMPLES), 1, shuffle=True, seed=SEED)
         sampler.set_consumed_samples(position + case.global_batch_size)
-        for delivered in delivered_to(world_size):
-            batch = delivered[case.name]["x".join(map(str, mesh))][step]
+        for delivered in delivered_to(mesh):
+            batch = delivered[case.name][mesh][step]
             assert (batch["position"], batch["valid"]) == (position, case.global_batch_size)
             assert batch["state"] == {**sampler.state_dict(), "dataset": {"name": "ManyLayouts"}}
 
 
 # The loader takes the epoch of a rank's own first row for that of the global batch; IndexBatch.epoch is the right one.
-@pytest.mark.parametrize("world_size", [1, slowly(2), 4])
+@everywhere
 def test_all_ranks_name_the_epoch_of_the_global_batchs_first_sample(
-    world_size: int, delivered_to: Callable[[int], list[Delivered]]
+    mesh: str, delivered_to: Callable[[str], list[Delivered]]
 ) -> None:
-    for delivered in delivered_to(world_size):
+    for delivered in delivered_to(mesh):
         for case in CASES:
-            for batches in delivered[case.name].values():
-                expected = [(case.position + step * case.global_batch_size) // SAMPLES for step in range(case.steps)]
-                assert [batch["epoch"] for batch in batches] == expected, case.name
+            expected = [(case.position + step * case.global_batch_size) // SAMPLES for step in range(case.steps)]
+            assert [batch["epoch"] for batch in delivered[case.name][mesh]] == expected, case.name

@@ -10,28 +10,50 @@ from typing import Any
 import pytest
 
 from tests.distributed.launcher import launch_ranks
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_libai.py"
 FAILING = Path(__file__).parent / "scripts" / "fail_in_libai.py"
 NEEDED = ("libai", "flowvision", "boto3", "portalocker", "regex", "requests", "scipy", "sentencepiece", "tabulate")
 MISSING = [name for name in (*NEEDED, "termcolor", "wget") if find_spec(name) is None]
 STEPS, STEPS_BEFORE, SAVED_AFTER = 9, 7, 6
-WAYS = ("data_parallel", "node", "rank0", "no line", "own loader", "graph", "evaluating")
+SHORT = ("node", "no line", "graph")
+LONG = ("data_parallel", "rank0", "own loader", "evaluating")
+"""Ways to train in the short run, and those that the long run adds."""
+OTHERS = (
+    "checkpoint without data",
+    "elastic",
+    "evaluated",
+    "datasets made",
+    "our trainer",
+    "pipeline",
+    "field by field",
+)
 Found = dict[str, Any]
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}")
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
-    """What rank 0 saw, by the number of ranks; four go on where one stopped."""
-    folder = tmp_path_factory.mktemp("libai")
+def launched(folder: Path, *cases: str) -> dict[int, Found]:
+    """What rank 0 saw in some cases, by the number of ranks; four go on where one stopped."""
     seen = {}
     for ranks in (1, 4):
-        launch = launch_ranks(SCRIPT, ranks, str(folder), timeout=200)
+        launch = launch_ranks(SCRIPT, ranks, str(folder), *cases, timeout=200)
         assert launch.returncode == 0, launch.output
         seen[ranks] = json.loads((folder / f"0-of-{ranks}.json").read_text())
     return seen
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    """What the ranks saw in the cases of the short run."""
+    return launched(tmp_path_factory.mktemp("libai"), *SHORT, *OTHERS)
+
+
+@pytest.fixture(scope="module")
+def found_in_long_run(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Found]:
+    """What they saw in those that the long run adds."""
+    return launched(tmp_path_factory.mktemp("libai"), *LONG)
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +66,11 @@ def expected(found: dict[int, Found]) -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [*SHORT, *map(slowly, LONG)])
 def test_libais_trainer_takes_the_batches_of_ours_and_resumes_exactly(
-    way: str, ranks: int, found: dict[int, Found], expected: list[Any]
+    way: str, ranks: int, expected: list[Any], request: pytest.FixtureRequest
 ) -> None:
-    parts = found[ranks][way]
+    parts = request.getfixturevalue("found" if way in SHORT else "found_in_long_run")[ranks][way]
     assert parts["first"] == {"start": 0, "seen": expected[:STEPS_BEFORE]}
     assert parts["resumed"] == {"start": SAVED_AFTER, "seen": expected[SAVED_AFTER:]}
 
@@ -98,8 +120,8 @@ def test_a_field_made_global_by_itself_knows_of_parts_and_of_shared_memory(found
     assert found[4]["field by field"] == {"parts": True, "own copy": True}
 
 
-def test_a_sample_that_fails_on_one_rank_ends_libais_job_on_all() -> None:
-    launch = launch_ranks(FAILING, 2, timeout=60, end_on_error=False)
+def test_a_sample_that_fails_on_one_rank_ends_libais_job_on_all(tmp_path: Path) -> None:
+    launch = launch_ranks(FAILING, 2, str(tmp_path), timeout=60, end_on_error=False)
     assert launch.returncode != 0
     assert "sample 11 of Broken" in launch.output
     assert "the disk is gone" in launch.output

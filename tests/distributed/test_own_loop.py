@@ -11,6 +11,7 @@ import pytest
 
 from libai_data.peers.identity import SECRET_VARIABLE
 from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
+from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
 STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
@@ -27,10 +28,10 @@ def run(start: str, nproc: int, case: str, readers: str, folder: Path) -> Ended:
 LEAVING = [
     # start, ranks, what happens on which rank, read mode
     ("launcher", 3, "break:1", "iterable"),
-    pytest.param("by hand", 2, "break in a step:0", "data_parallel", marks=pytest.mark.slow),
+    slowly("by hand", 2, "break in a step:0", "data_parallel"),
     ("launcher", 3, "break in a step:1", "node"),
-    pytest.param("by hand", 2, "exit:1", "rank0", marks=pytest.mark.slow),
-    pytest.param("by hand", 3, "exit before the loop:2", "iterable", marks=pytest.mark.slow),
+    slowly("by hand", 2, "exit:1", "rank0"),
+    slowly("by hand", 3, "exit before the loop:2", "iterable"),
 ]
 
 
@@ -48,9 +49,7 @@ def test_a_rank_that_leaves_early_ends_all_and_is_named(
 
 FAILING = [
     ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
-    pytest.param(
-        "by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken", marks=pytest.mark.slow
-    ),
+    slowly("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),
 ]
 
 
@@ -85,10 +84,9 @@ def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_pat
             lambda rank: {SECRET_VARIABLE: f"of job {rank}"},
             r"rank 1 of job \w+ met rank 0 of job \w+ at 127\.0\.0\.1, port \d+; two jobs use one port",
         ),
-        pytest.param(
+        slowly(
             lambda rank: {"LOCAL_RANK": "0", "NODE_SIZE": "2"},
             "rank 1 was started as local rank 0, but OneFlow found 1 node.*: OneFlow computes wrong sums",
-            marks=pytest.mark.slow,
         ),
     ],
     ids=["two jobs", "two nodes on one machine"],

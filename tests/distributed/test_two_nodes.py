@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 
@@ -26,17 +26,24 @@ from tests.distributed.delivered import (
     planned,
     read_found,
     scenarios,
+    sizes_of,
     whole,
 )
 from tests.distributed.jobs import Ended, Job, launch_command, says_who_is_gone
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import BOOTSTRAP, REPOSITORY, ranks_environment
+from tests.properties import slowly
 
 FAULTS = Path(__file__).parent / "scripts" / "faults_job.py"
 OWN_LOOP = FAULTS.with_name("own_loop.py")
-MESHES = ["4x1x1", "2x2x1", "1x4x1", "2x1x2", "1x2x2", "1x1x4"]
-SECONDS_TO_END = 10.0
+SHORT = ("4x1x1", "2x2x1", "1x2x2")
+LONG = ("2x2x1, all", "1x4x1", "2x1x2", "1x1x4")
+"""Meshes of the launch in the short run, and of the one that the long run adds."""
+
+each_mesh = pytest.mark.parametrize("mesh", [*SHORT, *map(slowly, LONG)])
+FoundOn = Callable[[str], Found]
+SECONDS_TO_END = 20.0  # On a machine that has much else to do.
 BYTES_OF_HEADS = 4096
 
 reason = why_not()
@@ -60,27 +67,36 @@ def start_on(job: Job, nodes: Sequence[Node], script: Path, *args: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What the four ranks on two nodes saw; one launch."""
-    folder = tmp_path_factory.mktemp("two_nodes")
-    with two_nodes() as nodes:
-        ended = run_on(nodes, 280, SCRIPT, str(folder))
-    assert ended.codes == [0, 0], ended.output
-    assert not ended.left, ended.output
-    return read_found(folder, 4, nodes=2)
+def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
+    """What the four ranks on two nodes saw; each launch is made once, when one of its meshes is first asked for."""
+    launches: dict[tuple[str, ...], Found] = {}
+
+    def found(mesh: str) -> Found:
+        meshes = SHORT if mesh in SHORT else LONG
+        if meshes not in launches:
+            folder = tmp_path_factory.mktemp("two_nodes")
+            with two_nodes() as nodes:
+                ended = run_on(nodes, 280, SCRIPT, str(folder), *meshes)
+            assert ended.codes == [0, 0], ended.output
+            assert not ended.left, ended.output
+            launches[meshes] = read_found(folder, 4, nodes=2)
+        return launches[meshes]
+
+    return found
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What one rank saw."""
     folder = tmp_path_factory.mktemp("alone")
-    launch = launch_ranks(SCRIPT, 1, str(folder), timeout=120)
+    launch = launch_ranks(SCRIPT, 1, str(folder), "1x1x1", timeout=120)
     assert launch.returncode == 0, launch.output
     return read_found(folder, 1, nodes=1)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_two_nodes_give_the_batches_of_one_rank(mesh: str, found: Found, alone: Found) -> None:
+@each_mesh
+def test_two_nodes_give_the_batches_of_one_rank(mesh: str, found_on: FoundOn, alone: Found) -> None:
+    found = found_on(mesh)
     compared = 0
     for scenario in scenarios(found, mesh):
         plain = scenario.partition(",")[0]
@@ -98,9 +114,10 @@ def test_two_nodes_give_the_batches_of_one_rank(mesh: str, found: Found, alone: 
     assert compared >= 9
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_each_sample_is_read_once_on_each_node_that_needs_it(mesh: str, found: Found) -> None:
-    data, tensor, _ = map(int, mesh.split("x"))
+@each_mesh
+def test_each_sample_is_read_once_on_each_node_that_needs_it(mesh: str, found_on: FoundOn) -> None:
+    found = found_on(mesh)
+    data, tensor, _ = sizes_of(mesh)
     nothing = {"opened": 0, "read": []}
 
     def without_bytes(each: Any) -> Any:
@@ -120,10 +137,11 @@ def test_each_sample_is_read_once_on_each_node_that_needs_it(mesh: str, found: F
             assert saw[leader] == {"opened": 1, "read": needed}
 
 
-@pytest.mark.parametrize("mesh", MESHES)
+@each_mesh
 @pytest.mark.parametrize("mode", MODES)
-def test_the_plan_is_what_the_nodes_read_and_receive(mode: str, mesh: str, found: Found) -> None:
+def test_the_plan_is_what_the_nodes_read_and_receive(mode: str, mesh: str, found_on: FoundOn) -> None:
     """Bytes are counted by the system, with the heads of the messages."""
+    found = found_on(mesh)
     counted = [name for name in scenarios(found, mesh) if name.partition(",")[0] == "counted"]
     assert counted
     for scenario in counted:
@@ -136,9 +154,9 @@ def test_the_plan_is_what_the_nodes_read_and_receive(mode: str, mesh: str, found
             assert expected <= received <= expected + heads, (scenario, node)
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_memory_is_planned_for_what_is_used(mesh: str, found: Found) -> None:
-    for rank, each in enumerate(found):
+@each_mesh
+def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> None:
+    for rank, each in enumerate(found_on(mesh)):
         for scenario, modes in each[mesh].items():
             for mode, result in modes.items():
                 if not scenario.startswith("kept"):
@@ -152,6 +170,7 @@ def test_other_fields_on_one_node_are_named_on_all(tmp_path: Path) -> None:
     check_schema_errors(tmp_path, ranks=4)
 
 
+@pytest.mark.slow
 def test_neither_batches_nor_loaders_leave_anything_behind(tmp_path: Path) -> None:
     with two_nodes() as nodes:
         ended = run_on(nodes, 200, SOAK_SCRIPT, str(tmp_path), "rank0")
@@ -183,10 +202,10 @@ def test_two_nodes_are_gone_with_whoever_made_them() -> None:
 @pytest.mark.parametrize(
     ("case", "readers"),
     [
-        ("kill:3", "rank0"),
+        slowly("kill:3", "rank0"),
         ("kill:2", "node+fork"),  # the reader of the second node
         ("kill:0", "rank0+fork"),
-        ("raise:3", "node"),
+        slowly("raise:3", "node"),
         ("dataset", "rank0"),
     ],
 )

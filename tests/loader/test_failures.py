@@ -30,9 +30,9 @@ from tests.loader.sample_datasets import (
     stack_dicts,
 )
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
-from tests.properties import examples
+from tests.properties import examples, slowly
 
-EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+EVERYWHERE = pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
 DATASETS = pytest.mark.parametrize("dataset", [Failing, FailingFilled])
 

@@ -16,11 +16,11 @@ from libai_data.loader import PadCollator
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.sample_datasets import Fields, Ragged, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 FOREIGN_DTYPES = ("int16", "uint16", "uint32", "uint64", "complex64", "complex128")
-EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+EVERYWHERE = pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 # Spawned workers differ from forked ones in how they start only.
 WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
 
@@ -264,7 +264,7 @@ def test_a_layout_for_a_field_that_is_not_there_is_refused_with_the_nearest_name
         stream(LAID_OUT, batches=1, layouts={"lables": {"placement_idx": 0}}, **workers)
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+@EVERYWHERE
 def test_a_batch_that_is_handed_out_may_be_written_to(workers: dict[str, Any]) -> None:
     dataset = Fields({"x": np.ones(3, np.float32)}, 100)
     with loading(dataset, prefetch=2, **workers) as loader:

@@ -18,6 +18,7 @@ import pytest
 import libai_data.loader
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+from tests.properties import slowly
 
 LOADER = str(Path(libai_data.loader.__file__).parent)
 BATCHES = 12
@@ -58,7 +59,7 @@ def interrupted_at(line: int) -> Iterator[None]:
         sys.settrace(before)
 
 
-@pytest.mark.parametrize("arguments", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("arguments", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], request: pytest.FixtureRequest) -> None:
     dataset = Numbers()
     expected = stream(dataset, batches=BATCHES)
@@ -106,7 +107,7 @@ def test_the_next_pass_does_not_first_read_what_an_abandoned_one_would_have_read
         assert rest.index(0) <= 8, rest
 
 
-@pytest.mark.parametrize("arguments", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("arguments", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> None:
     with loading(Numbers(), prefetch=2, **arguments) as loader:
         slots, lengths = [], []

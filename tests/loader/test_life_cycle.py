@@ -28,12 +28,14 @@ from libai_data.integrations import from_iterable
 from libai_data.samplers.order import Order
 from libai_data.structures import batch_info
 from tests.loader.reference import Ended, Expected, ReferenceLoader, State
-from tests.loader.streams import descriptors, eventually
+from tests.loader.streams import descriptors, eventually, loader_threads
+from tests.properties import is_long_run
 
 PACKAGE = Path(libai_data.__file__).parent
 TRACED = tuple(str(PACKAGE / name) for name in ("loader", "samplers", "global_batch", "integrations"))
 SAMPLES = 11
 STEPS = 50
+STEPS_OF_SHORT_RUN, STEPS_OF_LONG_RUN = 800, 16_000
 PHASES = [phase for phase in Phase if phase is not Phase.shrink]
 """To find a shorter sequence that fails would take many minutes where processes are started."""
 
@@ -118,7 +120,7 @@ class Life(RuleBasedStateMachine):
         workers: int,
         prefetch: int,
     ) -> None:
-        self.before = descriptors()
+        self.before, self.threads_before = descriptors(), loader_threads()
         samples = self.samples = Samples(nested)
         self.is_stream = is_stream = is_stream and not self.process
         self.is_shared = readers != "data_parallel"
@@ -150,7 +152,7 @@ class Life(RuleBasedStateMachine):
         self.kept.clear()
         self.loader = None
         gc.collect()
-        assert eventually(lambda: not threads_of_loaders() and descriptors() <= self.before)
+        assert eventually(lambda: loader_threads() <= self.threads_before and descriptors() <= self.before)
 
     def place(self) -> State:
         """Where the loader says that it stands, as the reference does."""
@@ -355,12 +357,6 @@ class LifeWithProcesses(Life):
     process = True
 
 
-def threads_of_loaders() -> list[str]:
-    """Names of the threads that loaders have started."""
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name.startswith(("libai_data", "reads "))]
-
-
 def rows_of(batch: Any) -> list[int]:
     """The numbers of a batch's rows, all of whose values agree."""
     values = (batch.y if batch.has("y") else batch.x["y"]).tensor.numpy()
@@ -371,14 +367,14 @@ def rows_of(batch: Any) -> list[int]:
 @pytest.mark.watchdog(4 * 3600)
 @pytest.mark.parametrize(("life", "share"), [(Life, 0.96), (LifeWithProcesses, 0.04)], ids=["in-process", "processes"])
 def test_a_loader_does_what_the_reference_does_through_any_sequence_of_steps(life: Any, share: float) -> None:
-    default = 160 * (settings.default.max_examples if settings.default else 0)
+    default = STEPS_OF_LONG_RUN if is_long_run() else STEPS_OF_SHORT_RUN
     steps = int(os.environ.get("LIBAI_DATA_LIFE_STEPS", default))
     # Some steps find nothing to do, and are not counted.
-    examples = round(1.25 * share * steps / STEPS)
+    lives = round(1.25 * share * steps / STEPS)
     life.steps = 0
     run_state_machine_as_test(
         life,
-        settings=settings(max_examples=examples, stateful_step_count=STEPS, phases=PHASES),
+        settings=settings(max_examples=lives, stateful_step_count=STEPS, phases=PHASES),
     )
-    print(f"{life.__name__}: {life.steps} steps in {examples} lives")
+    print(f"{life.__name__}: {life.steps} steps in {lives} lives")
     assert life.steps >= share * steps

@@ -87,7 +87,7 @@ def test_processes_bring_the_stream_of_the_trainers_own_process(
 
 @pytest.mark.watchdog(120)
 @pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("collate_fn", [None, stack_dicts])
+@pytest.mark.parametrize("collate_fn", [None, pytest.param(stack_dicts, marks=pytest.mark.slow)])
 def test_spawned_workers_bring_the_stream_of_the_trainers_own_process(dataset: Any, collate_fn: Any) -> None:
     case = {
         "dataset": dataset(37),

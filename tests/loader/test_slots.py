@@ -24,7 +24,7 @@ from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out, views
 from tests.loader.sample_datasets import Fields, Numbers, growing_collator, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, eventually, loading, stream
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 IN_SLOTS = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
 
@@ -316,7 +316,7 @@ for workers in ({"num_workers": 0}, {"num_workers": 2, "start_method": "fork"}):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("workers", WORKERS[2:], ids=WORKER_NAMES[2:])
+@pytest.mark.parametrize("workers", [WORKERS[2], slowly(WORKERS[3])], ids=WORKER_NAMES[2:])
 def test_batches_that_grow_get_more_room(workers: dict[str, Any]) -> None:
     dataset = NumbersAsDicts(400)
     found = stream(dataset, batches=90, collate_fn=growing_collator, **workers)

@@ -29,6 +29,7 @@ from tests.loader.sample_datasets import (
     flow_collator,
 )
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream, worker_pids
+from tests.properties import slowly
 
 PROCESSES = pytest.mark.parametrize("start_method", ["spawn", "fork"])
 
@@ -63,7 +64,7 @@ def test_samples_of_oneflow_tensors_are_read_by_spawned_workers_that_join_no_job
         assert values(dataset, "world_size", **arguments) == [1] * 16
 
 
-@pytest.mark.parametrize("seed", [None, "random", "7"])
+@pytest.mark.parametrize("seed", [None, slowly("random"), "7"])
 def test_workers_share_one_hash_seed_and_the_trainers_where_it_has_one(seed: str | None, monkeypatch: Any) -> None:
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     if seed is not None:
@@ -121,7 +122,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("guarded", [True, False], ids=["with the main guard", "without the main guard"])
+@pytest.mark.parametrize("guarded", [slowly(True), False], ids=["with the main guard", "without the main guard"])
 def test_classes_and_functions_of_the_main_script_travel(tmp_path: Path, guarded: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(MAIN_SCRIPT if guarded else MAIN_SCRIPT.replace('if __name__ == "__main__":', "if True:"))
@@ -212,7 +213,7 @@ def test_maps_of_records_and_strided_maps_arrive_as_they_are_without_a_copy(tmp_
     assert copied(mapped).filename == mapped.filename
 
 
-@pytest.mark.parametrize("fate", ["replaced", "unlinked", "replaced twice", "renamed"])
+@pytest.mark.parametrize("fate", [slowly("replaced"), "unlinked", "replaced twice", slowly("renamed")])
 def test_workers_map_the_file_that_the_trainer_maps_whatever_became_of_its_name(tmp_path: Path, fate: str) -> None:
     path = tmp_path / "rows bin"
     np.zeros((64, 3), np.int64).tofile(path)
@@ -334,6 +335,7 @@ def test_workers_that_die_as_they_start_end_the_run() -> None:
         stream(DeadlyToUnpack(), batches=1, num_workers=2, start_method="spawn")
 
 
+@pytest.mark.slow
 def test_workers_that_die_as_they_start_are_started_a_few_times_only(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(SampleError):
         stream(DeadlyToUnpack(), batches=1, num_workers=1, start_method="spawn", prefetch=8)
@@ -349,7 +351,7 @@ def dynamic_dataset() -> Any:
 
 
 @pytest.mark.parametrize("make", [dynamic_dataset, lambda: OnlyHere(), lambda: DeadlyToUnpack()])
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [1, slowly(3)])
 def test_what_a_worker_cannot_unpickle_makes_workers_fork(
     make: Any, workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -381,7 +383,7 @@ def die() -> Any:
     os._exit(9)
 
 
-@pytest.mark.parametrize("workers", WORKERS[1:], ids=WORKER_NAMES[1:])
+@pytest.mark.parametrize("workers", [*WORKERS[1:3], slowly(WORKERS[3])], ids=WORKER_NAMES[1:])
 def test_a_loader_made_and_used_in_a_thread_works(workers: dict[str, Any]) -> None:
     dataset, found = Numbers(), []
 
@@ -394,7 +396,7 @@ def test_a_loader_made_and_used_in_a_thread_works(workers: dict[str, Any]) -> No
     assert found == stream(dataset, batches=10)
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 def test_a_loader_that_a_thread_began_goes_on_in_another(workers: dict[str, Any]) -> None:
     dataset = Numbers()
     with loading(dataset, **workers) as loader:
@@ -412,7 +414,7 @@ def test_a_loader_that_a_thread_began_goes_on_in_another(workers: dict[str, Any]
     assert found == stream(dataset, batches=10)
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 def test_a_loader_leaves_no_descriptor_open(workers: dict[str, Any]) -> None:
     dataset = Numbers()
     stream(dataset, batches=3, **workers)

@@ -38,6 +38,7 @@ from tests.loader.sample_datasets import (
     stack_dicts,
 )
 from tests.loader.streams import content, descriptors, eventually, is_running, loading, stream, worker_pids
+from tests.properties import slowly
 
 PROCESSES = pytest.mark.parametrize("start_method", ["fork", "spawn"])
 DEADLY = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
@@ -110,10 +111,16 @@ CASES: dict[str, Any] = {
     "spawned": (Slow(401, 0.0005), {"start_method": "spawn"}, 15),
     "spawned and collated": (Slow(401, 0.0005), {"start_method": "spawn", "collate_fn": stack_dicts}, 10),
 }
+SHORT = ("whole batches", "collated and growing", "many workers, short", "spawned")
+"""Cases of the short run."""
 
 
 @pytest.mark.watchdog(120)
-@pytest.mark.parametrize(("dataset", "arguments", "kills"), CASES.values(), ids=CASES.keys())
+@pytest.mark.parametrize(
+    ("dataset", "arguments", "kills"),
+    [case if name in SHORT else slowly(*case) for name, case in CASES.items()],
+    ids=CASES.keys(),
+)
 def test_the_stream_goes_on_unchanged_while_workers_are_killed(
     dataset: Any, arguments: Any, kills: int, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,7 +147,7 @@ def test_the_stream_goes_on_unchanged_while_workers_are_killed(
     assert descriptors() == before
 
 
-@PROCESSES
+@pytest.mark.parametrize("start_method", ["fork", slowly("spawn")])
 def test_what_a_worker_says_before_it_dies_reaches_a_trainer_without_a_descriptor_for_errors(
     start_method: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -17,7 +17,7 @@ from libai_data.loader import DataLoader
 from libai_data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
-from tests.properties import examples
+from tests.properties import examples, slowly
 from tests.samplers.transforms import Documents, as_tokens, expected_packs, is_even
 
 
@@ -107,7 +107,7 @@ def packed(**options: Any) -> PackedDataset:
     return PackedDataset(Documents(RANDOM, random=True), 10, **options)
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("options", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 @pytest.mark.parametrize("make", [packed, lambda: packed(cut=False, truncate=True, keep=is_even)])
 def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options: Any, make: Any) -> None:
     def batches(count: int, state: Any = None, **options: Any) -> list[Any]:

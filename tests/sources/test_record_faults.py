@@ -15,6 +15,7 @@ import pytest
 
 from libai_data.errors import ConfigError, DataPipelineError, FormatError
 from libai_data.sources import ArrayRecordSource, WebDatasetSource
+from tests.properties import slowly
 from tests.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -73,7 +74,7 @@ def damaged(content: bytes, random: np.random.Generator, start: int, stop: int) 
     return bytes(copy)
 
 
-@pytest.mark.parametrize("options", ["group_size:1", "group_size:1,uncompressed", "group_size:3"])
+@pytest.mark.parametrize("options", [slowly("group_size:1"), "group_size:1,uncompressed", slowly("group_size:3")])
 def test_damage_of_array_records_is_always_noticed(tmp_path: Path, options: str) -> None:
     path, random = tmp_path / "a", np.random.default_rng(3)
     expected = WRITERS["array_record"](path, texts(40), options)

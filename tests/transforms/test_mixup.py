@@ -18,6 +18,7 @@ from libai_data.samplers.schedule import StepSchedule
 from libai_data.transforms import BatchTransform, Mixup
 from libai_data.transforms.soft_labels import SoftLabels
 from tests.loader.streams import WORKER_NAMES, WORKERS
+from tests.properties import slowly
 from tests.transforms.mixed_images import CLASSES, FetchedImages, FilledImages, Images, image_of
 
 BOTH: dict[str, Any] = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "num_classes": CLASSES}
@@ -58,7 +59,7 @@ def test_the_global_batch_is_the_same_on_any_number_of_ranks(mode: str, form: st
         assert equal(mixed(Images(form), transform, ranks), expected)
 
 
-@pytest.mark.parametrize("workers", WORKERS[1:], ids=WORKER_NAMES[1:])
+@pytest.mark.parametrize("workers", [*WORKERS[1:3], slowly(WORKERS[3])], ids=WORKER_NAMES[1:])
 def test_the_global_batch_is_the_same_whoever_reads_it_and_how(workers: dict[str, Any]) -> None:
     transform = Mixup(mode="elem", **BOTH)
     expected = mixed(Images(), transform)

@@ -1,6 +1,6 @@
-"""Delivers batches on each mesh of this world size and writes down what each rank got: `deliver_batches.py FOLDER`.
+"""Delivers batches on some meshes and writes down what each rank got: `deliver_batches.py FOLDER MESH ...`.
 
-Each rank writes `FOLDER/<world size>-<rank>.json`: case -> mesh -> for each batch, for each field, the digest and shape
+Each rank writes `FOLDER/<rank>.json`: case -> mesh -> for each batch, for each field, the digest and shape
 of the rank's own part, and on rank 0 those of the whole, gathered.
 """
 
@@ -20,7 +20,7 @@ from libai_data.global_batch import to_global
 from libai_data.mesh import ParallelMesh, set_mesh, tensor_to_rank0
 from libai_data.samplers import CyclicSampler
 from libai_data.structures import batch_info
-from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, MESHES, SEED, Case, ManyLayouts
+from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SEED, Case, ManyLayouts
 
 
 def digest(array: np.ndarray) -> str:
@@ -62,14 +62,15 @@ def deliver(case: Case, mesh: ParallelMesh) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    rank, world_size = flow.env.get_rank(), flow.env.get_world_size()
+    rank = flow.env.get_rank()
     found: dict[str, Any] = {}
-    for data, tensor, pipeline in MESHES[world_size]:
+    for name in sys.argv[2:]:
+        data, tensor, pipeline = map(int, name.split("x"))
         mesh = ParallelMesh(data, tensor, pipeline, rank=rank)
         set_mesh(mesh)
         for case in CASES:
-            found.setdefault(case.name, {})[f"{data}x{tensor}x{pipeline}"] = deliver(case, mesh)
-    Path(sys.argv[1], f"{world_size}-{rank}.json").write_text(json.dumps(found))
+            found.setdefault(case.name, {})[name] = deliver(case, mesh)
+    Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Lives through many scenarios in every read mode, on each mesh of this world: `delivery_scenarios.py FOLDER`.
+"""Lives through many scenarios in every read mode, on some meshes: `delivery_scenarios.py FOLDER 2x2x1 4x1x1 ...`.
 
+With "2x2x1, all", each scenario is also lived through with workers of several kinds, which else only some are.
 Each rank writes `FOLDER/<rank>.json`: mesh -> scenario -> read mode -> what it saw. A batch is told by the digests of
 its rows, so that the rows of the ranks, put together, can be compared between meshes.
 """
@@ -38,12 +39,7 @@ LARGE = (64, 320)
 SEED = 3
 MODES = ("data_parallel", "node", "rank0")
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
-MESHES: dict[int, list[tuple[int, int, int]]] = {
-    1: [(1, 1, 1)],
-    2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
-    4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2), (1, 1, 4)],
-}
-THOROUGH = [(1, 1, 1), (2, 1, 1), (2, 2, 1)]
+THOROUGH = ("1x1x1", "2x1x1", "2x2x1")
 BRIEF = ("stream", "rounds", "broken_off", "counted")
 
 Options = dict[str, Any]
@@ -248,6 +244,12 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
 THREADS: Options = {"num_workers": 2, "worker_type": "thread"}
 FORKS: Options = {"num_workers": 2, "start_method": "fork"}
 PROGRAMS: Options = {"num_workers": 2, "start_method": "auto"}
+WORKERS = [("stream", "threads", THREADS), ("stream", "forks", FORKS), ("counted", "forks", FORKS)]
+ALL_WORKERS = [
+    *((name, "threads", THREADS) for name in SCENARIOS),
+    *((name, "forks", FORKS) for name in ("stream", "ragged", "broken_off", "two_loaders", "counted")),
+    ("stream", "programs", PROGRAMS),
+]
 
 
 class Warnings(logging.Handler):
@@ -273,19 +275,16 @@ def main() -> None:
     warnings = Warnings()
     logging.getLogger("libai_data").addHandler(warnings)
     found: dict[str, Any] = {}
-    world_size = flow.env.get_world_size()
-    for sizes in MESHES[world_size]:
-        set_mesh(ParallelMesh(*sizes, rank=RANK, num_nodes=NODES))
-        here = found["x".join(map(str, sizes))] = {}
-        thorough = sizes in THOROUGH
-        for name in SCENARIOS if thorough else BRIEF:
+    for mesh in sys.argv[2:]:
+        sizes, _, everything = mesh.partition(", ")
+        data, tensor, pipeline = map(int, sizes.split("x"))
+        set_mesh(ParallelMesh(data, tensor, pipeline, rank=RANK, num_nodes=NODES))
+        here = found[mesh] = {}
+        for name in SCENARIOS if sizes in THOROUGH else BRIEF:
             here[name] = live_through(name, MODES, {}, warnings)
-            if thorough:
-                here[f"{name}, threads"] = live_through(name, MODES, THREADS, warnings)
-        if thorough:
-            for name in ("stream", "ragged", "broken_off", "two_loaders", "counted"):
-                here[f"{name}, forks"] = live_through(name, MODES, FORKS, warnings)
-            here["stream, programs"] = live_through("stream", MODES, PROGRAMS, warnings)
+        if sizes in THOROUGH:
+            for name, kind, options in ALL_WORKERS if everything else WORKERS:
+                here[f"{name}, {kind}"] = live_through(name, MODES, options, warnings)
     (FOLDER / f"{RANK}.json").write_text(json.dumps({"nodes": NODES, "found": found}))
 
 

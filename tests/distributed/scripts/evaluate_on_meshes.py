@@ -29,7 +29,6 @@ from libai_data.testing import check_conformance
 from tests.distributed.scripts.evaluation_cases import (
     CASES,
     LENGTH,
-    MESHES,
     MICRO_BATCH,
     VOCABULARY,
     Case,
@@ -144,20 +143,22 @@ def conformance(readers: str, endless: bool) -> str:
 def main() -> None:
     rank, world_size = flow.env.get_rank(), flow.env.get_world_size()
     found: dict[str, Any] = {}
-    for sizes in MESHES[world_size]:
-        data, tensor, pipeline = sizes
+    meshes = [name for name in sys.argv[2:] if name[0].isdigit()]
+    more = sys.argv[2 + len(meshes) :]
+    for mesh in meshes:
+        data, tensor, pipeline = map(int, mesh.split("x"))
         set_mesh(ParallelMesh(data, tensor, pipeline, rank=rank, layer_stage_ids=(0, pipeline - 1)))
         model = Scorer()
-        found["x".join(map(str, sizes))] = {case.name: evaluate(case, model) for case in CASES}
-    if world_size > 1:
+        found[mesh] = {case.name: evaluate(case, model) for case in CASES}
+    if "refusals" in more:
         set_mesh(ParallelMesh(world_size, 1, 1, rank=rank))
         refuse(Scorer())
-    if world_size == 4:
+    if "conformance" in more:
         found["conformance"] = [
             conformance(readers, endless) for readers in ("data_parallel", "node", "rank0") for endless in (True, False)
         ]
     if rank == 0:
-        Path(sys.argv[1], f"{world_size}.json").write_text(json.dumps(found))
+        Path(sys.argv[1], "found.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

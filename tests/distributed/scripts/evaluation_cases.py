@@ -31,13 +31,6 @@ CASES: list[Case] = [
     Case(13, eval_iter=1),
 ]
 
-MESHES: dict[int, list[tuple[int, int, int]]] = {
-    1: [(1, 1, 1)],
-    2: [(2, 1, 1), (1, 2, 1)],
-    4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)],
-}
-"""World size -> (data, tensor, pipeline) sizes."""
-
 
 class Sentences:
     """Token sequences with what comes next; some tokens do not count."""

@@ -1,8 +1,8 @@
-"""LiBai's own trainer over a dataset of which a sample fails, on the one rank that reads it."""
+"""LiBai's own trainer over a dataset of which a sample fails, on the rank that reads it: `fail_in_libai.py FOLDER`."""
 
 from __future__ import annotations
 
-import tempfile
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +26,7 @@ class Trainer(DataPipeline, DefaultTrainer):
     """What a user writes."""
 
 
-with tempfile.TemporaryDirectory() as folder:
-    cfg = libai_config(folder, data=2, tensor=1)
-    cfg.dataloader.train.dataset = {"_target_": Broken, "length": SAMPLES}
-    default_setup(cfg, SimpleNamespace(resume=False))
-    Trainer(cfg).train()
+cfg = libai_config(sys.argv[1], data=2, tensor=1)
+cfg.dataloader.train.dataset = {"_target_": Broken, "length": SAMPLES}
+default_setup(cfg, SimpleNamespace(resume=False))
+Trainer(cfg).train()

@@ -37,13 +37,6 @@ CASES = [
     Case("read by rank 0", 12, RESUMED_STEPS, 0, "rank0"),
 ]
 
-MESHES: dict[int, list[tuple[int, int, int]]] = {
-    1: [(1, 1, 1)],
-    2: [(2, 1, 1), (1, 2, 1), (1, 1, 2)],
-    4: [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2), (1, 2, 2)],
-}
-"""World size -> (data, tensor, pipeline) sizes."""
-
 LAYOUTS: dict[str, tuple[tuple[str, str], int]] = {
     "images": (("split_0", "broadcast"), 0),
     "labels": (("split_0", "broadcast"), -1),

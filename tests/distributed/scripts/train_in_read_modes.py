@@ -1,4 +1,4 @@
-"""Trains on 2 x 2 ranks in every read mode: `train_in_read_modes.py FOLDER`.
+"""Trains on 2 x 2 ranks in every read mode: `train_in_read_modes.py FOLDER WAY ...`.
 
 Rank 0 writes `FOLDER/losses.json`: how it trains -> read mode -> the mean loss of each step.
 """
@@ -81,7 +81,8 @@ def main() -> None:
     set_mesh(ParallelMesh(2, 2, 1, rank=RANK))
     found: dict[str, dict[str, list[float]]] = {}
     trainers = []
-    for way, (model_class, graph_mode, micro_batches) in WAYS.items():
+    for way in sys.argv[2:]:
+        model_class, graph_mode, micro_batches = WAYS[way]
         trainer, parameters = trainer_of(model_class, graph_mode, micro_batches)
         # A graph takes seconds to compile, so that one serves all modes; and all are kept, since each rank's garbage
         # collector would end them at another moment.

@@ -1,6 +1,6 @@
 """LiBai's own trainer over our loaders: stopped after 7 steps and resumed, in every way that a project can take us in.
 
-    train_libai.py FOLDER
+    train_libai.py FOLDER CASE ...
 
 What each rank saw lies in FOLDER/RANK-of-RANKS.json; test_libai.py looks at it.
 """
@@ -304,7 +304,7 @@ if RANKS == 4:
 
 
 def main() -> None:
-    found = {name: case() for name, case in CASES.items()}
+    found = {name: case() for name, case in CASES.items() if name in sys.argv[2:]}
     (FOLDER / f"{RANK}-of-{RANKS}.json").write_text(json.dumps(found))
 
 

@@ -1,4 +1,4 @@
-"""Trains the example models for 30 steps on some meshes: `train_models_on_meshes.py OUTPUT.json 2x2x1 2x1x2`."""
+"""Trains the example models for 30 steps on some meshes: `train_models_on_meshes.py OUTPUT.json 2x2x1:gpt,vit ...`."""
 
 from __future__ import annotations
 
@@ -149,17 +149,14 @@ def collectives() -> dict[str, Any]:
 def main() -> None:
     world_size, rank = flow.env.get_world_size(), flow.env.get_rank()
     results = {}
-    for shape in sys.argv[2:]:
+    for argument in sys.argv[2:]:
+        shape, _, models = argument.partition(":")
         data, tensor, pipeline = map(int, shape.split("x"))
         stages = tuple(range(DEPTH)) if pipeline > 1 else ()
         meshes.set_mesh(meshes.ParallelMesh(data, tensor, pipeline, rank=rank, layer_stage_ids=stages))
         results[f"{shape} collectives"] = collectives()
-        # Two ranks cover what a GPT has on each axis alone; on four, one mesh of it shows both axes together.
-        names = ["vit"] if world_size == 4 and shape != "2x2x1" else ["vit", "gpt"]
-        if world_size < 4:
-            names.append("documents")
         modes = ["eager", "graph", "checkpointing"] if world_size == 1 else ["eager", "graph"]
-        for name, mode in itertools.product(names, modes):
+        for name, mode in itertools.product(models.split(","), modes):
             start = time.perf_counter()
             results[f"{shape} {name} {mode}"] = train(name, mode)
             if rank == 0:
