@@ -87,23 +87,11 @@ def _ranks_in_words(ranks: Sequence[int]) -> str:
 
 
 def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, float | None, int, int]:
-    """Least, largest and mean finite number, NaNs and infinities; row by row, so that no copy of all is made."""
-    lows: list[float] = []
-    highs: list[float] = []
-    total, count, nans, infinities = 0.0, 0, 0, 0
-    for array in values:
-        numbers = np.abs(array) if array.dtype.kind == "c" else array
-        if numbers.dtype.kind == "f":
-            finite = numbers[np.isfinite(numbers)]
-            nans += int(np.isnan(numbers).sum())
-            infinities += int(np.isinf(numbers).sum())
-        else:
-            finite = numbers
-        if finite.size:
-            lows.append(float(finite.min()))
-            highs.append(float(finite.max()))
-            total += float(finite.sum(dtype=np.float64))
-            count += finite.size
-    if not count:
+    """Least, largest and mean finite number, NaNs and infinities; of complex numbers their magnitudes."""
+    flat = np.concatenate([value.reshape(-1) for value in values])
+    flat = np.abs(flat) if flat.dtype.kind == "c" else flat
+    finite, nans = flat[np.isfinite(flat)], int(np.isnan(flat).sum())
+    infinities = flat.size - finite.size - nans
+    if not finite.size:
         return None, None, None, nans, infinities
-    return min(lows), max(highs), total / count, nans, infinities
+    return float(finite.min()), float(finite.max()), float(finite.mean(dtype=np.float64)), nans, infinities
