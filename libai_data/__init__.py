@@ -7,21 +7,27 @@ nor what a process that only reads data does not need.
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from libai_data.cuda_libraries import install_import_hook
+from libai_data.launch.cuda_libraries import install_import_hook
 
 if TYPE_CHECKING:
-    from libai_data.build import (
+    from libai_data.config import LazyCall, LazyConfig, default_argument_parser, instantiate
+    from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+    from libai_data.delivery.build import (
         build_image_test_loader,
         build_image_train_loader,
         build_nlp_test_loader,
         build_nlp_train_loader,
         build_nlp_train_val_test_loader,
     )
-    from libai_data.config import LazyCall, LazyConfig, default_argument_parser, instantiate
-    from libai_data.data_stages import DataStages
-    from libai_data.datamodule import DataModule
     from libai_data.engine import (
         DefaultTrainer,
         EagerTrainer,
@@ -30,7 +36,8 @@ if TYPE_CHECKING:
         TrainerBase,
         default_setup,
     )
-    from libai_data.integrations import from_iterable
+    from libai_data.engine.datamodule import DataModule, DataStages
+    from libai_data.iterables import from_iterable
     from libai_data.loader import DataLoader, trivial_batch_collator
     from libai_data.mesh import (
         ParallelMesh,
@@ -40,16 +47,15 @@ if TYPE_CHECKING:
         get_nd_sbp,
         synchronize,
     )
-    from libai_data.samplers import CyclicSampler, SingleRoundSampler
     from libai_data.structures import DistTensorData, Instance
 
 __version__ = "0.1.0"
 
 _MODULES: dict[str, str] = {
-    "CyclicSampler": "libai_data.samplers",
+    "CyclicSampler": "libai_data.data.samplers",
     "DataLoader": "libai_data.loader",
-    "DataModule": "libai_data.datamodule",
-    "DataStages": "libai_data.data_stages",
+    "DataModule": "libai_data.engine.datamodule",
+    "DataStages": "libai_data.engine.datamodule",
     "DefaultTrainer": "libai_data.engine",
     "DistTensorData": "libai_data.structures",
     "EagerTrainer": "libai_data.engine",
@@ -59,16 +65,16 @@ _MODULES: dict[str, str] = {
     "LazyCall": "libai_data.config",
     "LazyConfig": "libai_data.config",
     "ParallelMesh": "libai_data.mesh",
-    "SingleRoundSampler": "libai_data.samplers",
+    "SingleRoundSampler": "libai_data.data.samplers",
     "TrainerBase": "libai_data.engine",
-    "build_image_test_loader": "libai_data.build",
-    "build_image_train_loader": "libai_data.build",
-    "build_nlp_test_loader": "libai_data.build",
-    "build_nlp_train_loader": "libai_data.build",
-    "build_nlp_train_val_test_loader": "libai_data.build",
+    "build_image_test_loader": "libai_data.delivery.build",
+    "build_image_train_loader": "libai_data.delivery.build",
+    "build_nlp_test_loader": "libai_data.delivery.build",
+    "build_nlp_train_loader": "libai_data.delivery.build",
+    "build_nlp_train_val_test_loader": "libai_data.delivery.build",
     "default_argument_parser": "libai_data.config",
     "default_setup": "libai_data.engine",
-    "from_iterable": "libai_data.integrations",
+    "from_iterable": "libai_data.iterables",
     "get_data_parallel_rank": "libai_data.mesh",
     "get_data_parallel_size": "libai_data.mesh",
     "get_layer_placement": "libai_data.mesh",
@@ -93,4 +99,50 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_MODULES})
 
 
-install_import_hook()
+# Where what lay elsewhere in earlier versions is now. Saved configs name classes by these paths.
+_MOVED: dict[str, str] = {
+    "build": "delivery.build",
+    "data_stages": "engine.datamodule.data_stages",
+    "datamodule": "engine.datamodule.datamodule",
+    "datasets": "data.datasets",
+    "engine.liveness": "mesh.peers.liveness",
+    "global_batch": "delivery",
+    "global_tensor": "mesh.global_tensor",
+    "integrations.from_iterable": "iterables.from_iterable",
+    "integrations.lightning": "engine.datamodule.lightning",
+    "parallel_mesh": "mesh.parallel_mesh",
+    "sample_random": "data.random",
+    "samplers": "data.samplers",
+    "sources": "data.sources",
+    "text": "data.text",
+    "transforms": "data.transforms",
+}
+
+
+class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives, under the name of a module of an earlier version, the module that took its place."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, *parts = fullname.split(".")
+        for count in (1, 2):
+            old = ".".join(parts[:count])
+            if package == __name__ and old in _MOVED:
+                new = ".".join([__name__, _MOVED[old], *parts[count:]])
+                return ModuleSpec(fullname, self, loader_state=new) if importlib.util.find_spec(new) else None
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        sys.modules[module.__name__] = importlib.import_module(module.__spec__.loader_state)
+
+
+def _joining() -> AbstractContextManager[None]:
+    from libai_data.mesh.peers.joining import joining
+
+    return joining()
+
+
+sys.meta_path.insert(0, _MovedModules())
+install_import_hook(_joining)

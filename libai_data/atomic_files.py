@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Union
 
-from libai_data.identity import PathLike
+PathLike = Union[str, "os.PathLike[str]"]
 
 
 @contextmanager

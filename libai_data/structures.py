@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from libai_data.errors import SchemaError, nearest
-from libai_data.global_tensor import as_flow_tensor, local_to_global, nd_sbp
-from libai_data.mesh import get_layer_placement
+from libai_data.mesh.current import get_layer_placement
+from libai_data.mesh.global_tensor import as_flow_tensor, local_to_global, nd_sbp
 
 DEFAULT_SBP = ("split_0", "broadcast")
 

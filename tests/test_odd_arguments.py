@@ -9,11 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.build import build_nlp_test_loader, build_nlp_train_loader, build_nlp_train_val_test_loader
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader, build_nlp_train_val_test_loader
 from libai_data.errors import ConfigError
-from libai_data.integrations.from_iterable import from_iterable
+from libai_data.iterables.from_iterable import from_iterable
 from libai_data.loader.dataloader import DataLoader
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from tests.engine.tiny import TinyDataset
 
 DATASET = TinyDataset(40)

@@ -15,8 +15,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
-from libai_data.sources.indexed import IndexedSource
 
 _COUNTED_AT_ONCE = 1 << 24
 

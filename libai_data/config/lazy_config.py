@@ -129,3 +129,16 @@ def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
         known: tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
         raise ConfigError(f"{path} defines no {key!r}.{nearest(key, known) or ' It defines: ' + ', '.join(known)}")
     return as_config(values[key])
+
+
+def load_config(config_file: str, overrides: Sequence[str] = ()) -> Any:
+    """Load a config and change it, as the training command does.
+
+    Args:
+        config_file: its path.
+        overrides: `key=value` each.
+    """
+    # Configs import each other, and a user's own modules, from the working directory.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return LazyConfig.apply_overrides(LazyConfig.load(config_file), list(overrides))

@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from libai_data.argument_rules import FLAG, INT, REAL, TEXT, one_of
+from libai_data.config.argument_rules import FLAG, INT, REAL, TEXT, one_of
 from libai_data.config.keys import join_path
 from libai_data.config.naming import describe, locate
 from libai_data.errors import ConfigError, nearest

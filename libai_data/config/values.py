@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai_data.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
+from libai_data.config.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
 from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
 from libai_data.config.keys import check_keys, try_get_key
 from libai_data.errors import ConfigError

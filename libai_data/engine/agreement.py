@@ -21,12 +21,11 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 import libai_data
 from libai_data.config import try_get_key
 from libai_data.config.naming import dotted_name
-from libai_data.errors import ConfigError
-from libai_data.global_batch.gather import digest_of, gather_words
-from libai_data.global_batch.plan import ReadPlan
-from libai_data.in_words import by_rank
-from libai_data.mesh import broadcast_py_object, get_mesh
-from libai_data.parallel_mesh import ParallelMesh
+from libai_data.delivery.gather import digest_of, gather_words
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.errors import ConfigError, by_rank
+from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 _NAMED = 5
 _LONGEST_VALUE = 120

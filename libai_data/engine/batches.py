@@ -10,8 +10,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.nesting import is_named_tuple
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.nesting import is_named_tuple
 from libai_data.structures import DistTensorData, Instance, batch_info
 
 _NESTED = (DistTensorData, abc.Mapping, tuple)

@@ -9,13 +9,13 @@ from typing import Any
 
 from tqdm import tqdm
 
+from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
+from libai_data.data.samplers.schedule import StepSchedule
+from libai_data.data.samplers.stream_state import StreamState
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.integrations.digest import running_digest
-from libai_data.integrations.kinds import knows_its_rounds
-from libai_data.mesh import get_rank, is_main_process
-from libai_data.samplers.resuming import RESTART_DATA, check_overrides
-from libai_data.samplers.schedule import StepSchedule
-from libai_data.samplers.stream_state import StreamState
+from libai_data.iterables.digest import running_digest
+from libai_data.iterables.kinds import knows_its_rounds
+from libai_data.mesh.current import get_rank, is_main_process
 
 logger = logging.getLogger(__name__)
 

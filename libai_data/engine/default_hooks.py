@@ -11,7 +11,7 @@ from libai_data.engine.data_state import schedule_of
 from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
 from libai_data.engine.logging_setup import has_progress_bar
 from libai_data.engine.train_loop import HookBase
-from libai_data.mesh import is_main_process
+from libai_data.mesh.current import is_main_process
 
 _STOP_SIGNALS = ("SIGTERM", "SIGUSR1")
 

@@ -12,12 +12,13 @@ from typing import Any, Callable
 
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.values import require
-from libai_data.data_stages import DataStages
+from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
 from libai_data.engine.data_state import OVERRIDE_KEY, DataState, has_state, tokens_per_sample
-from libai_data.engine.datamodule_stages import RunsStages, get_batch_of, stages_of
+from libai_data.engine.datamodule.data_stages import DataStages
+from libai_data.engine.datamodule.stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
@@ -44,8 +45,7 @@ from libai_data.engine.setup import complete_train_config
 from libai_data.engine.step_plan import step_plan
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
-from libai_data.global_batch import check_forward_fields, to_global
-from libai_data.mesh import (
+from libai_data.mesh.current import (
     get_data_parallel_size,
     get_rank,
     synchronize,

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
-from libai_data.argument_rules import check, whole
+from libai_data.config.argument_rules import check, whole
 from libai_data.engine.batches import StepInputs
 from libai_data.engine.losses import total_loss
 from libai_data.engine.train_loop import TrainerBase

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from libai_data.errors import CheckpointError, ConfigError, MeshError, PeerError, SchemaError
-from libai_data.launch import STOPPED
-from libai_data.peers.liveness import end_process
+from libai_data.launch.launcher import STOPPED
+from libai_data.mesh.peers.liveness import end_process
 
 _SAME_ON_ALL_RANKS = (CheckpointError, ConfigError, MeshError, SchemaError)
 _RANK0_SPEAKS_FIRST_SECONDS = 2.0

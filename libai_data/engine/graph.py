@@ -14,7 +14,7 @@ from oneflow import nn
 from libai_data.engine.batches import part_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.errors import ConfigError
-from libai_data.mesh import get_data_parallel_size, get_mesh
+from libai_data.mesh.current import get_data_parallel_size, get_mesh
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Callable
 
-from libai_data.argument_rules import check, whole
+from libai_data.config.argument_rules import check, whole
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.train_loop import TrainerBase
 

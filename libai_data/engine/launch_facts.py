@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from libai_data.config import default_argument_parser
-from libai_data.engine.one_rank import load_config
+from libai_data.config.lazy_config import load_config
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError, MeshError
-from libai_data.parallel_mesh import ParallelMesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 def main(argv: Sequence[str]) -> int:

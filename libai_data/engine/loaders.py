@@ -13,13 +13,13 @@ from libai_data.config import instantiate, try_get_key
 from libai_data.config.keys import path_of
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.config.values import fill_in, given, require
+from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
-from libai_data.mesh import get_data_parallel_size
-from libai_data.samplers.schedule import StepSchedule
+from libai_data.mesh.current import get_data_parallel_size
 
 logger = logging.getLogger(__name__)
 

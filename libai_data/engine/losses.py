@@ -7,11 +7,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Callable
 
+from libai_data.data.samplers.ledger import Ledger
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.events import EventStorage
 from libai_data.errors import NonFiniteLossError, SchemaError
-from libai_data.mesh import broadcast_py_object, is_main_process, tensor_to_rank0
-from libai_data.samplers.ledger import Ledger
+from libai_data.mesh.current import broadcast_py_object, is_main_process, tensor_to_rank0
 
 # Unread losses are at most this many steps old, however rarely the training logs.
 _LONGEST_PERIOD = 100

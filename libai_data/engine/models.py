@@ -8,7 +8,7 @@ from typing import Any
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.engine.setup import set_key
 from libai_data.errors import ConfigError
-from libai_data.mesh import convert_to_distributed_default_setting, get_tensor_parallel_size
+from libai_data.mesh.current import convert_to_distributed_default_setting, get_tensor_parallel_size
 
 logger = logging.getLogger(__name__)
 

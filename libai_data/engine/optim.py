@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from libai_data.argument_rules import check, or_none, real
 from libai_data.config import instantiate
+from libai_data.config.argument_rules import check, or_none, real
 from libai_data.errors import ConfigError
 
 _RULES = dict.fromkeys(("base_lr", "weight_decay", "weight_decay_norm", "weight_decay_bias"), or_none(real(0, 1e9)))

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from libai_data.engine.checkpoint.directory import MANIFEST
 from libai_data.engine.checkpoint.folder import LAST, STATE
 from libai_data.errors import ConfigError
-from libai_data.launching.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
-from libai_data.mesh import broadcast_py_object, is_main_process
+from libai_data.launch.restarts import JOB_VARIABLE, RESTARTED_VARIABLE
+from libai_data.mesh.current import broadcast_py_object, is_main_process
 
 logger = logging.getLogger(__name__)
 

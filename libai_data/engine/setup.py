@@ -12,15 +12,15 @@ from omegaconf import OmegaConf
 
 from libai_data.config import LazyConfig, check_targets, check_values, try_get_key
 from libai_data.config.values import check_device, fill_in, given, require
+from libai_data.data.samplers.resuming import check_overrides
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.logging_setup import setup_logger
 from libai_data.engine.output_folder import FAST_DEV_RUN, take_output_folder, user_resumes
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
-from libai_data.mesh import get_rank, get_world_size, is_main_process, setup_dist_util
-from libai_data.peers.liveness import watch_over_ranks
-from libai_data.samplers.resuming import check_overrides
+from libai_data.mesh.current import get_rank, get_world_size, is_main_process, setup_dist_util
+from libai_data.mesh.peers.liveness import watch_over_ranks
 
 logger = logging.getLogger(__name__)
 

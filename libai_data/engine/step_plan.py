@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from libai_data.config import try_get_key
+from libai_data.data.samplers.schedule import Ranges, StepSchedule, parse_sizes, parse_skips
 from libai_data.engine.batch_arithmetic import BatchSizes, complete_batch_sizes
 from libai_data.errors import ConfigError
-from libai_data.mesh import get_data_parallel_size
-from libai_data.samplers.schedule import Ranges, StepSchedule, parse_sizes, parse_skips
+from libai_data.mesh.current import get_data_parallel_size
 
 logger = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from libai_data.engine.events import EventStorage
 from libai_data.engine.losses import LossBuffer
-from libai_data.launch import STOPPED
+from libai_data.launch.launcher import STOPPED
 
 logger = logging.getLogger(__name__)
 
 
 class TrainingStopped(SystemExit):
-    """Ends a training that was asked to stop, and with it the process, with code `libai_data.launch.STOPPED`."""
+    """Ends a training that was asked to stop, and with it the process, with code `launch.exit_codes.STOPPED`."""
 
     def __init__(self) -> None:
         super().__init__(STOPPED)

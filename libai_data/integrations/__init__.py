@@ -1,6 +1,5 @@
-"""Loaders of what other tools yield."""
+"""This package inside other frameworks; `from_iterable` is here for those who look for it."""
 
-from libai_data.integrations.collation import default_collate
-from libai_data.integrations.from_iterable import from_iterable
+from libai_data.iterables import default_collate, from_iterable
 
 __all__ = ["default_collate", "from_iterable"]

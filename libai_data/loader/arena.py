@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.file_map import map_descriptor
+from libai_data.data.files.file_map import map_descriptor
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

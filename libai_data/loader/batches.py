@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.samplers.sampler import IndexBatch
+from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
-from libai_data.global_tensor import as_flow_tensor
 from libai_data.loader.executor import Collated, Executor, Task, TaskResult
 from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.loader.reading import row_slices
@@ -18,9 +19,8 @@ from libai_data.loader.row_writer import row_writer
 from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
 from libai_data.loader.timing import StageTimes
-from libai_data.samplers.sampler import IndexBatch
+from libai_data.mesh.global_tensor import as_flow_tensor
 from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, RowIndices, fields_of
-from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""

@@ -11,12 +11,12 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
+from libai_data.launch.lifeline import Lifeline
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board
-from libai_data.loader.lifeline import Lifeline
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
 from libai_data.loader.worker import Equipment
-from libai_data.peers.channel import Channel
+from libai_data.mesh.peers.channel import Channel
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,14 @@ from collections.abc import Collection, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from libai_data.argument_rules import FUNCTION, INT, Rule, check, one_of, or_none, real, whole
-from libai_data.datasets.stream_transform import StreamTransform
+from libai_data.config.argument_rules import FUNCTION, INT, Rule, check, one_of, or_none, real, whole
+from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.random.global_generators import warn_of_own_generators
+from libai_data.data.samplers.listed import as_stream
+from libai_data.data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
+from libai_data.data.samplers.schedule import Ranges, StepSchedule
+from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
-from libai_data.global_generators import warn_of_own_generators
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batches import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
@@ -27,12 +31,8 @@ from libai_data.loader.starting import START_METHODS, WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Cargo
-from libai_data.mesh import get_data_parallel_size
-from libai_data.samplers.listed import as_stream
-from libai_data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
-from libai_data.samplers.schedule import Ranges, StepSchedule
+from libai_data.mesh.current import get_data_parallel_size
 from libai_data.structures import Agreement, Instance, RowIndices
-from libai_data.transforms.batch import BatchTransform, check_rows_together, rows_together
 
 WORKER_TYPES = ("process", "thread")
 RULES = {

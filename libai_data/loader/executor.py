@@ -9,19 +9,19 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from libai_data.data.random.global_generators import GlobalDraws, tell_once
+from libai_data.data.random.hashing import combine64
+from libai_data.data.random.sample_random import BatchRandom, SampleKeys, reading_samples
+from libai_data.data.transforms.batch import BatchTransform
+from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import SampleError, error_text
-from libai_data.global_generators import GlobalDraws, tell_once
 from libai_data.loader.collate import Collator
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotRing
 from libai_data.loader.timing import NO_TIMES, StageTimes
-from libai_data.mixing import combine64
-from libai_data.sample_random import BatchRandom, SampleKeys, reading_samples
 from libai_data.structures import Fields, fields_of
-from libai_data.transforms.batch import BatchTransform
-from libai_data.transforms.timing import transform_time
 
 _MOST_SLOTS_REMEMBERED = 64
 _DRAWS_OF_BATCHES = 1
@@ -166,7 +166,7 @@ class TaskRunner:
         if self.batch_draws.found:
             tell_once(
                 "%s draws from %s for several rows at once: the same in each run, but not on each layout. Draw in the "
-                "dataset; in a collate_fn, from libai_data.sample_random.sample_generators(), one for each row; in a "
+                "dataset; in a collate_fn, from libai_data.data.random.sample_generators(), one for each row; in a "
                 "BatchTransform, from the BatchRandom that it is given",
                 self._name or type(self._batch_transform).__name__,
                 ", ".join(sorted(self.batch_draws.found)),

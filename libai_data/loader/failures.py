@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from libai_data.argument_rules import PATH, check, or_none, real
+from libai_data.config.argument_rules import PATH, check, or_none, real
+from libai_data.data.random.hashing import combine64
 from libai_data.errors import ConfigError, SampleError, nearest
-from libai_data.mixing import combine64
 
 logger = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.data.samplers.resuming import differences as stream_differences
+from libai_data.data.samplers.resuming import refuse
+from libai_data.data.samplers.stream_state import StreamState
 from libai_data.errors import DataPipelineError
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of
-from libai_data.samplers.resuming import differences as stream_differences
-from libai_data.samplers.resuming import refuse
-from libai_data.samplers.stream_state import StreamState
 from libai_data.structures import fields_of
 
 

@@ -7,10 +7,10 @@ import time
 from collections import deque
 from typing import Any, Callable, Optional
 
+from libai_data.data.samplers.sampler import Cursor
 from libai_data.errors import PassError
 from libai_data.loader.batches import BatchReader, PendingBatch, ReadyBatch
 from libai_data.loader.timing import LoaderTimes, summary
-from libai_data.samplers.sampler import Cursor
 from libai_data.structures import Instance
 
 logger = logging.getLogger(__name__)

@@ -11,15 +11,15 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from libai_data.data.random.global_generators import GlobalDraws
+from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
+from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, error_text
-from libai_data.global_generators import GlobalDraws
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.timing import StageTimes
-from libai_data.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.structures import Fields, Instance, fields_of
-from libai_data.transforms.timing import take_transform_time
 
 Result = TypeVar("Result")
 

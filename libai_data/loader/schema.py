@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.argument_rules import MAPPING, check, or_none
+from libai_data.config.argument_rules import MAPPING, check, or_none
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
-from libai_data.global_tensor import split_dims
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
+from libai_data.mesh.global_tensor import split_dims
 from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
 
 _MOST_SCHEMAS_SHOWN = 8

@@ -16,8 +16,8 @@ from typing import Any, Callable, NamedTuple
 import cloudpickle
 import numpy as np
 
+from libai_data.data.files.file_map import reduce_mapped
 from libai_data.errors import StorageError
-from libai_data.file_map import reduce_mapped
 
 _HEADER = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")

@@ -20,11 +20,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import NoReturn
 
+from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Cargo, Equipment, prepare_process, work
-from libai_data.peers.channel import Channel
-from libai_data.transforms.batch import rows_together
+from libai_data.mesh.peers.channel import Channel
 
 logger = logging.getLogger(__name__)
 

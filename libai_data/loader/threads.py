@@ -11,8 +11,8 @@ from typing import Callable
 
 import numpy as np
 
+from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.errors import SampleError
-from libai_data.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields

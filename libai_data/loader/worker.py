@@ -17,22 +17,22 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.random.sample_random import become_worker_process
+from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import DataPipelineError, error_text
+from libai_data.launch.lifeline import hold_on
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.collate import Collator
 from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
-from libai_data.loader.lifeline import hold_on
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
 from libai_data.loader.timing import StageTimes
-from libai_data.peers.channel import Channel
-from libai_data.sample_random import become_worker_process
+from libai_data.mesh.peers.channel import Channel
 from libai_data.structures import DistTensorData, fields_of
-from libai_data.transforms.batch import BatchTransform
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
 """What tells OneFlow that a process is a rank of a job; a worker must never join one."""

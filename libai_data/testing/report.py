@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from libai_data.commands.text_table import aligned
 from libai_data.errors import ContractError
-from libai_data.text_table import aligned
 
 CHECKS: dict[str, str] = {
     "once": "every index once an epoch",

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from libai_data.config import LazyCall, check_targets, instantiate
+from libai_data.data.transforms import Mixup, RandAugment, RandomFlip
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.loader import Padding
-from libai_data.transforms import Mixup, RandAugment, RandomFlip
 from tests.properties import examples
 
 

@@ -56,7 +56,7 @@ def serve(address: str) -> None:
     """Run the scripts of a pool until it closes the connection."""
     import oneflow as flow
 
-    from libai_data.mesh import set_mesh
+    from libai_data.mesh.current import set_mesh
 
     flow.env.get_rank()
     environment, folder = dict(os.environ), os.getcwd()

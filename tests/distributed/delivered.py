@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from libai_data.global_batch.plan import ReadPlan
-from libai_data.global_batch.traffic import FieldSize, NodeTraffic, node_traffic
-from libai_data.parallel_mesh import ParallelMesh
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.traffic import FieldSize, NodeTraffic, node_traffic
+from libai_data.mesh.parallel_mesh import ParallelMesh
 
 SCHEMA_SCRIPT = Path(__file__).parent / "scripts" / "delivery_schema.py"
 SOAK_SCRIPT = Path(__file__).parent / "scripts" / "delivery_soak.py"

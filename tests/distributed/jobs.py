@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Callable
 
-from libai_data.launch import free_port
+from libai_data.launch.launcher import free_port
 from tests.distributed.processes import BOOTSTRAP, ranks_environment, session_members
 
 SECONDS_TO_LISTEN = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from libai_data import DistTensorData, Instance
-from libai_data.datasets import BlendedDataset, FilteredDataset, PackedDataset
+from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedDataset
 from tests.engine.tiny import TinyDataset
 
 STEPS, UNITS = 24, 6

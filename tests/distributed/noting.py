@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.engine import DefaultTrainer, HookBase
-from libai_data.mesh import get_rank
+from libai_data.mesh.current import get_rank
 
 taken: list[str] = []
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.data.transforms.pictures import encoded, photograph
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.augmentation_on_ranks import SCENARIOS, STEPS, loader_of, rows_of
 from tests.distributed.scripts.transforms_on_ranks import LEGS
-from tests.transforms.pictures import encoded, photograph
 
 SCRIPT = Path(__file__).parent / "scripts" / "augmentation_on_ranks.py"
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from libai_data.samplers import Order, StepSchedule
+from libai_data.data.samplers import Order, StepSchedule
+from tests.data.samplers.step_runs import expected_steps
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.elastic_data import LEGS, LENGTH, RAMP, SKIPS, schedule_keys
 from tests.engine.data_runs import config_of, metric, train
-from tests.samplers.step_runs import expected_steps
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_data.py"
 STEPS = 2 * len(LEGS)

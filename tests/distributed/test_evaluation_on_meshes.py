@@ -11,8 +11,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 import pytest
 
+from libai_data.data.samplers import Order
 from libai_data.engine.evaluation.classification import correct_in_top_k
-from libai_data.samplers import Order
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.evaluation_cases import CASES, LENGTH, MICRO_BATCH, Case, Sentences
 from tests.properties import slowly

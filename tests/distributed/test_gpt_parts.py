@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.datasets.gpt_corpora import write
+from tests.data.datasets.gpt_corpora import write
 from tests.distributed.launcher import launch_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "gpt_parts.py"

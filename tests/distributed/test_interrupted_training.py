@@ -15,8 +15,8 @@ from typing import Callable
 import numpy as np
 import pytest
 
-from libai_data.launch import STOPPED
-from libai_data.samplers import Order
+from libai_data.data.samplers import Order
+from libai_data.launch.launcher import STOPPED
 from tests.distributed.jobs import Ended, Job, start_by_launcher
 from tests.distributed.processes import parent_of, session_members
 from tests.properties import is_long_run, slowly

@@ -16,8 +16,8 @@ from typing import Callable, NamedTuple
 import numpy as np
 import pytest
 
-from libai_data.launching.exit_codes import STOPPED
-from libai_data.samplers import Order
+from libai_data.data.samplers import Order
+from libai_data.launch.exit_codes import STOPPED
 from tests.distributed.jobs import Job
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, parent_of, ranks_environment

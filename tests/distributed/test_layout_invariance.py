@@ -11,11 +11,11 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from libai_data.global_generators import seeded
-from libai_data.mesh import ParallelMesh
-from libai_data.mixing import combine64
-from libai_data.sample_random import reading_samples
-from libai_data.samplers import CyclicSampler, Order
+from libai_data.data.random.global_generators import seeded
+from libai_data.data.random.hashing import combine64
+from libai_data.data.random.sample_random import reading_samples
+from libai_data.data.samplers import CyclicSampler, Order
+from libai_data.mesh.current import ParallelMesh
 from libai_data.structures import Instance
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from libai_data.samplers import CyclicSampler, StepSchedule
+from libai_data.data.samplers import CyclicSampler, StepSchedule
+from tests.data.samplers.step_runs import steps_from
 from tests.distributed.jobs import Job, start_by_launcher
 from tests.distributed.mixed_data import BATCH_SIZES, STEPS, blended, packed
 from tests.distributed.test_interrupted_training import RANKS, SEED, await_steps, noted, steps_taken
-from tests.samplers.step_runs import steps_from
 
 # What is started again with the same name resumes.
 JOB = {"LIBAI_DATA_JOB": "mixed"}

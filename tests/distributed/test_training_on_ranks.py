@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
-from libai_data.mesh import set_mesh
+from libai_data.mesh.current import set_mesh
 from tests.distributed.launcher import LaunchResult, launch_ranks
 from tests.engine.tiny_images import image_config
 from tests.properties import slowly

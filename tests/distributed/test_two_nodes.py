@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import pytest
 
-from libai_data.launch import free_port
+from libai_data.launch.launcher import free_port
 from tests.distributed.delivered import (
     COUNTED_BATCHES,
     MODES,

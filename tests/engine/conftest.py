@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from libai_data.mesh import set_mesh
+from libai_data.mesh.current import set_mesh
 
 
 @pytest.fixture(autouse=True)

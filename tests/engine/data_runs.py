@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
-from libai_data.mesh import set_mesh
+from libai_data.mesh.current import set_mesh
 from tests.engine.tiny import TinyDataset, tiny_config
 
 INDEX_OF: dict[bytes, int] = {row.tobytes(): index for index, row in enumerate(TinyDataset(200).points)}

@@ -24,8 +24,8 @@ from libai_data.engine.agreement import (
     needed_versions,
     own_version,
 )
-from libai_data.launch import free_port
-from libai_data.parallel_mesh import ParallelMesh
+from libai_data.launch.launcher import free_port
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.distributed.jobs import Job
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.processes import ranks_environment

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data.data.samplers import Ledger, Order
 from libai_data.engine.data_state import tokens_per_sample
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.samplers import Ledger, Order
 from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.samplers import CyclicSampler
 from libai_data.engine.batches import BatchFeed
 from libai_data.engine.data_state import DataState
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.samplers import CyclicSampler
 
 
 class Shuffled:

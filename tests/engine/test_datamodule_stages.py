@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from libai_data.build import build_image_test_loader, build_image_train_loader
+from libai_data.commands.train import evaluate
 from libai_data.config import LazyCall, default_argument_parser
-from libai_data.datamodule import DataModule
+from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
-from libai_data.engine.command import evaluate
+from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import ConfigError
-from libai_data.integrations import from_iterable
-from libai_data.mesh import set_mesh
+from libai_data.iterables import from_iterable
+from libai_data.mesh.current import set_mesh
 from tests.engine.test_default_trainer import Stopped, metrics, trained, weights
 from tests.engine.tiny import TinyDataset, tiny_config
 
@@ -175,7 +175,7 @@ def test_a_lightning_module_of_datasets_has_the_loaders_it_was_given() -> None:
     pl = pytest.importorskip("pytorch_lightning")
     import torch
 
-    from libai_data.data_stages import DataStages
+    from libai_data.engine.datamodule.data_stages import DataStages
 
     tensors = torch.utils.data.TensorDataset(torch.arange(6))
     module = pl.LightningDataModule.from_datasets(train_dataset=tensors, batch_size=3)

@@ -15,14 +15,14 @@ import numpy as np
 import oneflow as flow
 import pytest
 
+from libai_data.commands.train import main, run
 from libai_data.config import LazyConfig, default_argument_parser
+from libai_data.delivery import to_global
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint import Checkpointer
-from libai_data.engine.command import main, run
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
-from libai_data.global_batch import to_global
-from libai_data.mesh import set_mesh
-from libai_data.peers.liveness import say_farewell
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.peers.liveness import say_farewell
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, tiny_config
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oneflow import nn
 
-from libai_data.build import build_image_test_loader
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_image_test_loader
 from libai_data.engine.evaluation import (
     ClsEvaluator,
     DatasetEvaluator,
@@ -21,7 +22,6 @@ from libai_data.engine.evaluation import (
 )
 from libai_data.engine.evaluation.classification import correct_in_top_k
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.global_batch import to_global
 from tests.engine.tiny import TinyDataset, TinyModel
 
 

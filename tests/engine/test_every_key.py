@@ -13,13 +13,13 @@ from unittest import mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from libai_data.build import build_nlp_train_val_test_loader
 from libai_data.config import LazyCall, default_graph, default_train
+from libai_data.delivery.build import build_nlp_train_val_test_loader
 from libai_data.engine import DefaultTrainer, default_setup, setup
 from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.setup import complete_train_config
 from libai_data.errors import ConfigError
-from libai_data.mesh import ParallelMesh
+from libai_data.mesh.current import ParallelMesh
 from tests.config.test_values import leaves
 from tests.engine.tiny import TinyDataset, TinyModel, tiny_config
 

@@ -10,12 +10,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from libai_data.config import LazyCall, default_argument_parser
-from libai_data.data_stages import DataStages
-from libai_data.datamodule import DataModule
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine.datamodule.data_stages import DataStages
+from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.integrations import from_iterable
-from libai_data.integrations.combined import CombinedLoader
+from libai_data.iterables import from_iterable
+from libai_data.iterables.combined import CombinedLoader
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.test_datamodule_stages import config, with_module
 from tests.engine.test_default_trainer import Stopped, metrics
@@ -89,7 +89,7 @@ def test_lightnings_hooks_get_what_its_loader_yields_in_lightnings_order(form: s
 
 
 def test_hooks_keep_the_layouts_of_fields_and_the_batch_that_was_given() -> None:
-    from libai_data.integrations.lightning import changed_by_hooks
+    from libai_data.engine.datamodule.lightning import changed_by_hooks
 
     module = lightning("dict", [])
     array = np.ones((2, 2), np.float32)
@@ -106,7 +106,7 @@ def test_hooks_keep_the_layouts_of_fields_and_the_batch_that_was_given() -> None
 
 def test_a_module_without_hooks_of_its_own_is_not_asked() -> None:
     pl = pytest.importorskip("pytorch_lightning")
-    from libai_data.integrations.lightning import overrides_hooks
+    from libai_data.engine.datamodule.lightning import overrides_hooks
 
     assert not overrides_hooks(pl.LightningDataModule())
     assert overrides_hooks(lightning("dict", []))

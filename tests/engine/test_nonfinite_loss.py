@@ -9,11 +9,11 @@ import numpy as np
 import oneflow as flow
 import pytest
 
+from libai_data.data.samplers import Ledger
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.losses import LossBuffer
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors import NonFiniteLossError
-from libai_data.samplers import Ledger
 from tests.engine.tiny import TinyDataset, tiny_config
 
 BAD = 17

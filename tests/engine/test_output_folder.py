@@ -15,7 +15,7 @@ import pytest
 
 from libai_data.engine.output_folder import release_output_folder, take_output_folder
 from libai_data.errors import ConfigError
-from libai_data.launching.restarts import JOB_VARIABLE
+from libai_data.launch.restarts import JOB_VARIABLE
 from tests.distributed.processes import REPOSITORY
 from tests.engine.test_default_trainer import contents, trained
 from tests.engine.tiny import tiny_config
@@ -203,7 +203,7 @@ def test_a_folder_that_cannot_be_moved_or_written_is_named(used: Path, tmp_path:
 FAILS_ONCE = """
 import os, sys
 from libai_data.engine import DefaultTrainer
-from libai_data.engine.command import main
+from libai_data.commands.train import main
 
 class FailsOnce(DefaultTrainer):
     def run_step(self):

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from libai_data.config import LazyConfig, instantiate
-from libai_data.mesh import ParallelMesh, set_mesh
-from tests.sources.published_files import jpeg
+from libai_data.mesh.current import ParallelMesh, set_mesh
+from tests.data.sources.published_files import jpeg
 
 STEPS = 30
 SMALL = ["model.dim=32", "model.depth=2", "model.num_heads=2", "model.patch_size=8", "train.dist.pipeline_num_layers=2"]
@@ -86,9 +86,9 @@ from flowvision import transforms
 from flowvision.transforms import InterpolationMode
 from omegaconf import OmegaConf
 
-from libai_data.build import build_image_test_loader, build_image_train_loader
+from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
 from libai_data.config import LazyCall
-from libai_data.datasets import CIFAR100Dataset
+from libai_data.data.datasets import CIFAR100Dataset
 
 train_aug = LazyCall(transforms.Compose)(
     transforms=[

@@ -7,7 +7,8 @@ import oneflow as flow
 import pytest
 from oneflow import nn
 
-from libai_data.build import build_image_train_loader
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_image_train_loader
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.graph_trainer import GraphTrainer
@@ -16,7 +17,6 @@ from libai_data.engine.losses import LossBuffer, total_loss
 from libai_data.engine.scheduler import WarmupCosineLR
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors import SchemaError
-from libai_data.global_batch import to_global
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel
 
 STEPS = 8

@@ -9,8 +9,8 @@ import oneflow as flow
 from omegaconf import DictConfig, OmegaConf
 from oneflow import nn
 
-from libai_data.build import build_image_test_loader, build_image_train_loader
 from libai_data.config import LazyCall, default_graph, default_train
+from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
 from libai_data.engine.evaluation import ClsEvaluator
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.optim import get_default_optimizer_params

@@ -11,7 +11,7 @@ from libai_data import from_iterable
 from libai_data.errors import CheckpointError
 from libai_data.integrations.libai import LiBaiLoader, build_nlp_train_loader, loader
 from libai_data.integrations.libai.trainer import _Place
-from tests.integrations.rows import numbers
+from tests.iterables.rows import numbers
 
 
 @pytest.fixture(autouse=True)

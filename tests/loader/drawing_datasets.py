@@ -11,10 +11,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.datasets import RandomMap
+from libai_data.data.datasets import RandomMap
+from libai_data.data.random.sample_random import sample_generator
+from libai_data.data.samplers import CyclicSampler
 from libai_data.loader import DataLoader
-from libai_data.sample_random import sample_generator
-from libai_data.samplers import CyclicSampler
 
 SOURCES = ("python", "numpy", "normal", "torch", "oneflow")
 

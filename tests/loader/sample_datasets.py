@@ -18,7 +18,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.sample_random import sample_generator, sample_generators
+from libai_data.data.random.sample_random import sample_generator, sample_generators
 from libai_data.structures import DistTensorData, Instance
 
 

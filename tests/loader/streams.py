@@ -12,8 +12,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Callable
 
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.loader import DataLoader
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import batch_info
 
 Content = tuple[Any, dict[str, tuple[Any, ...]]]

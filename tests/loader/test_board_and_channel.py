@@ -18,7 +18,7 @@ from libai_data.loader import board as board_module
 from libai_data.loader.board import CAPACITY, Board, Entry
 from libai_data.loader.event import Event
 from libai_data.loader.timing import StageTimes
-from libai_data.peers.channel import Channel
+from libai_data.mesh.peers.channel import Channel
 from tests.loader.streams import descriptors, eventually
 
 

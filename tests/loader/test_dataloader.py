@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.random.sample_random import sample_generator
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
 from libai_data.loader import DataLoader, trivial_batch_collator
-from libai_data.sample_random import sample_generator
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.properties import examples
 

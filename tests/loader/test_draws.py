@@ -16,8 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from libai_data import global_generators
-from libai_data.datasets import (
+from libai_data.data.datasets import (
     BlendedDataset,
     ConcatDataset,
     FilteredDataset,
@@ -28,11 +27,12 @@ from libai_data.datasets import (
     Subset,
     random_split,
 )
+from libai_data.data.random import global_generators
+from libai_data.data.random.sample_random import reading_samples, sample_generator
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.transforms import BatchTransform
 from libai_data.errors import SampleError
-from libai_data.sample_random import reading_samples, sample_generator
-from libai_data.samplers import CyclicSampler
 from libai_data.structures import fields_of
-from libai_data.transforms import BatchTransform
 from tests.loader.drawing_datasets import (
     SOURCES,
     AsksForOne,
@@ -245,7 +245,7 @@ def test_a_batch_transform_that_draws_draws_the_same_in_each_run_and_is_told_of(
 def test_generators_that_a_dataset_keeps_are_named(caplog: pytest.LogCaptureFixture) -> None:
     import albumentations
 
-    from libai_data.transforms import Albumentations, Compose
+    from libai_data.data.transforms import Albumentations, Compose
 
     class Keeping(Draws):
         def __init__(self, **kept: Any) -> None:

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, read_quarantine, substitute_index
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import DistTensorData
 from tests.loader.sample_datasets import (
     ExitingPolitely,

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import libai_data
+from libai_data.data.samplers.order import Order
 from libai_data.errors import DataPipelineError, PassError, PeerError, SampleError
-from libai_data.integrations import from_iterable
-from libai_data.samplers.order import Order
+from libai_data.iterables import from_iterable
 from libai_data.structures import batch_info
 from tests.loader.reference import Ended, Expected, ReferenceLoader, State
 from tests.loader.streams import descriptors, eventually, loader_threads

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.datasets import ConcatDataset, Subset
+from libai_data.data.datasets import ConcatDataset, Subset
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.loader import DataLoader
-from libai_data.samplers import CyclicSampler, SingleRoundSampler, StepSchedule
 from libai_data.structures import DistTensorData, Instance
 
 

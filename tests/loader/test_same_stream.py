@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from tests.loader.sample_datasets import (
     NumberDicts,
     Numbers,

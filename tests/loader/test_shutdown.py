@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
 from libai_data.loader import DataLoader, crew, starting
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
     WORKER_NAMES,

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.integrations import from_iterable
+from libai_data.iterables import from_iterable
 from libai_data.loader import DataLoader
 from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotRing, bytes_of, lay_out, views

@@ -91,7 +91,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 MAIN_SCRIPT = """
 import numpy as np
 from libai_data.loader import DataLoader
-from libai_data.samplers import SingleRoundSampler
+from libai_data.data.samplers import SingleRoundSampler
 
 SCALE = 7
 

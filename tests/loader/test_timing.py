@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data.data.transforms.timing import take_transform_time, transform_time
 from libai_data.loader import iteration
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
-from libai_data.transforms.timing import take_transform_time, transform_time
 from tests.loader.sample_datasets import Failing, Numbers, Slow, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading
 

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import SampleError
 from libai_data.loader import DataLoader, processes, redo, threads
-from libai_data.samplers import CyclicSampler
 from tests.loader.sample_datasets import (
     Crashing,
     Exiting,

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.loader import DataLoader
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from tests.loader.sample_datasets import HoldingTheInterpreter, Slow
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.datasets import GPTDataset
+from libai_data.data.datasets import GPTDataset
+from libai_data.data.sources import IndexedWriter
 from libai_data.errors import ConfigError
-from libai_data.mesh import ParallelMesh, set_mesh
-from libai_data.sources import IndexedWriter
+from libai_data.mesh.current import ParallelMesh, set_mesh
 
 import oneflow as flow  # isort: skip
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from libai_data.errors import ConfigError
-from libai_data.mesh import ParallelMesh, set_mesh
+from libai_data.mesh.current import ParallelMesh, set_mesh
 
 import oneflow as flow  # isort: skip
 

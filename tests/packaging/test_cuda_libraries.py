@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai_data.cuda_libraries import SONAMES
+from libai_data.launch.cuda_libraries import SONAMES
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SITE = Path(np.__file__).parents[1]
 LOADED = """
 import ctypes, sys
 from pathlib import Path
-import libai_data.cuda_libraries as cuda_libraries
+import libai_data.launch.cuda_libraries as cuda_libraries
 print("missing", cuda_libraries.load(Path(sys.argv[1])))
 for line in open("/proc/self/maps"):
     if ".so" in line and line.split()[2] == "00000000":
@@ -91,7 +91,7 @@ def test_every_rank_finds_the_libraries_in_a_script_that_imports_oneflow_alone(
     code = f"""
 import subprocess, sys
 sys.executable = {str(tmp_path / "python")!r}
-import libai_data.launch as launch
+import libai_data.launch.launcher as launch
 sys.exit(launch.main(["--nproc_per_node", "2", {str(script)!r}]))
 """
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
@@ -148,10 +148,10 @@ def test_importing_libai_data_where_oneflow_is_not_installed_works() -> None:
 def test_the_hook_is_installed_once() -> None:
     code = """
 import sys
-before = len(sys.meta_path)
+from contextlib import nullcontext
 import libai_data
-from libai_data.cuda_libraries import install_import_hook
-install_import_hook()
-print(len(sys.meta_path) - before)
+from libai_data.launch.cuda_libraries import install_import_hook
+install_import_hook(nullcontext)
+print(sum(type(finder).__name__ == "_Finder" for finder in sys.meta_path))
 """
     assert run(code) == "1\n"

@@ -18,8 +18,7 @@ from typing import Callable
 
 import pytest
 
-from libai_data import launch
-from libai_data.launching import ports
+from libai_data.launch import launcher, ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Rank 0 listens, as OneFlow's does, so that the launcher starts the other ranks.
@@ -42,8 +41,8 @@ class Job:
     """A launcher in a process of its own, whose output, that of its ranks included, can be awaited."""
 
     def __init__(self, arguments: Sequence[str], settings: str = "") -> None:
-        code = "import sys; from libai_data import launch; from libai_data.launching import ranks; "
-        code += f"{settings}; sys.exit(launch.main())"
+        code = "import sys; from libai_data.launch import launcher, ranks; "
+        code += f"{settings}; sys.exit(launcher.main())"
         self.process = subprocess.Popen(
             [sys.executable, "-c", code, *arguments],
             stdout=subprocess.PIPE,
@@ -101,7 +100,7 @@ def test_ranks_get_the_environment_that_oneflow_launcher_gives(script: Path) -> 
     script.write_text(PREAMBLE + f"say(json.dumps([os.environ.get(name) for name in {names}] + sys.argv[1:]))")
 
     def environments(module: str) -> list[str]:
-        port = launch.free_port()
+        port = launcher.free_port()
         result = run("--nproc_per_node", 2, "--master_port", port, script, "--an", "argument", module=module)
         assert result.returncode == 0, result.stderr
         return sorted(line.replace(str(port), "PORT") for line in result.stdout.splitlines() if line.startswith("["))
@@ -117,11 +116,11 @@ def test_on_one_node_a_free_port_is_chosen(monkeypatch: pytest.MonkeyPatch) -> N
         free_port = free.getsockname()[1]
         free.close()
         monkeypatch.setattr(ports, "FREE_PORTS", [taken.getsockname()[1]] * 199 + [free_port])
-        assert launch.parse_args(["-m", "anything"]).master_port == free_port
+        assert launcher.parse_args(["-m", "anything"]).master_port == free_port
 
 
 def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
-    assert launch.parse_args(["--nnodes", "2", "-m", "anything"]).master_port == launch.DEFAULT_PORT
+    assert launcher.parse_args(["--nnodes", "2", "-m", "anything"]).master_port == launcher.DEFAULT_PORT
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_wrong_arguments_are_refused_before_anything_starts(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as error:
-        launch.parse_args(arguments)
+        launcher.parse_args(arguments)
     assert error.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -153,7 +152,7 @@ def test_the_exit_code_of_the_first_rank_that_fails_is_passed_on_and_the_others_
 
 
 def test_ranks_that_stopped_when_they_were_told_to_did_not_fail(script: Path) -> None:
-    script.write_text(PREAMBLE + f"sys.exit({launch.STOPPED})")
+    script.write_text(PREAMBLE + f"sys.exit({launcher.STOPPED})")
     result = run("--nproc_per_node", 2, script)
     assert result.returncode == 85
     assert result.stderr == ""
@@ -253,7 +252,7 @@ def test_modules_and_programs_are_started_too() -> None:
 
 def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start: StartJob) -> None:
     script.write_text("import os\nprint('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
-    port = launch.free_port()
+    port = launcher.free_port()
     flags = ["--nnodes", 2, "--node_rank", 1, "--master_addr", "127.0.0.1", "--master_port", port]
     # Two machines would need two network namespaces.
     job = start(*flags, script, settings="ranks.refuse_one_machine = lambda *_: None")

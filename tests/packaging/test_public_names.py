@@ -74,3 +74,20 @@ def test_the_names_that_need_no_oneflow_do_not_import_it() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "False\n", result.stderr
+
+
+@pytest.mark.parametrize(("old", "new"), sorted(libai_data._MOVED.items()))
+def test_what_has_moved_is_found_under_its_old_name(old: str, new: str) -> None:
+    assert importlib.import_module(f"libai_data.{old}") is importlib.import_module(f"libai_data.{new}")
+
+
+def test_modules_of_a_package_that_has_moved_are_loaded_once() -> None:
+    import libai_data.data.datasets.gpt as gpt
+
+    assert importlib.import_module("libai_data.datasets.gpt") is gpt
+    assert gpt.__spec__ is not None and gpt.__spec__.name == "libai_data.data.datasets.gpt"
+
+
+def test_an_unknown_module_of_a_package_that_has_moved_is_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nothing"):
+        importlib.import_module("libai_data.datasets.nothing")

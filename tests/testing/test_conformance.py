@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, ContractError
 from libai_data.loader import DataLoader
-from libai_data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.structures import DistTensorData, Instance
 from libai_data.testing import CHECKS, Report, check_conformance
 from tests.properties import examples, slowly

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Callable
 
-from libai_data.launching.ports import free_port
+from libai_data.launch.ports import free_port
 from tests.distributed.namespaces import _end_with_parent
 
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from libai_data.data.sources import IndexedSource, IndexedWriter
 from libai_data.errors import ConfigError
-from libai_data.sources import IndexedSource, IndexedWriter
 from tools.prepare_stdlib import write_stdlib_corpus
 from tools.unigram import main, unigram_perplexity
 

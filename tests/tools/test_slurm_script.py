@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai_data.samplers import Order
+from libai_data.data.samplers import Order
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 from tests.tools.slurm import one_machine_slurm, why_no_slurm
 

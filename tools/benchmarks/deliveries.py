@@ -14,10 +14,11 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.build import build_image_train_loader
-from libai_data.datasets import ImageFolderDataset
-from libai_data.global_batch import to_global
-from libai_data.global_batch.contract import check_contract
+from libai_data.data.datasets import ImageFolderDataset
+from libai_data.data.samplers import CyclicSampler
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_image_train_loader
+from libai_data.delivery.contract import check_contract
 from libai_data.loader import DataLoader
 from libai_data.mesh import (
     broadcast_py_object,
@@ -28,8 +29,7 @@ from libai_data.mesh import (
     set_mesh,
     synchronize,
 )
-from libai_data.parallel_mesh import ParallelMesh
-from libai_data.samplers import CyclicSampler
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import Instance
 from tools.benchmarks.rows import Measure, Scale
 from tools.benchmarks.training import digits_times, waiting_of_digits

@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.samplers import CyclicSampler
 from libai_data.loader import DataLoader, trivial_batch_collator
-from libai_data.samplers import CyclicSampler
 from tools.benchmarks.rows import Contender, Measure, Unavailable
 
 BATCH = 32

@@ -132,7 +132,7 @@ def main() -> None:
     """What a rank does: carry out orders until there are no more."""
     # At once: until rank 0 listens, the launcher starts no other rank.
     importlib.import_module("oneflow")
-    from libai_data.peers.liveness import say_farewell
+    from libai_data.mesh.peers.liveness import say_farewell
     from tools.benchmarks.deliveries import CONTENDERS
 
     link, rank = Client(sys.argv[1], "AF_UNIX"), int(os.environ["RANK"])

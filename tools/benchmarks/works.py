@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.transforms.image import ImageToFloat
 from libai_data.structures import DistTensorData, Instance
-from libai_data.transforms.image import ImageToFloat
 from tools.benchmarks.rows import Unavailable
 
 TOKEN_FIELDS = ("input_ids", "position_ids", "loss_mask", "labels")

@@ -2,10 +2,10 @@
 
 from omegaconf import DictConfig
 
-from libai_data.build import build_image_test_loader, build_image_train_loader
+from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
 from libai_data.config import LazyCall
-from libai_data.datasets import CIFAR100Dataset
-from libai_data.transforms import Compose, ImageToFloat, Mixup, RandomFlip, RandomResizedCrop
+from libai_data.data.datasets import CIFAR100Dataset
+from libai_data.data.transforms import Compose, ImageToFloat, Mixup, RandomFlip, RandomResizedCrop
 
 CIFAR100_TRAIN_MEAN = (0.5070751592371323, 0.48654887331495095, 0.4409178433670343)
 CIFAR100_TRAIN_STD = (0.2673342858792401, 0.2564384629170883, 0.27615047132568404)

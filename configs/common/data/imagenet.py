@@ -2,10 +2,10 @@
 
 from omegaconf import DictConfig
 
-from libai_data.build import build_image_test_loader, build_image_train_loader
+from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
 from libai_data.config import LazyCall
-from libai_data.datasets import ImageNetDataset
-from libai_data.transforms import (
+from libai_data.data.datasets import ImageNetDataset
+from libai_data.data.transforms import (
     CenterCrop,
     Compose,
     ImageToFloat,

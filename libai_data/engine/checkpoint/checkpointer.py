@@ -19,7 +19,7 @@ from libai_data.engine.checkpoint.placement import fill, whole_on_rank0
 from libai_data.engine.checkpoint.random_state import RandomStates
 from libai_data.engine.checkpoint.tensor_file import TensorFile, tensor_header, write_tensor
 from libai_data.errors import CheckpointError, nearest
-from libai_data.mesh import broadcast_py_object, get_mesh, is_main_process
+from libai_data.mesh.current import broadcast_py_object, get_mesh, is_main_process
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from libai_data.engine.checkpoint.directory import recover, verify, write_small_file
 from libai_data.errors import CheckpointError
-from libai_data.mesh import broadcast_py_object, is_main_process
+from libai_data.mesh.current import broadcast_py_object, is_main_process
 
 logger = logging.getLogger(__name__)
 

@@ -97,7 +97,7 @@ def _collect_graph(graph: Any) -> tuple[int, dict[str, Any]]:
 
 def _integer(tensor: Any) -> int:
     """The one number of a tensor that every rank holds, or that rank 0 holds for all."""
-    from libai_data.mesh import broadcast_py_object, is_main_process, tensor_to_rank0
+    from libai_data.mesh.current import broadcast_py_object, is_main_process, tensor_to_rank0
 
     local = tensor_to_rank0(tensor, device="cpu", to_local=True)
     return int(broadcast_py_object(int(local.numpy().ravel()[0]) if is_main_process() else None))

@@ -9,7 +9,7 @@ import numpy as np
 
 from libai_data.engine.checkpoint.tensor_file import TensorFile
 from libai_data.errors import CheckpointError
-from libai_data.mesh import get_rank, is_main_process, tensor_to_rank0
+from libai_data.mesh.current import get_rank, is_main_process, tensor_to_rank0
 
 
 def split_range(length: int, parts: int, part: int) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from libai_data.global_batch.gather import digest_of
-from libai_data.mesh import broadcast_py_object, get_rank, get_world_size
+from libai_data.delivery.gather import digest_of
+from libai_data.mesh.current import broadcast_py_object, get_rank, get_world_size
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class RandomStates:
 
         A compiled graph's own generators cannot be reached: its dropout begins anew.
 
-        What is drawn per sample does not depend on these (`libai_data.sample_random`); what a model draws, such as
+        What is drawn per sample does not depend on these (`libai_data.data.random`); what a model draws, such as
         dropout, does.
         """
         if len(states) != get_world_size():

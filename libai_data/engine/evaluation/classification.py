@@ -9,7 +9,7 @@ import numpy as np
 
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.mesh import is_main_process
+from libai_data.mesh.current import is_main_process
 
 
 def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:

@@ -12,14 +12,14 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
+from libai_data.data.nesting import is_texts, put_together, taken_apart
+from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.delivery.gather import gather_words
+from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.batches import call_get_batch
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
 from libai_data.errors import ContractError, SchemaError
-from libai_data.global_batch.gather import gather_words
-from libai_data.global_batch.shared_loader import SharedLoader
-from libai_data.mesh import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
-from libai_data.nesting import is_texts, put_together, taken_apart
-from libai_data.samplers.sampler import StreamSampler
+from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
 from libai_data.structures import BatchInfo, batch_info
 
 logger = logging.getLogger(__name__)

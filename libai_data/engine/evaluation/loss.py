@@ -9,7 +9,7 @@ import numpy as np
 
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.errors import SchemaError
-from libai_data.mesh import is_main_process
+from libai_data.mesh.current import is_main_process
 
 _LOSSES = "losses of MeanLossEvaluator"
 _LARGEST_EXPONENT = 700.0

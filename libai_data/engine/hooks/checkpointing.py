@@ -7,11 +7,11 @@ import math
 import os
 from typing import Any
 
-from libai_data.argument_rules import check, or_none, whole
+from libai_data.config.argument_rules import check, or_none, whole
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import CheckpointError, ConfigError, nearest
-from libai_data.mesh import broadcast_py_object
+from libai_data.mesh.current import broadcast_py_object
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from libai_data.argument_rules import check, whole
+from libai_data.config.argument_rules import check, whole
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from libai_data.argument_rules import check, whole
+from libai_data.config.argument_rules import check, whole
 from libai_data.engine.evaluation.results import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
-from libai_data.mesh import synchronize
+from libai_data.mesh.current import synchronize
 
 
 class EvalHook(HookBase):

@@ -6,9 +6,9 @@ import datetime
 import logging
 import time
 
-from libai_data.argument_rules import check, whole
+from libai_data.config.argument_rules import check, whole
+from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.train_loop import HookBase
-from libai_data.samplers.schedule import StepSchedule
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from libai_data.argument_rules import check, whole
+from libai_data.config.argument_rules import check, whole
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from libai_data.engine.train_loop import HookBase, TrainingStopped
 from libai_data.errors import ConfigError, nearest
-from libai_data.launch import FORWARDED, STOPPED
-from libai_data.mesh import synchronize
-from libai_data.peers.liveness import watch_over_ranks
+from libai_data.launch.launcher import FORWARDED, STOPPED
+from libai_data.mesh.current import synchronize
+from libai_data.mesh.peers.liveness import watch_over_ranks
 
 logger = logging.getLogger(__name__)
 

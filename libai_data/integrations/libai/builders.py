@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from libai_data import build
+from libai_data.delivery import build
 from libai_data.integrations.libai.loader import LiBaiLoader
 from libai_data.loader.collate import trivial_batch_collator
 
@@ -88,7 +88,7 @@ def _own_sampler(sampler: Any) -> Any:
     if is_of_libai(target, ("CyclicSampler", "SingleRoundSampler")):
         name = target.rpartition(".")[2] if isinstance(target, str) else target.__name__
         sampler = deepcopy(sampler)
-        sampler[TARGET] = f"libai_data.samplers.{name}"
+        sampler[TARGET] = f"libai_data.data.samplers.{name}"
     return sampler
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from libai_data.data.samplers.resuming import RESTART_DATA
+from libai_data.delivery.to_global import compare_with_other_ranks
 from libai_data.errors import CheckpointError
-from libai_data.global_batch.to_global import compare_with_other_ranks
 from libai_data.integrations.libai.trainer import take_part
-from libai_data.samplers.resuming import RESTART_DATA
 from libai_data.structures import Instance
 
 

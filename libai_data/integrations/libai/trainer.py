@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Callable
 
-from libai_data.samplers.resuming import RESTART_DATA
+from libai_data.data.samplers.resuming import RESTART_DATA
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ def take_part() -> None:
     """
     from libai.engine import default
 
-    from libai_data.peers.liveness import watch_over_ranks
+    from libai_data.mesh.peers.liveness import watch_over_ranks
 
     watch_over_ranks()
     if not hasattr(default.inference_on_dataset, _BOUND_ANEW):

@@ -15,11 +15,8 @@ from typing import Any, Callable
 
 import oneflow as flow
 
-from libai_data.build import build_image_train_loader
-from libai_data.datasets import ImageFolderDataset
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
-from libai_data.transforms import (
+from libai_data.data.datasets import ImageFolderDataset
+from libai_data.data.transforms import (
     ColorJitter,
     Compose,
     ImageToFloat,
@@ -29,6 +26,9 @@ from libai_data.transforms import (
     RandomFlip,
     RandomResizedCrop,
 )
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_image_train_loader
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from tests.distributed.scripts.transforms_on_ranks import LEGS
 
 GLOBAL_BATCH = 8

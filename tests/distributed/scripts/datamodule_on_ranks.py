@@ -9,12 +9,12 @@ from typing import Any
 
 import oneflow as flow
 
-from libai_data.data_stages import DataStages
-from libai_data.datamodule import DataModule
+from libai_data.engine.datamodule.data_stages import DataStages
+from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import PeerError
-from libai_data.integrations import default_collate
-from libai_data.mesh import ParallelMesh, set_mesh
-from tests.integrations.rows import rows_of, sample
+from libai_data.iterables import default_collate
+from libai_data.mesh.current import ParallelMesh, set_mesh
+from tests.iterables.rows import rows_of, sample
 
 FOLDER = Path(sys.argv[1])
 RANK = flow.env.get_rank()

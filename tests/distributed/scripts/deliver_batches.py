@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai_data.build import build_nlp_train_loader
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, set_mesh, tensor_to_rank0
-from libai_data.samplers import CyclicSampler
+from libai_data.data.samplers import CyclicSampler
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_nlp_train_loader
+from libai_data.mesh.current import ParallelMesh, set_mesh, tensor_to_rank0
 from libai_data.structures import batch_info
 from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SEED, Case, ManyLayouts
 

@@ -22,13 +22,13 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 
-from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.delivery.network import NetworkFeed
 from libai_data.errors import PassError
-from libai_data.global_batch import to_global
-from libai_data.global_batch.network import NetworkFeed
 from libai_data.loader import PadCollator
-from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance, batch_info
 
 FOLDER = Path(sys.argv[1])

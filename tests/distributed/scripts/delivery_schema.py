@@ -13,10 +13,10 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 
-from libai_data.build import build_nlp_train_loader
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.errors import DataPipelineError
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance
 
 RANK = flow.env.get_rank()

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai_data.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, set_mesh
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.mesh.current import ParallelMesh, set_mesh
 from tests.loader.streams import loader_threads
 
 RANK = flow.env.get_rank()

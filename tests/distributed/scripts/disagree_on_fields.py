@@ -11,11 +11,11 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 
+from libai_data.data.samplers import CyclicSampler
+from libai_data.delivery import to_global
 from libai_data.errors import SchemaError
-from libai_data.global_batch import to_global
 from libai_data.loader import DataLoader
-from libai_data.mesh import ParallelMesh, set_mesh
-from libai_data.samplers import CyclicSampler
+from libai_data.mesh.current import ParallelMesh, set_mesh
 from libai_data.structures import DistTensorData
 
 RANK = flow.env.get_rank()

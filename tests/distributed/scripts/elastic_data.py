@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import oneflow as flow
 
-from libai_data.mesh import get_rank, set_mesh, synchronize
+from libai_data.mesh.current import get_rank, set_mesh, synchronize
 from tests.engine.data_runs import RecordingTrainer, config_of, train
 
 RAMP = [[0, 8], [3, 16], [8, 32]]

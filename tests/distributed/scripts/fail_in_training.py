@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from libai_data.commands.train import main
 from libai_data.engine import DefaultTrainer
-from libai_data.engine.command import main
-from libai_data.mesh import get_rank
+from libai_data.mesh.current import get_rank
 
 CONFIG = Path(__file__).resolve().parents[2] / "engine" / "tiny_config.py"
 FOLDER, HOW = sys.argv[1:]

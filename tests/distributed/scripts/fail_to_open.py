@@ -11,11 +11,11 @@ from unittest import mock
 import numpy as np
 import oneflow as flow
 
-from libai_data.build import build_nlp_train_loader
 from libai_data.config import LazyCall
-from libai_data.global_batch import shared_loader
+from libai_data.delivery import shared_loader
+from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.loader.arena import Arena
-from libai_data.mesh import ParallelMesh, set_mesh
+from libai_data.mesh.current import ParallelMesh, set_mesh
 
 
 class Speechless(Exception):

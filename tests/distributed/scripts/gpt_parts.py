@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai_data.build import build_nlp_train_loader
 from libai_data.config import LazyCall
-from libai_data.datasets import GPTDataset
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, set_mesh, tensor_to_rank0
-from libai_data.samplers import CyclicSampler
+from libai_data.data.datasets import GPTDataset
+from libai_data.data.samplers import CyclicSampler
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_nlp_train_loader
+from libai_data.mesh.current import ParallelMesh, set_mesh, tensor_to_rank0
 
 LENGTH, BATCH, STEPS = 32, 8, 3
 MESHES = [(1, 4, 1), (2, 2, 1), (1, 2, 2)]

@@ -18,12 +18,12 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 
+from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError
-from libai_data.global_batch import to_global
-from libai_data.integrations import default_collate, from_iterable
-from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
+from libai_data.iterables import default_collate, from_iterable
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import batch_info
-from tests.integrations.rows import numbers, rows_of, sample
+from tests.iterables.rows import numbers, rows_of, sample
 
 FOLDER = Path(sys.argv[1])
 RANK, WORLD_SIZE, NODES = flow.env.get_rank(), flow.env.get_world_size(), flow.env.get_node_size()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import oneflow as flow
 
-from libai_data.samplers import CyclicSampler
+from libai_data.data.samplers import CyclicSampler
 from tests.loader.sample_datasets import Describing, FlowTensors, Numbers, Slow
 from tests.loader.streams import content, is_running, loading, worker_pids
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.sample_random import sample_generator
+from libai_data.data.random.sample_random import sample_generator
 from libai_data.structures import DistTensorData, Instance
 
 SAMPLES = 30

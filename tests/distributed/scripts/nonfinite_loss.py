@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from libai_data.errors import NonFiniteLossError
-from libai_data.mesh import get_rank
+from libai_data.mesh.current import get_rank
 from tests.engine.test_nonfinite_loss import poisoned
 
 folder = Path(sys.argv[1])

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.commands.train import run
 from libai_data.config import default_argument_parser
 from libai_data.engine import DefaultTrainer, HookBase
-from libai_data.engine.command import run
 from libai_data.engine.failure import end_job_on_failure
-from libai_data.peers.liveness import say_farewell
+from libai_data.mesh.peers.liveness import say_farewell
 from tests.distributed.noting import NotingTrainer, taken
 from tests.engine.tiny import TinyDataset
 

@@ -15,7 +15,7 @@ import oneflow as flow
 
 from libai_data import build_nlp_train_loader, from_iterable
 from libai_data.config import LazyCall
-from libai_data.global_batch import to_global
+from libai_data.delivery import to_global
 
 CASE, _, WHERE = sys.argv[1].partition(":")
 READERS, FOLDER = sys.argv[2:4]

@@ -19,7 +19,7 @@ import oneflow as flow
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.errors import CheckpointError
-from libai_data.mesh import (
+from libai_data.mesh.current import (
     get_layer_placement,
     get_nd_sbp,
     get_rank,

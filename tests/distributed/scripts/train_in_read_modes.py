@@ -13,13 +13,13 @@ from typing import Any, Callable
 import oneflow as flow
 
 from configs.models.vit import VisionTransformer
-from libai_data.build import build_image_train_loader
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_image_train_loader
 from libai_data.engine.batches import StepInputs
 from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.graph import GraphBase
 from libai_data.engine.graph_trainer import GraphTrainer
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, set_mesh, synchronize, tensor_to_rank0
+from libai_data.mesh.current import ParallelMesh, set_mesh, synchronize, tensor_to_rank0
 from tests.engine.tiny_images import TinyImages
 
 RANK = flow.env.get_rank()

@@ -26,7 +26,7 @@ from libai.utils import distributed as dist
 
 from libai_data import engine, from_iterable
 from libai_data.integrations import libai as inside
-from libai_data.mesh import get_mesh, set_mesh, tensor_to_rank0
+from libai_data.mesh.current import get_mesh, set_mesh, tensor_to_rank0
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import TinyDataset, tiny_config
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data import mesh as meshes
+from libai_data.mesh import current as meshes
 
 # Its CUDA libraries are found by the import above.
 import oneflow as flow  # isort: skip
@@ -128,7 +128,7 @@ def train(name: str, mode: str) -> dict[str, Any]:
 
 
 def collectives() -> dict[str, Any]:
-    """What the functions of `libai_data.mesh` give on a mesh of more than one rank."""
+    """What the functions of `libai_data.mesh.current` give on a mesh of more than one rank."""
     last = meshes.get_world_size() - 1
     meshes.synchronize()
     received = meshes.broadcast_py_object({"from": meshes.get_rank()}, src=last)

@@ -14,7 +14,7 @@ from pathlib import Path
 from libai_data.engine import DefaultTrainer, HookBase, default_setup
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.setup import seed_all
-from libai_data.mesh import get_rank
+from libai_data.mesh.current import get_rank
 from tests.engine.tiny import tiny_config
 from tests.full_disk import fill
 

@@ -14,11 +14,11 @@ from typing import Any, Callable, NamedTuple
 
 import oneflow as flow
 
-from libai_data.build import build_nlp_train_loader
-from libai_data.datasets import BlendedDataset, FilteredDataset, PackedDataset
-from libai_data.global_batch import to_global
-from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
-from tests.samplers.transforms import Documents, is_even
+from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedDataset
+from libai_data.delivery import to_global
+from libai_data.delivery.build import build_nlp_train_loader
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from tests.data.samplers.transforms import Documents, is_even
 
 GLOBAL_BATCH = 8
 STEPS = 2

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from libai_data.datasets.gpt import GPTDataset
-from libai_data.global_batch.plan import READERS, ReadPlan
-from libai_data.sources import IndexedSource
+from libai_data.data.datasets.gpt import GPTDataset
+from libai_data.data.sources import IndexedSource
+from libai_data.delivery.read_plan import READERS, ReadPlan
 from tools.benchmarks.deliveries import CONTENDERS, seconds_a_step
 from tools.benchmarks.ranks import Ranks, RanksError
 from tools.benchmarks.rows import AtLeast, AtMost, Measured, Row, Scale, measure

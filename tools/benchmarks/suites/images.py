@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from libai_data.datasets import ImageFolderDataset
-from libai_data.sources.image_folder import ImageFolderSource
+from libai_data.data.datasets import ImageFolderDataset
+from libai_data.data.sources.image_folder import ImageFolderSource
+from libai_data.data.transforms import Compose, ImageToFloat, RandomFlip, RandomResizedCrop
+from libai_data.data.transforms.libraries import libjpeg_turbo
 from libai_data.structures import DistTensorData, Instance
-from libai_data.transforms import Compose, ImageToFloat, RandomFlip, RandomResizedCrop
-from libai_data.transforms.libraries import libjpeg_turbo
 from tools.benchmarks.peers import BATCH, libai_data_loader, oneflow_loader
 from tools.benchmarks.rows import AtLeast, Contender, Measure, Row, Scale, Unavailable
 from tools.benchmarks.works import write_photographs

@@ -6,10 +6,10 @@ import time
 import tracemalloc
 from functools import partial
 
-from libai_data.global_batch.plan import READERS, ReadPlan
-from libai_data.parallel_mesh import ParallelMesh
-from libai_data.samplers import CyclicSampler
-from libai_data.samplers.sampler import StreamSampler
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.delivery.read_plan import READERS, ReadPlan
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tools.benchmarks.rows import AtMost, Row, Scale, contender
 
 DATA, TENSOR, NODES = 256, 4, 128

@@ -11,8 +11,8 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.sources import ArrayRecordSource, ParquetSource, WebDatasetSource
 from libai_data.errors import ConfigError
-from libai_data.sources import ArrayRecordSource, ParquetSource, WebDatasetSource
 from tools.benchmarks.peers import seconds_a_batch
 from tools.benchmarks.rows import AtLeast, Contender, Measure, Row, Scale, Unavailable
 

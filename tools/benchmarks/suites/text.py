@@ -14,9 +14,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.datasets.gpt import GPTDataset
-from libai_data.sources import IndexedSource, IndexedWriter
-from libai_data.sources.indexed_format import index_header
+from libai_data.data.datasets.gpt import GPTDataset
+from libai_data.data.sources import IndexedSource, IndexedWriter
+from libai_data.data.sources.indexed_format import index_header
 from libai_data.structures import DistTensorData, Instance
 from tools.benchmarks.peers import BATCH, libai_data_loader, oneflow_loader, seconds_a_batch
 from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, contender

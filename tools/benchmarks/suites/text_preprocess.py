@@ -12,10 +12,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.datasets import BertDataset, T5Dataset
-from libai_data.sample_random import reading_samples
-from libai_data.sources.indexed_writer import IndexedWriter
-from libai_data.text import Task, TokenizerFiles, Training, preprocess, train_tokenizer
+from libai_data.data.datasets import BertDataset, T5Dataset
+from libai_data.data.random.sample_random import reading_samples
+from libai_data.data.sources.indexed_writer import IndexedWriter
+from libai_data.data.text import Task, TokenizerFiles, Training, preprocess, train_tokenizer
 from tools.benchmarks.rows import AtLeast, AtMost, Row, Scale, Unavailable, contender
 
 _OF_TOKENIZER, _OF_CORES = 0.7, 0.85

@@ -1,0 +1,66 @@
+"""The console command: `libai-data COMMAND ...`, also as `python -m libai_data COMMAND ...`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from libai_data.errors import nearest
+
+
+class Command(NamedTuple):
+    """A command: the module whose `main(argv)` runs it, and its line of help."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[str, Command] = {
+    "train": Command("libai_data.commands.train", "train or evaluate what a config describes"),
+    "launch": Command("libai_data.launch.launcher", "start a program on every rank of this machine"),
+    "state": Command("libai_data.commands.state", "show, check or change the place of a checkpoint in its data"),
+    "inspect": Command("libai_data.commands.inspection.command", "show a config's samples, fields and mesh on a page"),
+    "profile": Command("libai_data.commands.planning.profile", "measure a config's loader and recommend workers"),
+    "convert": Command("libai_data.commands.conversion.command", "write records of any format as shards of another"),
+    "preprocess": Command("libai_data.commands.preprocess", "tokenize files of documents into an indexed dataset"),
+    "train-tokenizer": Command(
+        "libai_data.commands.train_tokenizer", "train a BPE or WordPiece tokenizer on documents"
+    ),
+    "plan": Command(
+        "libai_data.commands.planning.command", "tell what a job on any number of nodes reads, holds and sends"
+    ),
+    "doctor": Command("libai_data.commands.doctor.command", "look at every rank of a job before it starts"),
+}
+
+
+def usage() -> str:
+    """The commands, a line each."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(["usage: libai-data COMMAND ...", "", *lines, "", "libai-data COMMAND --help tells more."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command with the arguments after its name.
+
+    Args:
+        argv: the command's name and its arguments; by default the process's own.
+
+    Returns:
+        Exit code: the command's own, or 0 where it returns something else; 2 if there is no such command.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
+        print(usage())
+        return 0
+    if name not in COMMANDS:
+        what = f"there is no command {name!r}.{nearest(name, COMMANDS)}" if name else "which command?"
+        print(f"libai-data: {what}\n{usage()}", file=sys.stderr)
+        return 2
+    # What argparse shows as the program's name.
+    sys.argv[0] = f"libai-data {name}"
+    result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,191 @@
+"""From records of any format to shards of another, by several processes, and again from where it stopped."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Callable
+
+from libai_data.commands.conversion.shard_job import ShardJob, ShardReport, WriteShard
+from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
+from libai_data.data.files.identity import key_of
+from libai_data.data.shard_work.crew import Work, WorkError, done_by_processes
+from libai_data.data.shard_work.folder import check_same_plan, keep_to_plan, own_folder, write_json
+from libai_data.data.sources.opening import open_source, source_format
+from libai_data.errors import ConfigError, FormatError, nearest
+
+MANIFEST, _UNFINISHED = ".libai_data_manifest.json", ".libai_data_parts"
+_TELL_COLUMNS = 1000
+
+
+class ConversionError(WorkError):
+    """A process could not write a shard."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What becomes what.
+
+    Args:
+        paths: of the records: files, globs or folders.
+        to: format of the shards: "array_record", "webdataset" or "parquet".
+        output: folder of the shards, "<name>-00000-of-00008.<ending>".
+        format: of the records; by default what their names tell.
+        records_per_shard: at most; the shards are as equal as can be.
+        name: that the names of the shards begin with.
+
+    Raises:
+        ConfigError: There is no such format, or a shard would have no record.
+    """
+
+    paths: Sequence[str]
+    to: str
+    output: str | Path
+    format: str = ""
+    records_per_shard: int = 100_000
+    name: str = "records"
+
+    def __post_init__(self) -> None:
+        if self.to not in FORMATS:
+            raise ConfigError(f"shards cannot be {self.to!r}, only {list(FORMATS)}.{nearest(self.to, FORMATS)}")
+        if self.records_per_shard < 1:
+            raise ConfigError(f"records_per_shard is {self.records_per_shard}; a shard must hold at least 1 record")
+
+
+@dataclass
+class Converted:
+    """What came of a conversion.
+
+    Args:
+        paths: of the shards.
+        records: in all.
+        size: bytes of the shards.
+        kept: shards that an earlier run had finished.
+    """
+
+    paths: list[str] = field(default_factory=list)
+    records: int = 0
+    size: int = 0
+    kept: int = 0
+
+
+def convert(
+    conversion: Conversion, workers: int = 1, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Converted:
+    """Write the records of a source, in their order, as shards of another format.
+
+    Each shard is read again before it gets its name, and must hold what was written. Finished shards are kept
+    whatever ends the run, and the same call writes the missing ones. A shard is written again if a file that it was
+    made of has changed since. A hidden file in the folder says how the shards were made.
+
+    Args:
+        conversion: what becomes what.
+        workers: processes.
+        progress: told the records done, and of how many, after each shard.
+
+    Raises:
+        ConfigError: There are no records, or shards of another conversion in the folder.
+        FormatError: The source cannot be read.
+        ConversionError: A process failed: a record cannot be read or written, a shard is not what was written, or a
+            file of the source changed meanwhile.
+    """
+    if workers < 1:
+        raise ConfigError(f"workers is {workers}; at least 1 process is needed")
+    paths = list(conversion.paths)
+    form = source_format(paths if len(paths) > 1 else paths[0], conversion.format)
+    asked: Any = paths if len(paths) > 1 else paths[0]
+    source = open_source(asked, form)
+    if not len(source):
+        raise ConfigError(f"{paths} hold no record")
+    plan = _plan(conversion, len(source))
+    output = Path(conversion.output)
+    folder = output / _UNFINISHED
+    with own_folder(folder):
+        before = _manifest(output)
+        if before:
+            check_same_plan(output, before["plan"], plan)
+        keep_to_plan(folder, plan)
+        # Until the run is finished, each shard has a note of its own.
+        for name, report in before.get("shards", {}).items():
+            write_json(folder / f"{name}.json", report)
+        (output / MANIFEST).unlink(missing_ok=True)
+        schema = schema_of(conversion.to, lambda: source.read_many(range(min(len(source), _TELL_COLUMNS))))
+        jobs = _jobs(conversion, source, schema)
+        reports = {job.path: _finished(folder, job) for job in jobs}
+        missing = [job for job in jobs if reports[job.path] is None]
+        result = Converted([job.path for job in jobs], len(source), kept=len(jobs) - len(missing))
+        done = len(source) - sum(job.stop - job.first for job in missing)
+        progress(done, len(source))
+        work = Work(WriteShard(asked, form, conversion.to, schema, str(folder)), _name, ConversionError)
+        for job, report in done_by_processes(work, missing, workers):
+            if _input(source, job.first, job.stop, schema) != job.input:
+                raise ConversionError(f"the source of {_name(job)} changed while it was read; run the same again")
+            write_json(_note(folder, job), asdict(report))
+            reports[job.path] = report
+            done += report.records
+            progress(done, result.records)
+        shards = {Path(path).name: asdict(report) for path, report in reports.items()}
+        write_json(output / MANIFEST, {"plan": plan, "shards": shards})
+        result.size = sum(report.size for report in reports.values())
+        shutil.rmtree(folder)
+    return result
+
+
+def _plan(conversion: Conversion, records: int) -> dict[str, Any]:
+    how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
+    return {**how, "records": records}
+
+
+def _input(source: Any, first: int, stop: int, schema: Any) -> str:
+    return key_of(source.identity_of(first, stop), str(schema))
+
+
+def _jobs(conversion: Conversion, source: Any, schema: Any) -> list[ShardJob]:
+    records = len(source)
+    count = -(-records // conversion.records_per_shard)
+    ending = FORMATS[conversion.to].ending
+
+    def all_jobs() -> Iterator[ShardJob]:
+        for number in range(count):
+            path = Path(conversion.output) / f"{conversion.name}-{number:05d}-of-{count:05d}.{ending}"
+            first, stop = records * number // count, records * (number + 1) // count
+            yield ShardJob(str(path), first, stop, _input(source, first, stop, schema))
+
+    return list(all_jobs())
+
+
+def _name(job: ShardJob) -> str:
+    return f"the shard {job.path} (records {job.first} to {job.stop - 1})"
+
+
+def _manifest(output: Path) -> dict[str, Any]:
+    path = output / MANIFEST
+    if not path.exists():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        if not {"plan", "shards"} <= set(found):
+            raise ValueError("it has no plan")
+    except ValueError as error:
+        raise FormatError(f"{path} cannot be read ({error}); remove it to have all shards made anew") from error
+    return found
+
+
+def _note(folder: Path, job: ShardJob) -> Path:
+    return folder / f"{Path(job.path).name}.json"
+
+
+def _finished(folder: Path, job: ShardJob) -> Any:
+    """The report of a shard that is there as it was written, from what it would be made of now; else None."""
+    note = _note(folder, job)
+    try:
+        report = ShardReport(**json.loads(note.read_text("utf-8")))
+        if Path(job.path).stat().st_size == report.size and report.input == job.input:
+            return report
+    except (OSError, ValueError, TypeError):
+        pass
+    note.unlink(missing_ok=True)
+    return None

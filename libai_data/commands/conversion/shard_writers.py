@@ -1,0 +1,203 @@
+"""Writers of shards: records in, a file out, and what a source of the format must give back."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
+
+from libai_data.data.sources.array_record import ArrayRecordSource, import_array_record
+from libai_data.data.sources.arrow_columns import import_pyarrow
+from libai_data.data.sources.packed_record import pack_record
+from libai_data.data.sources.parquet import ParquetSource
+from libai_data.data.sources.webdataset import WebDatasetSource
+from libai_data.errors import SchemaError
+
+_ROW_GROUP = 4096
+# Endings whose files WebDataset decodes as a whole number.
+_WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
+
+
+class ShardWriter(Protocol):
+    """Writes one shard.
+
+    Args:
+        path: of the file.
+        schema: what `schema_of` has found.
+    """
+
+    def __init__(self, path: Path, schema: Any) -> None: ...
+
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
+        """Write records; returns what a source of the format must give for them.
+
+        Args:
+            records: bytes or dicts.
+            first: the index of the first one.
+
+        Raises:
+            SchemaError: The format cannot hold one; it is named.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the file."""
+        ...
+
+
+class _ArrayRecord:
+    """Bytes as they are, dicts packed; one record a group, so that each is read by itself."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._writer = import_array_record("writing ArrayRecord").ArrayRecordWriter(str(path), "group_size:1")
+
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
+        packed = [record if isinstance(record, bytes) else pack_record(record) for record in records]
+        for record in packed:
+            self._writer.write(record)
+        return packed
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _WebDataset:
+    """A file for each field, named by what it holds; the same bytes whenever it is written."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._file = tarfile.open(path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
+
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
+        return [self._write(record, index) for index, record in enumerate(records, first)]
+
+    def _write(self, record: Any, index: int) -> dict[str, Any]:
+        fields = {"bin": record} if isinstance(record, bytes) else dict(record)
+        key = str(fields.pop("__key__", f"{index:09d}"))
+        if key.startswith("/") or ".." in key.split("/") or "." in key.rpartition("/")[2] or not key.rpartition("/")[2]:
+            raise SchemaError(f"the key {key!r} is no path without a dot in its last part, and so no key of WebDataset")
+        found: dict[str, Any] = {"__key__": key}
+        for name, value in fields.items():
+            ending, content = _as_file(name, value)
+            if ending in found or "/" in ending or not ending:
+                raise SchemaError(
+                    f"field {name!r} would be a file with the ending {ending!r}, which cannot be; rename it"
+                )
+            info = tarfile.TarInfo(f"{key}.{ending}")
+            info.size = len(content)
+            self._file.addfile(info, io.BytesIO(content))
+            found[ending] = content
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _as_file(name: str, value: Any) -> tuple[str, bytes]:
+    """The ending and the content of the file for a field, such that WebDataset decodes it."""
+    ending = name.lower()
+    if isinstance(value, bytes):
+        return ending, value
+    if type(value) is int and ending in _WHOLE_NUMBERS:
+        return ending, str(value).encode()
+    if isinstance(value, str):
+        return ending if ending.split(".")[-1] == "txt" else f"{ending}.txt", value.encode("utf-8", "surrogatepass")
+    if isinstance(value, (np.ndarray, np.generic)):
+        content = io.BytesIO()
+        np.save(content, np.asarray(value), allow_pickle=False)
+        return f"{ending}.npy", content.getvalue()
+    try:
+        return f"{ending}.json", json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise SchemaError(f"field {name!r} holds what JSON does not take: {error}") from error
+
+
+class _Parquet:
+    """A column for each field, and "record" for bytes; pages have checksums."""
+
+    def __init__(self, path: Path, schema: Any) -> None:
+        self._pyarrow = import_pyarrow("writing Parquet")
+        from pyarrow.parquet import ParquetWriter
+
+        self._writer = ParquetWriter(str(path), schema, write_page_checksum=True)
+        self._schema = schema
+        self._rows: list[Any] = []
+
+    def write(self, records: Sequence[Any], first: int) -> list[Any]:
+        rows = [as_row(record) for record in records]
+        # Arrow would leave them out.
+        unknown = sorted({name for row in rows for name in row} - set(self._schema.names))
+        if unknown:
+            raise SchemaError(f"they have fields {unknown}, of which the first records have only {self._schema.names}")
+        try:
+            table = self._pyarrow.Table.from_pylist(rows, schema=self._schema)
+        except (self._pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise SchemaError(
+                f"they do not fit the columns {self._schema.names} of the first records: {error}"
+            ) from error
+        self._rows.append(table)
+        if sum(map(len, self._rows)) >= _ROW_GROUP:
+            self._flush()
+        return list(table.to_pylist())
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(self._pyarrow.concat_tables(self._rows), row_group_size=2 * _ROW_GROUP)
+            self._rows = []
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+
+def as_row(record: Any) -> dict[str, Any]:
+    """A record as Arrow takes it."""
+    if isinstance(record, bytes):
+        return {"record": record}
+    return {name: value.tolist() if hasattr(value, "tolist") else value for name, value in record.items()}
+
+
+def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
+    """What all shards of a format must have in common: of Parquet the columns, found in the first records.
+
+    Args:
+        to: the format.
+        first_records: gives some.
+
+    Raises:
+        SchemaError: The records have no columns in common.
+    """
+    if to != "parquet":
+        return None
+    pyarrow = import_pyarrow("writing Parquet")
+    rows = [as_row(record) for record in first_records()]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    try:
+        return pyarrow.table({name: [row.get(name) for row in rows] for name in names}).schema
+    except (pyarrow.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SchemaError(f"the first {len(rows)} records have no columns in common: {error}") from error
+
+
+class ShardFormat(NamedTuple):
+    """A format that shards can be written in.
+
+    Args:
+        ending: of the files.
+        writer: of a shard.
+        source: that reads it.
+    """
+
+    ending: str
+    writer: type[ShardWriter]
+    source: Any
+
+
+FORMATS: dict[str, ShardFormat] = {
+    "array_record": ShardFormat("array_record", _ArrayRecord, ArrayRecordSource),
+    "webdataset": ShardFormat("tar", _WebDataset, WebDatasetSource),
+    "parquet": ShardFormat("parquet", _Parquet, ParquetSource),
+}

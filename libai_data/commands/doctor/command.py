@@ -1,0 +1,154 @@
+"""The command `libai-data doctor`: looks at every rank of a job before it starts, and tells what to put right.
+
+    libai-data doctor CONFIG --ranks 4                               on one machine
+    libai-data launch --nnodes 2 ... -m libai_data doctor CONFIG     on several, on each of them
+    NODE=2 NODE_RANK=0 ADDR=... bash tools/train.sh tools/doctor.py CONFIG 8
+
+The ranks do not join OneFlow's job. They meet over plain TCP at the same address, with a limit of time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from libai_data.commands.console import print_lines
+from libai_data.commands.doctor import master
+from libai_data.commands.doctor.checks import examine_all, judge_all
+from libai_data.commands.doctor.findings import RED, WARNING, Facts, Finding, Reports, table
+from libai_data.commands.doctor.meeting import Meeting, answer_until_dismissed, call_rank0
+from libai_data.commands.doctor.rank import Examined, JobRank, stay_out_of_the_job
+from libai_data.launch import launcher
+from libai_data.mesh.peers.network_link import send_head
+
+_SECONDS = 60.0
+_SECONDS_FOR_THE_REST = 15.0
+"""What questions and the table may take at most, beyond the time for coming and looking."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(
+        prog="libai-data doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument("words", nargs="*", metavar="CONFIG key=value", help="config file, and changes to it")
+    arguments.add_argument("--config-file", metavar="FILE", help="the config, as tools/train.sh gives it")
+    arguments.add_argument("--ranks", type=int, metavar="N", help="start so many on this machine (default: one)")
+    arguments.add_argument(
+        "--seconds", type=float, default=_SECONDS, help="for all ranks to come and look (default: %(default)s)"
+    )
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its arguments; by default the process's own.
+
+    Returns:
+        Exit code, the same on all ranks: 1 where a line is red.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    asked = parser().parse_intermixed_args(arguments)
+    config, *overrides = ([asked.config_file] if asked.config_file else []) + asked.words or [""]
+    if not config:
+        parser().error("which config? libai-data doctor CONFIG")
+    if not 0 < asked.seconds < inf:
+        parser().error(f"--seconds is {asked.seconds}; it must be above 0, and finite")
+    if asked.ranks is not None and "WORLD_SIZE" not in os.environ:
+        started = ["--nproc_per_node", str(asked.ranks), "-m", "libai_data", "doctor", config, *overrides]
+        return launcher.main([*started, "--seconds", str(asked.seconds)])
+    codes: list[int] = []
+    failed = print_lines("doctor", lambda: _examined(config, overrides, asked.seconds, codes))
+    return failed or codes[0]
+
+
+def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list[int]) -> Iterator[str]:
+    """Look at this rank; rank 0 yields the table of all.
+
+    Args:
+        config: file.
+        overrides: of it.
+        seconds: for all ranks to come and look.
+        codes: gets the exit code.
+    """
+    start = time.monotonic()
+    job = JobRank.of(os.environ)
+    stay_out_of_the_job()
+    examined = Examined(job, config, overrides)
+    watch = _Watch(job.rank, seconds)
+    if job.rank > 0:
+        link = call_rank0(job, seconds)
+
+        def about_to(name: str) -> None:
+            watch.note(name)
+            send_head(link, {"at": name})
+
+        send_head(link, {"report": examine_all(examined, about_to)})
+        codes.append(answer_until_dismissed(link, job, _all_in_all(seconds)))
+        watch.end()
+        return
+    meeting = Meeting(job, seconds) if job.world_size > 1 else None
+    own = examine_all(examined, watch.note)
+    lines = _lines(job, own, meeting)
+    watch.end()
+    yield from table(lines)
+    counts = [sum(finding.state == state for _, finding in lines) for state in (RED, WARNING)]
+    yield ""
+    yield f"{counts[0]} red, {counts[1]} warning(s); {job.world_size} rank(s) in {time.monotonic() - start:.1f} s."
+    codes.append(1 if counts[0] else 0)
+    if meeting is not None:
+        meeting.dismiss(codes[0])
+
+
+def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list[tuple[str, Finding]]:
+    if meeting is None:
+        return judge_all(Reports(1, {0: own}))
+    meeting.gather()
+    told = {rank: report for rank, report in meeting.reports.items() if report is not None}
+    firsts = [rank for rank, report in told.items() if report["place"]["local_rank"] == 0]
+    for rank, why in meeting.unreached_ports(firsts).items():
+        told[rank][master.NAME] = {"unreached": why}
+    reports = Reports(job.world_size, {0: own, **told})
+    address = f"{job.host}, port {job.port}"
+    reached = master.judge(
+        reports,
+        {rank: meeting.last_words.get(rank, "its start") for rank in meeting.links},
+        address,
+        job.has_secret,
+    )
+    return [*((master.NAME, finding) for finding in reached), *judge_all(reports)]
+
+
+def _all_in_all(seconds: float) -> float:
+    return seconds + min(seconds, _SECONDS_FOR_THE_REST)
+
+
+class _Watch:
+    """Ends this process when looking takes too long, and says at what; storage may not answer, ever."""
+
+    def __init__(self, rank: int, seconds: float) -> None:
+        self._rank, self._seconds = rank, seconds
+        self.last_word = "its start"
+        self._timer = threading.Timer(_all_in_all(seconds), self._give_up)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def note(self, word: str) -> None:
+        """Remember what comes next."""
+        self.last_word = word
+
+    def end(self) -> None:
+        """All is done."""
+        self._timer.cancel()
+
+    def _give_up(self) -> None:
+        message = f"libai-data doctor: rank {self._rank} ends: '{self.last_word}' was not done in {self._seconds:g} s\n"
+        os.write(2, message.encode())
+        os._exit(1)

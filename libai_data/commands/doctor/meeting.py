@@ -1,0 +1,194 @@
+"""The ranks meet over plain TCP, at the address where OneFlow would have them meet: rank 0 listens, all others call.
+
+No rank waits for ever, and each that waits in vain says for whom, or why it could not get through.
+"""
+
+from __future__ import annotations
+
+import errno
+import resource
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import Any
+
+from libai_data.commands.doctor.rank import JobRank
+from libai_data.errors import PeerError
+from libai_data.launch.ports import listen
+from libai_data.mesh.peers.network_link import BACKLOG, Reception, introduce, receive_head, send_head
+
+_SECONDS_BETWEEN_TRIES = 0.1
+_SECONDS_TO_ANSWER = 5.0
+_SECONDS_TO_REACH_A_PORT = 3.0
+_DESCRIPTORS_BESIDE = 256
+_GONE = (OSError, EOFError, ValueError, PeerError)
+
+
+class Meeting:
+    """Rank 0's side.
+
+    Args:
+        job: rank 0.
+        seconds: until it goes on without those that have not come.
+
+    Attributes:
+        links: rank -> the connection of each that has come.
+        reports: rank -> what it has told.
+        last_words: rank -> what it was about to look at.
+
+    Raises:
+        PeerError: Something else uses the port.
+    """
+
+    def __init__(self, job: JobRank, seconds: float) -> None:
+        self._world_size = job.world_size
+        self._deadline = time.monotonic() + seconds
+        self.links: dict[int, socket.socket] = {}
+        self.reports: dict[int, Any] = {}
+        self.last_words: dict[int, str] = {}
+        _allow_descriptors(job.world_size)
+        self._reception = Reception(_listening(job.port), job.key)
+
+    def gather(self) -> None:
+        """Take in what all ranks have to tell, as long as there is time."""
+        while len(self.reports) < self._world_size - 1 and time.monotonic() < self._deadline:
+            silent = {link.fileno(): rank for rank, link in self.links.items() if rank not in self.reports}
+            poll = select.poll()
+            for descriptor in silent:
+                poll.register(descriptor, select.POLLIN)
+            for descriptor, _ in poll.poll(1000 * _SECONDS_BETWEEN_TRIES):
+                self._hear(silent[descriptor])
+            while not self._reception.came.empty():
+                self._let_in(*self._reception.came.get())
+
+    def _let_in(self, who: dict[str, Any], link: socket.socket) -> None:
+        rank = int(who["rank"])
+        if not 0 < rank < self._world_size or rank in self.links:
+            link.close()
+            return
+        link.settimeout(_SECONDS_TO_ANSWER)
+        self.links[rank] = link
+
+    def _hear(self, rank: int) -> None:
+        try:
+            head = receive_head(self.links[rank])
+        except _GONE:
+            self.reports[rank] = None  # gone; its own output tells why
+            return
+        if "report" in head:
+            self.reports[rank] = head["report"]
+        else:
+            self.last_words[rank] = str(head.get("at"))
+
+    def unreached_ports(self, ranks: list[int]) -> dict[int, str]:
+        """Which ranks cannot reach a port that the system chooses on this machine, and why.
+
+        Args:
+            ranks: to try, all at once.
+        """
+        answers: dict[int, str] = {}
+        with _listening(0) as other:
+            for rank in ranks:
+                with suppress(OSError):
+                    send_head(self.links[rank], {"reach": other.getsockname()[1]})
+            for rank in ranks:
+                with suppress(*_GONE):
+                    answers[rank] = str(receive_head(self.links[rank])["unreached"])
+        return {rank: why for rank, why in answers.items() if why}
+
+    def dismiss(self, code: int) -> None:
+        """Let all go, with an exit code."""
+        for link in self.links.values():
+            with suppress(OSError):
+                send_head(link, {"end": code})
+            link.close()
+        self._reception.close()
+
+
+def _allow_descriptors(connections: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _DESCRIPTORS_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return listen(port, BACKLOG)
+    except OSError as error:
+        raise PeerError(f"rank 0 cannot listen on port {port}: {error.strerror}; choose another MASTER_PORT") from error
+
+
+def call_rank0(job: JobRank, seconds: float) -> socket.socket:
+    """Connect a rank to rank 0.
+
+    Args:
+        job: this rank.
+        seconds: to try for.
+
+    Raises:
+        PeerError: It cannot be reached; why, and what to look at. Or it is of another job.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            link = socket.create_connection((job.host, job.port), timeout=max(left, _SECONDS_BETWEEN_TRIES))
+            break
+        except OSError as error:
+            if isinstance(error, socket.gaierror) or time.monotonic() > deadline:
+                where = f"rank {job.rank} cannot reach rank 0 at {job.host}, port {job.port}, within {seconds:g} s"
+                raise PeerError(f"{where}: {why_unreached(error)}") from error
+            time.sleep(_SECONDS_BETWEEN_TRIES)
+    introduce(link, {"rank": job.rank}, job.key, max(deadline - time.monotonic(), _SECONDS_TO_ANSWER))
+    return link
+
+
+def why_unreached(error: OSError) -> str:
+    """What a failed connection means, and what to look at."""
+    if isinstance(error, socket.gaierror):
+        return f"its name has no address here ({error.strerror}); correct MASTER_ADDR, or the names of this machine"
+    if isinstance(error, socket.timeout) or error.errno == errno.ETIMEDOUT:
+        return "no answer; a firewall drops what is sent there, or MASTER_ADDR is another machine's"
+    if error.errno == errno.ECONNREFUSED:
+        return "nobody listens there; was rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return (
+            f"there is no way there ({error.strerror}); is MASTER_ADDR an address of the network that joins the nodes?"
+        )
+    return str(error)
+
+
+def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) -> int:
+    """Answer rank 0's questions until it lets this rank go.
+
+    Args:
+        link: to rank 0.
+        job: this rank.
+        seconds: without a word from rank 0 that this rank waits.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        PeerError: Rank 0 is gone, or silent.
+    """
+    link.settimeout(seconds)
+    while True:
+        try:
+            head = receive_head(link)
+            if "end" in head:
+                return int(head["end"])
+            send_head(link, {"unreached": _why_port_is_unreached(job.host, int(head["reach"]))})
+        except (OSError, EOFError) as error:
+            raise PeerError(f"rank {job.rank} ends: rank 0 is gone; its output tells why") from error
+
+
+def _why_port_is_unreached(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), timeout=_SECONDS_TO_REACH_A_PORT).close()
+    except OSError as error:
+        return why_unreached(error)
+    return ""

@@ -1,0 +1,121 @@
+"""This process as a rank of the job that is looked at, without joining it, and what there is to look at."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from libai_data.commands.inspection.mesh_of import mesh_of
+from libai_data.commands.one_rank import OneRank, one_rank_loaders
+from libai_data.config import try_get_key
+from libai_data.config.lazy_config import load_config
+from libai_data.delivery.read_plan import READERS
+from libai_data.engine.models import build_configured_tokenizer
+from libai_data.errors import ConfigError
+from libai_data.launch.job_identity import SECRET_VARIABLE, job_key
+from libai_data.loader.worker import JOB_VARIABLES
+from libai_data.mesh.current import set_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
+
+
+class JobRank(NamedTuple):
+    """A rank, as the launcher describes it.
+
+    Args:
+        rank: in the job.
+        local_rank: on its node.
+        world_size: ranks of the job.
+        host: name or address of rank 0's machine.
+        port: on which rank 0 listens.
+        key: by which its ranks know each other.
+        has_secret: whether nobody else can know the key.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    key: str = ""
+    has_secret: bool = True
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> JobRank:
+        """What the environment says; one rank alone where it says nothing.
+
+        Raises:
+            ConfigError: A variable is missing or no number.
+        """
+        if "WORLD_SIZE" not in environment:
+            return JobRank()
+        numbers = []
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):
+            value = environment.get(name, "")
+            if not value.isdigit():
+                raise ConfigError(
+                    f"{name} is {value!r} beside WORLD_SIZE={environment['WORLD_SIZE']}; start the ranks by "
+                    "libai-data launch, or set it to a number"
+                )
+            numbers.append(int(value))
+        rank, local_rank, world_size, port = numbers
+        if not rank < world_size:
+            raise ConfigError(f"RANK is {rank}; with WORLD_SIZE={world_size} it must be 0 to {world_size - 1}")
+        host = environment.get("MASTER_ADDR", "127.0.0.1")
+        has_secret = bool(environment.get(SECRET_VARIABLE))
+        return JobRank(rank, local_rank, world_size, host, port, job_key(environment), has_secret)
+
+
+def stay_out_of_the_job() -> None:
+    """Forget the launcher's variables: a config may import OneFlow, which would join the job and wait for its ranks."""
+    for name in JOB_VARIABLES:
+        os.environ.pop(name, None)
+
+
+class Examined:
+    """What the checks of this rank look at: its config, mesh and dataset, each made when asked for.
+
+    Args:
+        job: this rank.
+        config_file: path of the config.
+        overrides: `key=value` each.
+    """
+
+    def __init__(self, job: JobRank, config_file: str, overrides: Sequence[str]) -> None:
+        self.job = job
+        self._config_file, self._overrides = config_file, overrides
+
+    @cached_property
+    def cfg(self) -> Any:
+        """The config."""
+        return load_config(self._config_file, self._overrides)
+
+    @cached_property
+    def mesh(self) -> ParallelMesh:
+        """The mesh of the job, on one node: which ranks are on which is known when all have told."""
+        return mesh_of(self.cfg, self.job.world_size)
+
+    @property
+    def readers(self) -> str:
+        """Who reads."""
+        return str(try_get_key(self.cfg, "dataloader.train.readers") or READERS[0])
+
+    @property
+    def reads(self) -> bool:
+        """Whether this rank opens the dataset in the training."""
+        if self.readers == "data_parallel":
+            return True
+        return self.job.rank == 0 if self.readers == "rank0" else self.job.local_rank == 0
+
+    @cached_property
+    def opened(self) -> OneRank:
+        """The training's loader, on this process alone."""
+        # By itself: get_mesh would ask OneFlow.
+        set_mesh(ParallelMesh(1, 1, 1))
+        return one_rank_loaders(self.cfg, self.mesh.data_parallel_size, tokenizer=build_configured_tokenizer(self.cfg))
+
+    @property
+    def dataset(self) -> Any:
+        """The training's dataset; None of a loader that has none."""
+        return getattr(self.opened.loaders[0], "dataset", None)

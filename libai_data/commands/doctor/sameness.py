@@ -1,0 +1,162 @@
+"""Whether all ranks have the same packages, config and dataset, and read as fast, on nodes that fit the mesh."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import socket
+import time
+from statistics import median
+
+import numpy as np
+
+from libai_data.commands.doctor.findings import OK, RED, WARNING, Facts, Finding, Reports
+from libai_data.commands.doctor.rank import Examined
+from libai_data.engine.agreement import config_values, differences, hash_of_values, mesh_warnings, needed_versions
+from libai_data.errors import numbers_in_words
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.fingerprint import fingerprint_with_samples
+from libai_data.loader.reading import SampleReader
+from libai_data.mesh.parallel_mesh import ParallelMesh
+
+PACKAGES, CONFIG, MESH, PLACE, DATASET, STORAGE = "packages", "config", "mesh", "place", "dataset", "storage"
+
+_HOSTS_NAMED = 8
+_SAMPLES_HASHED = 4
+_SECONDS, _MOST_SAMPLES = 0.5, 2000
+_SLOW = 10.0
+"""How many times slower than the usual rank is worth a warning."""
+
+
+def examine_packages(examined: Examined) -> Facts:
+    """Versions of what is needed, and of all else that is installed."""
+    needed = needed_versions()
+    # A distribution whose metadata is broken has no name.
+    installed = {str(each.metadata["Name"]).lower(): each.version for each in importlib.metadata.distributions()}
+    others = {name: version for name, version in installed.items() if name not in {each.lower() for each in needed}}
+    return {"needed": needed, "others": others}
+
+
+def judge_packages(reports: Reports) -> list[Finding]:
+    """Name what differs."""
+    facts = reports.facts(PACKAGES)
+    needed = differences({rank: each["needed"] for rank, each in facts.items()})
+    others = differences({rank: each["others"] for rank, each in facts.items()})
+    found = []
+    if needed:
+        found.append(
+            Finding(RED, "; ".join(needed), "install the same versions on all nodes, or start them from one image")
+        )
+    if others:
+        found.append(
+            Finding(WARNING, "; ".join(others), "harmless unless the dataset or the model uses these packages")
+        )
+    if found or not facts:
+        return found
+    first = next(iter(facts.values()))
+    words = ", ".join(f"{name} {first['needed'][name]}" for name in ("python", "libai_data", "oneflow", "numpy"))
+    return [Finding(OK, f"{words}; {len(first['others'])} others")]
+
+
+def examine_config(examined: Examined) -> Facts:
+    """The config's values by their keys."""
+    return {"values": config_values(examined.cfg)}
+
+
+def judge_config(reports: Reports) -> list[Finding]:
+    """Name the keys that differ."""
+    values = {rank: facts["values"] for rank, facts in reports.facts(CONFIG).items()}
+    found = differences(values)
+    if found:
+        return [Finding(RED, "; ".join(found), "bring the same config files to all nodes, and give the same overrides")]
+    return [Finding(OK, f"hash {hash_of_values(each)}") for each in list(values.values())[:1]]
+
+
+def examine_dataset(examined: Examined) -> Facts:
+    """Length and fingerprint, with a hash of some samples, where this rank reads and the loader has a dataset."""
+    if not examined.reads or not hasattr(examined.dataset, "__len__"):
+        return {}
+    length = len(examined.dataset)
+    fingerprint = fingerprint_with_samples(examined.dataset, min(_SAMPLES_HASHED, length))
+    fingerprint[f"hash of {min(_SAMPLES_HASHED, length)} samples"] = fingerprint.pop("samples", "")
+    return {"values": {"length": f"{length:,}", **{name: str(value) for name, value in fingerprint.items()}}}
+
+
+def judge_dataset(reports: Reports) -> list[Finding]:
+    """Name the ranks that differ."""
+    values = {rank: each["values"] for rank, each in reports.facts(DATASET).items()}
+    found = differences(values)
+    if found:
+        advice = "copy the data to all nodes anew, or let one rank read for all: dataloader.train.readers=rank0"
+        return [Finding(RED, "; ".join(found), advice)]
+    return [
+        Finding(OK, f"{', '.join(f'{name} {value}' for name, value in each.items())}; {len(values)} rank(s) read")
+        for each in list(values.values())[:1]
+    ]
+
+
+def examine_place(examined: Examined) -> Facts:
+    """Where this rank is."""
+    return {"local_rank": examined.job.local_rank, "host": socket.gethostname()}
+
+
+def examine_mesh(examined: Examined) -> Facts:
+    """Sizes of the axes."""
+    mesh = examined.mesh
+    return {"sizes": [mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size]}
+
+
+def judge_mesh(reports: Reports) -> list[Finding]:
+    """Look at the whole job, of which each rank knows its own place only."""
+    places, facts = reports.facts(PLACE), reports.facts(MESH)
+    if not facts or len(places) < reports.world_size:
+        return []
+    sizes, num_nodes = next(iter(facts.values()))["sizes"], reports.num_nodes
+    hosts: dict[str, int] = {}
+    for each in places.values():
+        hosts[each["host"]] = hosts.get(each["host"], 0) + 1
+    ranks_per_node = reports.world_size // num_nodes
+    if reports.world_size % num_nodes or any(
+        each["local_rank"] != rank % ranks_per_node for rank, each in places.items()
+    ):
+        counts = _listed([f"{host}: {count}" for host, count in hosts.items()])
+        return [Finding(RED, f"the nodes have different numbers of ranks ({counts})", "start as many on each node")]
+    mesh = ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=num_nodes)
+    warnings = [Finding(WARNING, *_two_sentences(warning)) for warning in mesh_warnings(mesh)]
+    words = "data {} x tensor {} x pipeline {}".format(*sizes)
+    return warnings or [Finding(OK, f"{words} on {num_nodes} node(s) of {ranks_per_node} ({_listed(list(hosts))})")]
+
+
+def _listed(hosts: list[str]) -> str:
+    return ", ".join(hosts[:_HOSTS_NAMED]) + (", ..." if len(hosts) > _HOSTS_NAMED else "")
+
+
+def _two_sentences(warning: str) -> list[str]:
+    found, _, advice = warning.partition(". ")
+    return [found, advice]
+
+
+def examine_storage(examined: Examined) -> Facts:
+    """Read samples for a moment, where this rank reads."""
+    if not examined.reads or not hasattr(examined.dataset, "__len__"):
+        return {}
+    reader = SampleReader(examined.dataset, 0, ErrorPolicy("raise", None))
+    indices = np.random.default_rng(0).integers(0, len(examined.dataset), _MOST_SAMPLES).tolist()
+    start, count = time.perf_counter(), 0
+    while count < _MOST_SAMPLES and time.perf_counter() - start < _SECONDS:
+        reader.sample(0, indices[count])
+        count += 1
+    return {"samples/s": count / (time.perf_counter() - start)}
+
+
+def judge_storage(reports: Reports) -> list[Finding]:
+    """Compare the ranks: what is fast enough depends on the model, but all should be about as fast."""
+    rates = {rank: float(each["samples/s"]) for rank, each in reports.facts(STORAGE).items()}
+    if not rates:
+        return []
+    usual, least = median(rates.values()), min(rates.values())
+    slow = [rank for rank, rate in rates.items() if rate < usual / _SLOW]
+    if not slow:
+        return [Finding(OK, f"one process reads {least:,.0f} samples/s, on the slowest rank")]
+    words = f"rank {numbers_in_words(slow)} reads {least:,.0f} samples/s, where {usual:,.0f} samples/s are usual"
+    advice = "all ranks wait for the slowest: look at its node's disk and network, or copy the data there"
+    return [Finding(WARNING, words, advice)]

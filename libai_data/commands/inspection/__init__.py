@@ -1,0 +1,6 @@
+"""Looking at what a config feeds to its model: a page, and measurements."""
+
+from libai_data.commands.inspection.inspection import Inspection, inspect_config
+from libai_data.commands.inspection.page import page_of
+
+__all__ = ["Inspection", "inspect_config", "page_of"]

@@ -1,0 +1,60 @@
+"""The command `libai-data inspect`: a page of what a config feeds to its model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from libai_data.commands.console import print_lines
+from libai_data.commands.inspection.inspection import inspect_config
+from libai_data.commands.inspection.mesh_of import mesh_of
+from libai_data.commands.inspection.page import page_of
+from libai_data.config.lazy_config import load_config
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(prog="libai-data inspect", description=__doc__)
+    arguments.add_argument("config", help="config file")
+    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    arguments.add_argument("--split", default="train", help="train, valid or test; test:1 is the second test loader")
+    arguments.add_argument("--step", type=int, metavar="N", help="step to show (default: the first, 0)")
+    arguments.add_argument(
+        "--samples", type=int, default=16, metavar="N", help="samples to show (default: %(default)s)"
+    )
+    arguments.add_argument("--checkpoint", metavar="DIR", help="take the data state from here; shows its next step")
+    arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: what train.dist says)")
+    arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: %(default)s)")
+    arguments.add_argument("--output", type=Path, default=Path("inspect.html"), help="page (default: %(default)s)")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its arguments; by default the process's own.
+
+    Returns:
+        Exit code: 1 where the config, its samples or the output cannot be read or written. Warnings on the page do not
+        change it.
+    """
+    asked = parser().parse_intermixed_args(argv)
+    return print_lines("inspect", lambda: _inspect(asked))
+
+
+def _inspect(asked: argparse.Namespace) -> list[str]:
+    cfg = load_config(asked.config, asked.opts)
+    found = inspect_config(
+        cfg,
+        " ".join([asked.config, *asked.opts]),
+        asked.split,
+        asked.step,
+        asked.samples,
+        mesh_of(cfg, asked.ranks, asked.nodes),
+        asked.checkpoint,
+    )
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
+    asked.output.write_text(page_of(found), encoding="utf-8")
+    return [*(f"warning: {each}" for each in found.findings), f"The page is {asked.output}."]

@@ -1,0 +1,112 @@
+"""What looks wrong in the samples of a step."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libai_data.commands.inspection.field_kinds import LABELS, is_class_label, is_mask, is_tokens
+from libai_data.commands.inspection.fields import FieldReport
+from libai_data.commands.inspection.step_rows import StepRows
+from libai_data.config import try_get_key
+
+_NAMED = 5
+_IGNORED_LABELS = (-1, -100)
+"""Of tokens that the loss leaves out, in the usual loss functions."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the config says that labels and tokens may be.
+
+    Args:
+        classes: labels are 0 to one less; None if it does not say.
+        vocabulary: the same for tokens.
+    """
+
+    classes: int | None = None
+    vocabulary: int | None = None
+
+    @staticmethod
+    def of(cfg: Any) -> Limits:
+        """Read `num_classes` and `vocab_size` of the model."""
+        classes, vocabulary = (
+            try_get_key(cfg, f"model.{name}", f"model.cfg.{name}") for name in ("num_classes", "vocab_size")
+        )
+        return Limits(*(each if isinstance(each, int) and each > 0 else None for each in (classes, vocabulary)))
+
+
+def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits) -> list[str]:
+    """Look for what is wrong, a sentence each; fields and samples are named.
+
+    Args:
+        rows: of a step.
+        reports: on its fields.
+        limits: of labels and tokens.
+    """
+    found: list[str] = []
+    for name, report in reports.items():
+        if report.problem:
+            found.append(f"Field '{name}' cannot become a global tensor on this mesh: {report.problem}.")
+        found += _not_finite(rows, name, report)
+        is_one_number = report.low is not None and report.low == report.high and not report.nans + report.infinities
+        if is_one_number and len(rows.origins) > 1:
+            found.append(f"Field '{name}' is constant: each of its numbers, in all rows read, is {report.low:g}.")
+        found += _out_of_range(rows, name, limits)
+    return found + list(_duplicates(rows))
+
+
+def _not_finite(rows: StepRows, name: str, report: FieldReport) -> Iterator[str]:
+    for count, what, test in ((report.nans, "NaN", np.isnan), (report.infinities, "infinite", np.isinf)):
+        if count:
+            where = _named(rows, [row for row, array in enumerate(rows.values[name]) if test(array).any()])
+            yield f"Field '{name}' has {count} number(s) that are {what}, in {where}."
+
+
+def _out_of_range(rows: StepRows, name: str, limits: Limits) -> Iterator[str]:
+    values = rows.values[name]
+    may_be: tuple[int, ...] = ()
+    if is_class_label(name, values[0]) and limits.classes is not None:
+        limit, what = limits.classes, "classes"
+    elif is_tokens(name, values[0]) and limits.vocabulary is not None and not is_mask(name, values[0]):
+        limit, what = limits.vocabulary, "tokens"
+        may_be = _IGNORED_LABELS if name.lower() in LABELS else ()
+    else:
+        return
+    wrong: dict[int, list[int]] = {}
+    for row, array in enumerate(values):
+        outside = array[((array < 0) | (array >= limit)) & ~np.isin(array, may_be)]
+        for value in np.unique(outside).tolist():
+            wrong.setdefault(value, []).append(row)
+    if wrong:
+        worst = ", ".join(map(str, sorted(wrong)[:_NAMED])) + (", ..." if len(wrong) > _NAMED else "")
+        where = _named(rows, sorted({row for every in wrong.values() for row in every}))
+        allowed = f"the model has {limit} {what}, 0 to {limit - 1}"
+        yield f"Field '{name}' is out of range: {allowed}; found {worst} in {where}."
+
+
+def _duplicates(rows: StepRows) -> Iterator[str]:
+    groups: dict[bytes, list[int]] = {}
+    for row in range(len(rows.origins)):
+        digest = hashlib.blake2b(digest_size=16)
+        for name, values in rows.values.items():
+            array = values[row]
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
+        groups.setdefault(digest.digest(), []).append(row)
+    twice = [group for group in groups.values() if len(group) > 1]
+    for group in twice[:_NAMED]:
+        indices = {rows.origins[row].index for row in group}
+        why = " The step runs on into the next epoch." if None not in indices and len(indices) == 1 else ""
+        yield f"Duplicated sample: {_named(rows, group)} are equal in every field.{why}"
+    if len(twice) > _NAMED:
+        yield f"There are {len(twice) - _NAMED} more groups of equal samples."
+
+
+def _named(rows: StepRows, which: list[int]) -> str:
+    names = [rows.origins[row].name for row in which[:_NAMED]]
+    return ", ".join(names) + (f" and {len(which) - _NAMED} more" if len(which) > _NAMED else "")

@@ -1,0 +1,199 @@
+"""All that is shown of one step of a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from libai_data.commands.inspection.cards import Card, cards_of, field_equals, rows_to_show
+from libai_data.commands.inspection.fields import FieldReport, field_reports
+from libai_data.commands.inspection.findings import Limits, findings
+from libai_data.commands.inspection.histograms import Bars, histograms
+from libai_data.commands.inspection.mesh_of import mesh_of
+from libai_data.commands.inspection.stages import Stage, stages_of_sample
+from libai_data.commands.inspection.step_rows import StepRows, read_step
+from libai_data.commands.inspection.tokens import decoder_of
+from libai_data.commands.one_rank import SPLITS, OneRank, one_rank_loaders
+from libai_data.config import try_get_key
+from libai_data.engine.data_state import OVERRIDE_KEY
+from libai_data.engine.models import build_configured_tokenizer
+from libai_data.engine.saved_state import SavedState
+from libai_data.errors import ConfigError, nearest
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.structures import fields_of
+
+STAGES = ("source", "transform", "copy")
+"""Of `loader.stats()`."""
+
+_READ = 256
+"""Rows whose numbers the table and the warnings go by, of a step that has more."""
+
+
+@dataclass
+class Inspection:
+    """One step of a config.
+
+    Args:
+        title: the config, in words.
+        facts: (what, value) about step, mesh and dataset.
+        findings: what looks wrong, a sentence each.
+        cards: the samples.
+        reports: on each field.
+        mesh: of the training.
+        readers: who reads; see `ReadPlan`.
+        histograms: of labels, lengths and values, by their titles.
+        stats: of the loader, after the step was read.
+    """
+
+    title: str
+    facts: list[tuple[str, str]]
+    findings: list[str]
+    cards: list[Card]
+    reports: dict[str, FieldReport]
+    mesh: ParallelMesh
+    readers: str = "data_parallel"
+    histograms: dict[str, Bars] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+def inspect_config(
+    cfg: Any,
+    title: str = "",
+    split: str = "train",
+    step: int | None = None,
+    samples: int = 16,
+    mesh: ParallelMesh | None = None,
+    checkpoint: str | None = None,
+) -> Inspection:
+    """Read a step as the ranks of a mesh would, on this process alone, and describe it.
+
+    Args:
+        cfg: the whole config; it is not changed.
+        title: for the page.
+        split: "train", "valid" or "test"; "test:1" is the second of the test loaders.
+        step: of the training, or batch of the evaluation; by default the first, or the one that the checkpoint
+            continues with.
+        samples: shown.
+        mesh: by default the smallest that `train.dist` allows.
+        checkpoint: whose data state decides the samples, instead of the config's seed alone.
+
+    Raises:
+        ConfigError: There is no such split or step, or the config is wrong.
+        CheckpointError: The checkpoint does not fit the config.
+        SampleError: A sample could not be read.
+    """
+    if samples < 1:
+        raise ConfigError(f"--samples is {samples}; show at least 1")
+    if step is not None and step < 0:
+        raise ConfigError(f"--step is {step}; steps count from 0")
+    mesh = mesh_of(cfg) if mesh is None else mesh
+    name, number = _split(split)
+    tokenizer = build_configured_tokenizer(cfg)
+    opened = one_rank_loaders(cfg, mesh.data_parallel_size, name, tokenizer=tokenizer)
+    try:
+        loader = _chosen(opened, split, number)
+        if checkpoint is not None:
+            step = _restore(loader, checkpoint, cfg, name, step)
+        step = 0 if step is None else step
+        rows = read_step(
+            opened, name, loader, step, mesh.data_parallel_size, cfg.train.test_micro_batch_size, max(samples, _READ)
+        )
+        return _described(cfg, title, split, rows, loader, samples, mesh, tokenizer)
+    finally:
+        opened.close()
+
+
+def _described(
+    cfg: Any, title: str, split: str, rows: StepRows, loader: Any, samples: int, mesh: ParallelMesh, tokenizer: Any
+) -> Inspection:
+    stats = loader.stats() if callable(getattr(loader, "stats", None)) else {}
+    shown = rows_to_show(rows, samples)
+    stages = _stages(loader, rows, shown)
+    reports = field_reports(rows, mesh)
+    name, number = _split(split)
+    section = f"dataloader.test.{number}" if name == "test" else "dataloader.train"
+    readers = try_get_key(cfg, f"{section}.readers") or "data_parallel"
+    sizes = (
+        f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
+    )
+    dataset: Any = getattr(loader, "dataset", None)
+    length = f", {len(dataset):,} samples" if hasattr(dataset, "__len__") else ""
+    facts = [
+        ("split", split),
+        ("step", f"{rows.step}: {rows.size} samples, positions {rows.position} to {rows.position + rows.size - 1}"),
+        ("read", f"{len(rows.origins)} of them, {len(shown)} shown"),
+        ("dataset", f"{type(dataset).__name__}{length}" if dataset is not None else type(loader).__name__),
+        ("seed", str(try_get_key(cfg, "train.seed"))),
+        ("mesh", f"{mesh.world_size} rank(s) on {mesh.num_nodes} node(s): {sizes}"),
+        ("a rank's batch", f"{rows.micro_batch_size} samples; readers: {readers}"),
+    ]
+    found = findings(rows, reports, Limits.of(cfg)) + _wrong_stages(stages, rows)
+    cards = cards_of(rows, shown, stages, decoder_of(tokenizer))
+    drawn = histograms(rows, _raw_lengths(loader, rows))
+    return Inspection(title, facts, found, cards, reports, mesh, readers, drawn, stats)
+
+
+def _split(split: str) -> tuple[str, int]:
+    name, _, number = split.partition(":")
+    if name not in SPLITS or not (number.isdigit() or (not number and ":" not in split)):
+        raise ConfigError(f"--split is {split!r}; known are {SPLITS}, and 'test:1'.{nearest(name, SPLITS)}")
+    return name, int(number or 0)
+
+
+def _chosen(opened: OneRank, split: str, number: int) -> Any:
+    if number >= len(opened.loaders):
+        raise ConfigError(f"--split is {split!r}, but the config has {len(opened.loaders)} such loader(s)")
+    return opened.loaders[number]
+
+
+def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | None) -> int:
+    if split != "train":
+        raise ConfigError(f"--checkpoint tells of the training's samples; it does not go with --split {split}")
+    saved = SavedState.read(checkpoint)
+    loader.load_state_dict(saved.data, override=try_get_key(cfg, OVERRIDE_KEY) or ())
+    return saved.step if step is None else step
+
+
+def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list[Stage]]:
+    dataset, seed = getattr(loader, "dataset", None), getattr(loader, "seed", 0)
+    told: dict[int, list[Stage]] = {}
+    for origin in (rows.origins[row] for row in shown):
+        if origin.index is None or origin.epoch is None:
+            return {}
+        stages = stages_of_sample(dataset, seed, origin.epoch, origin.index)
+        if stages:
+            told[origin.row] = stages
+    return told
+
+
+def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:
+    """A dataset whose stages do not lead to what it returns tells something else than the model sees."""
+    for row, own in stages.items():
+        if not any(field_equals(own[-1][1], values[row]) for values in rows.values.values()):
+            return [
+                f"The stages that the dataset tells end in something else than a field of {rows.origins[row].name}: "
+                "a transform draws random numbers that are not seeded for the sample, or a later step changes it."
+            ]
+    return []
+
+
+def _raw_lengths(loader: Any, rows: StepRows) -> dict[str, list[int]]:
+    """Lengths of the samples of ragged fields, before a collator made batches of them."""
+    if not rows.collated or any(origin.index is None for origin in rows.origins):
+        return {}
+    reader = SampleReader(loader.dataset, loader.seed, ErrorPolicy("raise", None))
+    lengths: dict[str, list[int]] = {}
+    for origin in rows.origins:
+        for name, value in fields_of(reader.sample(origin.epoch or 0, origin.index or 0)).items():
+            array = array_of(value, name)
+            if array.ndim:
+                lengths.setdefault(name, []).append(len(array))
+    return {
+        name: each
+        for name, each in lengths.items()
+        if name in rows.values and each != [len(value) for value in rows.values[name]]
+    }

@@ -1,0 +1,166 @@
+"""An inspection as one HTML page that needs nothing else: no script, no file, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any
+
+from libai_data.commands.inspection.cards import Card
+from libai_data.commands.inspection.fields import FieldReport
+from libai_data.commands.inspection.figures import STYLE, chart, colour_of_shard, mesh_figure
+from libai_data.commands.inspection.inspection import STAGES, Inspection
+from libai_data.commands.inspection.pictures import data_uri
+from libai_data.commands.inspection.tokens import COUNTED, PADDING, PLAIN, Token
+
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1f2933; background: #fff; margin: 0 auto; max-width: 1200px;
+  padding: 1.2rem; }
+h1 { font-size: 1.5rem; margin: 0 0 .6rem; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin: 2rem 0 .6rem }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: 0 } dt { color: #616e7c }
+dd { margin: 0; overflow-wrap: anywhere }
+.warnings { background: #fff8e6; border-left: 5px solid #d69e2e; padding: .6rem 1rem .6rem 2rem; margin: 0 }
+.warnings li { overflow-wrap: anywhere }
+.fine { background: #edf7f0; border-left: 5px solid #2f855a; padding: .6rem 1rem }
+.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(280px, 1fr)); gap: .8rem }
+.grid.wide { grid-template-columns: repeat(auto-fill, minmax(500px, 1fr)) }
+.card { border: 1px solid #cbd2d9; border-top: 5px solid var(--shard); border-radius: 3px; padding: .6rem }
+.card h3 { font-size: .85rem; margin: 0 0 .4rem; overflow-wrap: anywhere } .card p { margin: .3rem 0 }
+.source, .name, figcaption, .more { color: #616e7c; font-size: .78rem; overflow-wrap: anywhere }
+.stages { display: flex; flex-wrap: wrap; gap: .6rem } figure { margin: 0 } .stages figure { max-width: 112px }
+figure img { display: block; image-rendering: pixelated; border: 1px solid #cbd2d9 }
+.tokens { font: 13px/1.7 ui-monospace, monospace; overflow-wrap: anywhere; white-space: pre-wrap }
+.tokens span { border-radius: 2px; box-shadow: inset 0 -1px #cbd2d9; margin-right: 1px }
+.tokens .counted { background: #ffd76e } .tokens .padding { color: #b6bfc9; text-decoration: line-through }
+.scroll { overflow-x: auto } table { border-collapse: collapse } th, td { border-bottom: 1px solid #e4e7eb; padding:
+  .3rem .8rem .3rem 0; text-align: left; white-space: nowrap } th { color: #616e7c; font-weight: 600 }
+td.bad { color: #b83232; font-weight: 600 } td.number { text-align: right; font-variant-numeric: tabular-nums }
+.bar { background: #3e6fb0; height: .7rem; display: inline-block; min-width: 1px }
+"""
+_KINDS = {PLAIN: "plain", COUNTED: "counted", PADDING: "padding"}
+
+
+def page_of(found: Inspection) -> str:
+    """Write the page.
+
+    All that comes from data or config is escaped; the page's own policy forbids scripts, and anything from elsewhere.
+
+    Args:
+        found: what to show.
+    """
+    title = escape(found.title)
+    body = [
+        f"<h1>{title}</h1>",
+        "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in found.facts) + "</dl>",
+        "<h2 id='warnings'>Warnings</h2>",
+        _warnings(found.findings),
+        "<h2 id='samples'>Samples</h2>",
+        _samples(found.cards),
+        "<h2 id='fields'>Fields</h2>",
+        _fields(found.reports.values()),
+        "<h2 id='mesh'>Which rank holds what</h2>",
+        f"<div class='scroll'>{mesh_figure(found.mesh, found.reports, found.readers)}</div>",
+    ]
+    if found.histograms:
+        charts = "".join(chart(title, bars) for title, bars in found.histograms.items())
+        body += ["<h2 id='histograms'>Labels, lengths, values</h2>", f"<div class='charts'>{charts}</div>"]
+    if found.stats:
+        body += ["<h2 id='timings'>Where the time goes</h2>", _timings(found.stats)]
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta http-equiv="Content-Security-Policy" '
+            "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
+            '<meta name="viewport" content="width=device-width">',
+            f"<title>{title}</title><style>{_STYLE}{STYLE}</style></head><body>",
+            *body,
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+def _warnings(findings: Sequence[str]) -> str:
+    if not findings:
+        return "<p class='fine'>None in the samples that were read.</p>"
+    return "<ul class='warnings'>" + "".join(f"<li>{escape(each)}</li>" for each in findings) + "</ul>"
+
+
+def _samples(cards: Sequence[Card]) -> str:
+    kinds = {token.kind for card in cards for _, tokens, _ in card.texts for token in tokens}
+    legend = [
+        f"<span class='{_KINDS[kind]}'>{words}</span>"
+        for kind, words in ((COUNTED, "counted by the loss"), (PADDING, "padding"))
+        if kind in kinds
+    ]
+    shown = f"<p class='tokens'>{' '.join(legend)}</p>" if legend else ""
+    wide = " wide" if any(card.texts or len(card.pictures) > 2 for card in cards) else ""
+    return f"{shown}<div class='grid{wide}'>" + "".join(map(_card, cards)) + "</div>"
+
+
+def _card(card: Card) -> str:
+    parts = [f"<div class='card' style='--shard:{colour_of_shard(card.origin.shard)}'><h3>{escape(card.heading)}</h3>"]
+    if card.origin.source:
+        parts.append(f"<p class='source'>{escape(card.origin.source)}</p>")
+    if card.pictures:
+        figures = [
+            f"<figure><img src='{data_uri(picture)}' width='{picture.width}' height='{picture.height}' "
+            f"alt='{escape(caption, quote=True)}'><figcaption>{escape(caption)}</figcaption></figure>"
+            for caption, picture in card.pictures
+        ]
+        parts.append(f"<div class='stages'>{''.join(figures)}</div>")
+    for name, tokens, more in card.texts:
+        rest = f"<span class='more'> and {more} more</span>" if more else ""
+        words = "".join(map(_token, tokens))
+        parts.append(f"<p><span class='name'>{escape(name)}</span></p><p class='tokens'>{words}{rest}</p>")
+    parts += [f"<p><span class='name'>{escape(name)}</span> {escape(words)}</p>" for name, words in card.numbers]
+    return "".join([*parts, "</div>"])
+
+
+def _token(token: Token) -> str:
+    return f"<span class='{_KINDS[token.kind]}' title='{token.id}'>{escape(token.text)}</span>"
+
+
+def _fields(reports: Iterable[FieldReport]) -> str:
+    heads = ("field", "dtype", "a sample", "global batch", "least", "largest", "mean", "NaN, inf", "SBP (data, tensor)")
+    rows = [f"<tr>{''.join(f'<th>{head}</th>' for head in (*heads, 'placement'))}</tr>"]
+    for report in reports:
+        sample = f"{list(report.sample_shape)}{' at most' if report.ragged else ''}"
+        whole = "cannot be made" if report.shape is None else str(list(report.shape))
+        broken = report.nans + report.infinities
+        rows.append(
+            "<tr>"
+            + _cell(report.name)
+            + _cell(report.dtype)
+            + _cell(sample)
+            + _cell(whole, "bad" if report.shape is None else "")
+            + "".join(_cell(_number(each), "number") for each in (report.low, report.high, report.mean))
+            + _cell(f"{report.nans}, {report.infinities}", "number bad" if broken else "number")
+            + _cell(", ".join(map(str, report.layout.sbp_list)))
+            + _cell(report.placement)
+            + "</tr>"
+        )
+    return f"<div class='scroll'><table>{''.join(rows)}</table></div>"
+
+
+def _cell(text: str, kind: str = "") -> str:
+    return f"<td class='{kind}'>{escape(text)}</td>" if kind else f"<td>{escape(text)}</td>"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _timings(stats: dict[str, Any]) -> str:
+    spent = {stage: float(stats.get(f"{stage}_seconds", 0.0)) for stage in STAGES}
+    samples, most = stats.get("samples") or 1, max(spent.values()) or 1.0
+    rows: list[str] = ["<tr><th>stage</th><th>microseconds a sample</th><th></th></tr>"]
+    for stage, seconds in spent.items():
+        bar = f"<span class='bar' style='width:{max(200 * seconds / most, 1):.0f}px'></span>"
+        rows.append(f"<tr><td>{stage}</td><td class='number'>{seconds / samples * 1e6:,.1f}</td><td>{bar}</td></tr>")
+    note = (
+        f"Over {stats.get('samples', 0)} samples, the first ones of this process, read without workers. "
+        "<code>libai-data profile</code> measures in earnest."
+    )
+    return f"<table>{''.join(rows)}</table><p class='more'>{note}</p>"

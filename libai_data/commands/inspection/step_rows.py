@@ -1,0 +1,168 @@
+"""The rows of one step, read as its ranks would read them, each with where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.commands.one_rank import OneRank
+from libai_data.data.nesting import taken_apart
+from libai_data.data.samplers.ledger import Ledger
+from libai_data.engine.data_state import stream_state_of
+from libai_data.engine.saved_state import source_of
+from libai_data.errors import ConfigError
+from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.schema import Layout, array_of, layout_of
+from libai_data.structures import batch_info, fields_of
+
+
+@dataclass(frozen=True)
+class RowOrigin:
+    """Where a row of a step comes from, and which data-parallel rank takes it.
+
+    Args:
+        row: of the step's samples.
+        shard: coordinate of the rank on the data axis.
+        epoch: of the sample; None where the loader does not tell.
+        index: of the sample in the dataset; None where the loader does not tell.
+        source: name of the dataset that the sample is from, and its index there, in words.
+    """
+
+    row: int
+    shard: int
+    epoch: int | None
+    index: int | None
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        """The row in a few words, for messages."""
+        return f"row {self.row}" if self.index is None else f"sample {self.index} (row {self.row})"
+
+
+@dataclass
+class StepRows:
+    """Rows of a step.
+
+    Args:
+        step: which.
+        position: of its first sample in the stream.
+        size: rows of the whole step, of which only the first may have been read.
+        micro_batch_size: rows of one batch of one data-parallel rank.
+        origins: of each row that was read.
+        values: field -> its array in each row, without the batch dim.
+        layouts: of each field.
+        collated: a collator made the batches.
+    """
+
+    step: int
+    position: int
+    size: int
+    micro_batch_size: int
+    origins: list[RowOrigin] = field(default_factory=list)
+    values: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    collated: bool = False
+
+
+def read_step(
+    opened: OneRank, split: str, loader: Any, step: int, data_parallel_size: int, micro_batch_size: int, rows: int
+) -> StepRows:
+    """Read the first rows of a step, in whole batches.
+
+    Args:
+        opened: the loaders of a split.
+        split: "train", "valid" or "test".
+        loader: the one to read from.
+        step: its number; of an evaluation, that of the batch.
+        data_parallel_size: of the mesh.
+        micro_batch_size: rows of one batch of one data-parallel rank in evaluation.
+        rows: to read at least, where the step has as many.
+
+    Raises:
+        ConfigError: The loader has no such step.
+        CheckpointError: The step lies before those that a restored state knows of.
+        SampleError: A sample could not be read.
+    """
+    stream = getattr(loader, "stream", None)
+    if split == "train" and opened.follows and isinstance(loader, DataLoader):
+        state = stream_state_of(loader)
+        assert state is not None  # a loader that follows steps has one
+        ledger = Ledger(state)
+        epochs, _ = ledger.samples_of(step)
+        batch = opened.plan.sizes[len(epochs)].micro_batch_size if len(epochs) in opened.plan.sizes else len(epochs)
+        found = StepRows(step, ledger.schedule.position_of(step), len(epochs), batch)
+    else:
+        batch = opened.plan.first.micro_batch_size if split == "train" else micro_batch_size
+        size = opened.plan.first.global_batch_size if split == "train" else batch * data_parallel_size
+        found = StepRows(step, step * size, size, batch)
+    found.collated = bool(getattr(loader, "collates", False))
+    wanted = min(max(rows, 1), found.size)
+    if isinstance(loader, DataLoader) and stream is not None and hasattr(stream, "batch_at"):
+        # Behind the end of a single round, the next round would begin.
+        ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
+        chunks = iter(()) if ended else _from_position(loader, found.position)
+    else:
+        chunks = _from_beginning(loader, found.position // found.micro_batch_size)
+    for chunk in chunks:
+        _take(found, chunk, data_parallel_size, _sources(loader))
+        if len(found.origins) >= wanted:
+            break
+    if not found.origins:
+        end = "ends before it (counted from 0)" if step else "yields no batch; its dataset is empty"
+        raise ConfigError(f"there is no step {step}: the loader {end}")
+    return found
+
+
+class _Chunk(NamedTuple):
+    arrays: Mapping[str, np.ndarray]
+    layouts: Mapping[str, Layout]
+    epochs: np.ndarray | None
+    indices: np.ndarray | None
+    valid: int
+
+
+def _from_position(loader: DataLoader, position: int) -> Iterator[_Chunk]:
+    for ready in loader.begin(position):
+        batch = ready.index_batch
+        yield _Chunk(ready.arrays, ready.layouts, batch.epochs, batch.indices, batch.valid)
+
+
+def _from_beginning(loader: Any, skipped: int) -> Iterator[_Chunk]:
+    """Batches of a loader that cannot be asked for a place in its stream."""
+    for batch in islice(iter(loader), skipped, None):
+        leaves: dict[str, Any] = {}
+        taken_apart(fields_of(batch), leaves)
+        tensors = {name: value for name, value in leaves.items() if not isinstance(value, list)}
+        arrays = {name: array_of(value, name) for name, value in tensors.items()}
+        info, rows = batch_info(batch), min((len(array) for array in arrays.values()), default=0)
+        layouts = {name: layout_of(value, name) for name, value in tensors.items()}
+        yield _Chunk(arrays, layouts, None, None, rows if info is None else min(rows, info.valid))
+
+
+def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list[tuple[str, int]]) -> None:
+    for own in range(min(chunk.valid, found.size - len(found.origins))):
+        row = len(found.origins)
+        shard = row // found.micro_batch_size % data_parallel_size
+        if chunk.indices is None or chunk.epochs is None:
+            origin = RowOrigin(row, shard, None, None)
+        else:
+            index = int(chunk.indices[own])
+            name, in_source = source_of(sources, index) if sources else ("", 0)
+            origin = RowOrigin(row, shard, int(chunk.epochs[own]), index, f"{name}, {in_source}" if name else "")
+        found.origins.append(origin)
+        for name, array in chunk.arrays.items():
+            found.values.setdefault(name, []).append(array[own])
+    found.layouts.update(chunk.layouts)
+
+
+def _sources(loader: Any) -> list[tuple[str, int]]:
+    """Names and lengths of the datasets that a dataset puts one behind the other; none where it is a single one."""
+    parts = getattr(getattr(loader, "dataset", None), "datasets", None)
+    if not isinstance(parts, (list, tuple)) or sum(map(len, parts)) != len(loader.dataset):
+        return []
+    return [(type(part).__name__, len(part)) for part in parts]

@@ -1,0 +1,105 @@
+"""The loaders of a config on this one process, with the batches that each rank of its mesh would take one by one."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from libai_data.config import try_get_key
+from libai_data.config.signatures import parameters_of, target_of
+from libai_data.engine.batch_arithmetic import BatchSizes
+from libai_data.engine.datamodule.stages import stages_of
+from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
+from libai_data.engine.setup import complete_train_config, set_key
+from libai_data.engine.step_plan import StepPlan, step_plan
+
+_STAGES = {"train": "fit", "valid": "validate", "test": "test"}
+_KINDS = {"train": "train", "valid": "val", "test": "test"}
+SPLITS = tuple(_KINDS)
+
+
+class OneRank(NamedTuple):
+    """Loaders on one process.
+
+    Args:
+        loaders: those of the split; one for training.
+        plan: the steps of the training on the mesh, as the config describes them.
+        follows: the training loader takes these steps, each cut into batches of one data-parallel rank.
+    """
+
+    loaders: list[Any]
+    plan: StepPlan
+    follows: bool = False
+
+    def close(self) -> None:
+        """End the workers."""
+        for loader in self.loaders:
+            if callable(getattr(loader, "close", None)):
+                loader.close()
+
+
+def one_rank_loaders(
+    cfg: Any, data_parallel_size: int, split: str = "train", num_workers: int = 0, tokenizer: Any = None
+) -> OneRank:
+    """Build loaders whose batches are, one after the other, what the data-parallel ranks 0, 1, ... of a mesh take.
+
+    Args:
+        cfg: the whole config; it is not changed.
+        data_parallel_size: of the mesh.
+        split: "train", "valid" or "test".
+        num_workers: of each loader that takes such an argument.
+        tokenizer: given to the datasets, if there is one.
+
+    Raises:
+        ConfigError: What the config says of batches, loaders or datasets cannot be.
+    """
+    cfg = deepcopy(cfg)
+    plan = step_plan(cfg, data_parallel_size)
+    first = plan.first
+    for key, value in (
+        ("batch_size_schedule", None),
+        ("global_batch_size", first.global_batch_size),
+        ("train_micro_batch_size", first.micro_batch_size),
+        ("num_accumulation_steps", first.num_accumulation_steps * data_parallel_size),
+    ):
+        set_key(cfg, f"train.{key}", value)
+    complete_train_config(cfg)
+    set_key(cfg, "train.samples", plan.schedule.position_of(cfg.train.train_iter or 0))
+    for section in _sections(cfg):
+        _set_argument(section, "num_workers", num_workers)
+        _set_argument(section, "readers", "data_parallel")
+    loaders = _built(cfg, split, tokenizer)
+    if split != "train":
+        return OneRank(loaders, plan)
+    cut = {
+        size: BatchSizes(each.micro_batch_size, each.num_accumulation_steps * data_parallel_size, size)
+        for size, each in plan.sizes.items()
+    }
+    return OneRank(loaders, plan, StepPlan(plan.schedule, cut, plan.skip_steps).followed_by(loaders[0]))
+
+
+def _sections(cfg: Any) -> list[Any]:
+    train = try_get_key(cfg, "dataloader.train")
+    return [section for section in (train, *(try_get_key(cfg, "dataloader.test") or ())) if section is not None]
+
+
+def _set_argument(section: Any, name: str, value: Any) -> None:
+    target = target_of(section, "")
+    if target is not None and parameters_of(target).accepts(name):
+        section[name] = value
+
+
+def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
+    stages = stages_of(cfg)
+    if stages is not None:
+        stages.enter(_STAGES[split])
+        return stages.loaders(_KINDS[split])
+    if split == "test":
+        return build_configured_test_loaders(cfg, tokenizer)
+    train, valid, test = as_three_loaders(build_configured_train_loader(cfg, tokenizer))
+    if split == "train":
+        return [train]
+    for unused in (train, test):
+        if callable(getattr(unused, "close", None)):
+            unused.close()
+    return [] if valid is None else [valid]

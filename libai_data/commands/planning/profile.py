@@ -1,0 +1,197 @@
+"""The command `libai-data profile`: how fast a config's loader is with 0 to all cores as workers, and what to set."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import Any, Callable, NamedTuple
+
+from libai_data.commands.console import print_lines
+from libai_data.commands.inspection.inspection import STAGES
+from libai_data.commands.inspection.mesh_of import mesh_of
+from libai_data.commands.one_rank import one_rank_loaders
+from libai_data.commands.planning.job import JobPlan
+from libai_data.config import try_get_key
+from libai_data.config.lazy_config import load_config
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.engine.models import build_configured_tokenizer
+from libai_data.errors import ConfigError
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.structures import Instance, fields_of
+
+_GOOD_ENOUGH = 0.95
+"""The fewest workers that reach this share of the best rate are recommended: each costs memory."""
+
+_WARM_UP_BATCHES = 2
+
+
+class Measurement(NamedTuple):
+    """One run of a loader.
+
+    Args:
+        workers: processes that read.
+        rate: samples a second, without the time until the first batches.
+        seconds: of each stage, over all workers, for one sample.
+    """
+
+    workers: int
+    rate: float
+    seconds: Sequence[float]
+
+    @property
+    def bottleneck(self) -> str:
+        """The stage in which most of the work lies; the trainer computes nothing here, so that no loader waits."""
+        return STAGES[max(range(len(STAGES)), key=self.seconds.__getitem__)]
+
+    def line(self) -> str:
+        """A line of the table."""
+        costs = "  ".join(f"{cost * 1e6:12,.1f}" for cost in self.seconds)
+        return f"{self.workers:7}  {self.rate:10,.0f}  {costs}  {self.bottleneck}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(prog="libai-data profile", description=__doc__)
+    arguments.add_argument("config", help="config file")
+    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    arguments.add_argument("--seconds", type=float, default=3.0, help="to measure each setting (default: %(default)s)")
+    arguments.add_argument(
+        "--workers", type=int, nargs="+", metavar="N", help="settings to measure (default: 0..cores)"
+    )
+    arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: what train.dist says)")
+    arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: %(default)s)")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its arguments; by default the process's own.
+
+    Returns:
+        Exit code: 1 where the config cannot be read, or its loader not be measured.
+    """
+    asked = parser().parse_intermixed_args(argv)
+    return print_lines("profile", lambda: _profile(asked))
+
+
+def _profile(asked: argparse.Namespace) -> Iterator[str]:
+    if not 0 < asked.seconds < inf:
+        raise ConfigError(f"--seconds is {asked.seconds}; it must be above 0, and finite")
+    counts = asked.workers or worker_counts(len(os.sched_getaffinity(0)))
+    if min(counts) < 0:
+        raise ConfigError(f"--workers has {min(counts)}; the least is 0")
+    cfg = load_config(asked.config, asked.opts)
+    mesh = mesh_of(cfg, asked.ranks, asked.nodes)
+    tokenizer = build_configured_tokenizer(cfg)
+    measurements: list[Measurement] = []
+    stages = "  ".join(f"{stage + ' us':>12}" for stage in STAGES)
+    yield f"{'workers':>7}  {'samples/s':>10}  {stages}  bottleneck"
+    for workers in counts:
+        rank = one_rank_loaders(cfg, mesh.data_parallel_size, num_workers=workers, tokenizer=tokenizer)
+        try:
+            measurements.append(measure(rank.loaders[0], workers, asked.seconds, _rows_of))
+        finally:
+            rank.close()
+        yield measurements[-1].line()
+    readers = try_get_key(cfg, "dataloader.train.readers") or "data_parallel"
+    overrides, reasons = recommend(measurements, mesh, readers)
+    yield from ("", *reasons, f"Recommended: {' '.join(overrides)}")
+
+
+def worker_counts(most: int) -> list[int]:
+    """0 to `most` workers; of the numbers above 8 only every doubling, and `most` itself."""
+    doubling = [2**power for power in range(4, most.bit_length())]
+    return sorted({*range(min(most, 8) + 1), *(count for count in doubling if count < most), most})
+
+
+def measure(
+    loader: Any,
+    workers: int,
+    seconds: float,
+    rows_of: Callable[[Any], int],
+    clock: Callable[[], float] = time.perf_counter,
+) -> Measurement:
+    """Take batches as fast as they come.
+
+    Args:
+        loader: with `stats()`; a finite one is gone through again and again.
+        workers: that it has.
+        seconds: to measure; at least one batch is taken.
+        rows_of: rows of a batch.
+        clock: seconds from any beginning.
+
+    Raises:
+        ConfigError: The loader has no `stats()`, or yields nothing.
+    """
+    if not callable(getattr(loader, "stats", None)):
+        raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")
+    batches = _batches(loader)
+    for _ in range(_WARM_UP_BATCHES):
+        next(batches)
+    before = loader.stats()
+    rows, start = 0, clock()
+    while rows == 0 or clock() - start < seconds:
+        rows += rows_of(next(batches))
+    taken, after = clock() - start, loader.stats()
+    samples = after["samples"] - before["samples"]
+    spent = [after[f"{stage}_seconds"] - before[f"{stage}_seconds"] for stage in STAGES]
+    return Measurement(workers, rows / taken, [each / samples if samples else 0.0 for each in spent])
+
+
+def _batches(loader: Any) -> Iterator[Any]:
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ConfigError(f"the train loader ({type(loader).__name__}) yields no batch; its dataset may be empty")
+
+
+def _rows_of(batch: Any) -> int:
+    """The samples that the loader read for a batch; of a batch of another origin, dim 0 of its first field."""
+    if isinstance(batch, Instance) and batch._rows is not None:
+        return len(batch._rows.indices)
+    value = next(iter(fields_of(batch).values()))
+    return int(getattr(value, "tensor", value).shape[0])
+
+
+def recommend(
+    measurements: Sequence[Measurement], mesh: ParallelMesh, readers: str = "data_parallel"
+) -> tuple[list[str], list[str]]:
+    """Choose the number of workers, and who reads.
+
+    Args:
+        measurements: of one loader, at least one.
+        mesh: of the training; all of a node's ranks share the cores that were measured.
+        readers: who reads now.
+
+    Returns:
+        The setting, as `key=value` of a config, and the reasons, in words.
+    """
+    best = max(measurements, key=lambda each: each.rate)
+    enough = min(
+        (each for each in measurements if each.rate >= _GOOD_ENOUGH * best.rate), key=lambda each: each.workers
+    )
+    reasons = [
+        f"{enough.workers} worker(s) reach {enough.rate:,.0f} samples/s, {enough.rate / best.rate:.0%} of the best "
+        f"({best.workers}: {best.rate:,.0f})."
+    ]
+    overrides = []
+    wanted, why = JobPlan(mesh, 1, ()).recommended()
+    if readers == "data_parallel" and wanted != readers:
+        readers = wanted
+        reasons.append(f"{why[0].upper()}{why[1:]}; with readers={readers} once.")
+        overrides.append(f"dataloader.train.readers={readers}")
+    plan = ReadPlan(mesh, readers)
+    reading = sum(bool(plan.shards_read_by(rank)) for rank in plan.ranks_of(0))
+    workers = -(-enough.workers // reading)
+    if reading > 1:
+        reasons.append(f"{reading} ranks of a node read, and share its cores: {workers} worker(s) each.")
+    cost = max(best.seconds)
+    reasons.append(f"Most of a worker's time goes into '{best.bottleneck}': {cost * 1e6:,.0f} microseconds a sample.")
+    return [f"dataloader.train.num_workers={workers}", *overrides], reasons

@@ -1,0 +1,150 @@
+"""The command: `libai-data preprocess --input corpus.jsonl --tokenizer tokenizer.json --output-prefix data/corpus`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from libai_data.config.argument_rules import check, whole
+from libai_data.data.text.files import FORMATS
+from libai_data.data.text.parts import DOCUMENTS, LINE, Cutting
+from libai_data.data.text.preprocess import CLUSTERS, Preprocessed, preprocess
+from libai_data.data.text.shards import ShardReport, Task
+from libai_data.data.text.tokenizer import TokenizerFiles
+from libai_data.errors import ConfigError, DataPipelineError
+
+TOKENIZER_NAMES = ("BertTokenizer", "GPT2Tokenizer", "RobertaTokenizer", "T5Tokenizer")
+_EXTRA_IDS_OF_T5 = 100
+
+
+def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
+    """Add the arguments that tell which documents are read."""
+    group = arguments.add_argument_group("input data")
+    group.add_argument(
+        "--input", nargs="+", required=True, metavar="PATH", help="files, globs or folders; .gz, .bz2, .xz and .zst too"
+    )
+    group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="of JSON objects, or columns")
+    group.add_argument("--format", choices=FORMATS, default="", help="of all files (default: by their names)")
+    group.add_argument(
+        "--documents", choices=DOCUMENTS, default=LINE, help=f"one document of plain text is (default {LINE})"
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments: LiBai's, and some more."""
+    arguments = argparse.ArgumentParser(prog="libai-data preprocess", description=__doc__)
+    add_input_arguments(arguments)
+    group = arguments.add_argument_group("sentences")
+    group.add_argument("--split-sentences", action="store_true", help="split documents into sentences")
+    group.add_argument("--keep-newlines", action="store_true", help="keep the white space behind each sentence")
+    group = arguments.add_argument_group("tokenizer")
+    group.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, vocabulary, sentencepiece model or folder")
+    group.add_argument("--tokenizer-name", choices=TOKENIZER_NAMES, help="LiBai's name of the kind of --vocab-file")
+    group.add_argument("--vocab-file", metavar="PATH", help="the vocabulary, or sentencepiece's model")
+    group.add_argument("--merges-file", metavar="PATH", default="", help="BPE's merges")
+    group.add_argument("--do-lower-case", action="store_true", help="lower case (BERT)")
+    group.add_argument("--extra-ids", type=int, default=0, help="sentinels to add to the vocabulary")
+    group.add_argument("--do-chinese-wwm", action="store_true", help="mark the words of Chinese, found by jieba")
+    group.add_argument("--append-eod", action="store_true", help="end documents with the end-of-document token")
+    group = arguments.add_argument_group("output data")
+    group.add_argument("--output-prefix", required=True, metavar="PATH", help="what the output files begin with")
+    group.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="the memory-mapped format, no other")
+    group = arguments.add_argument_group("runtime")
+    group.add_argument("--workers", type=int, default=1, help="processes (default 1), of all machines together")
+    group.add_argument("--cluster", choices=CLUSTERS[1:], default="", help="run them on the machines of a Ray cluster")
+    group.add_argument("--log-interval", type=int, default=100, help="documents between two updates of the bar")
+    group.add_argument("--refuse-bad-lines", action="store_true", help="fail if a line holds no document")
+    return arguments
+
+
+def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
+    """The tokenizer that the arguments name.
+
+    Raises:
+        ConfigError: None or two, or a file that is of another kind than said.
+    """
+    if bool(asked.tokenizer) == bool(asked.vocab_file):
+        raise ConfigError("give the tokenizer by --tokenizer, or by --tokenizer-name and --vocab-file")
+    path = Path(asked.tokenizer or asked.vocab_file)
+    if asked.tokenizer_name == "T5Tokenizer" and path.suffix != ".model":
+        raise ConfigError(f"T5Tokenizer wants a model of sentencepiece (.model), not {path}")
+    if asked.tokenizer_name in ("GPT2Tokenizer", "RobertaTokenizer") and not asked.merges_file:
+        raise ConfigError(f"{asked.tokenizer_name} wants --merges-file beside --vocab-file")
+    if asked.tokenizer_name == "BertTokenizer" and path.suffix != ".txt":
+        raise ConfigError(f"BertTokenizer wants a vocabulary with a token a line (.txt), not {path}")
+    extra_ids = asked.extra_ids or (_EXTRA_IDS_OF_T5 if asked.tokenizer_name == "T5Tokenizer" else 0)
+    return TokenizerFiles(str(path), asked.merges_file, asked.do_lower_case, extra_ids, asked.do_chinese_wwm)
+
+
+class _Bar:
+    """The progress bar, in bytes of input.
+
+    Args:
+        interval: documents between two updates.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self._bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+        self._interval, self._documents, self._bad, self._shown = interval, 0, 0, 0
+
+    def __call__(self, done: int, total: int, report: ShardReport) -> None:
+        self._documents += report.documents
+        self._bad += len(report.bad)
+        self._bar.total = total
+        if self._documents - self._shown >= self._interval or done >= total:
+            self._shown = self._documents
+            self._bar.set_postfix_str(f"{self._documents} documents, {self._bad} bad lines", refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """End the line of the bar."""
+        self._bar.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Preprocess a corpus; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
+    asked = parser().parse_args(argv)
+    bar = _Bar(asked.log_interval)
+    try:
+        check({"--log-interval": whole(1)}, **{"--log-interval": asked.log_interval})
+        if asked.keep_newlines and not asked.split_sentences:
+            raise ConfigError("--keep-newlines is about sentences; give it with --split-sentences")
+        task = Task(
+            tokenizer_files(asked),
+            tuple(asked.json_keys),
+            asked.documents,
+            asked.split_sentences,
+            asked.keep_newlines,
+            asked.append_eod,
+        )
+        result = preprocess(
+            asked.input,
+            asked.output_prefix,
+            task,
+            cutting=Cutting(format=asked.format),
+            workers=asked.workers,
+            cluster=asked.cluster,
+            refuse_bad=asked.refuse_bad_lines,
+            progress=bar,
+        )
+    except DataPipelineError as error:
+        bar.close()
+        print(f"libai-data preprocess: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    bar.close()
+    print("\n".join(_summary(result)))
+    return 0
+
+
+def _summary(result: Preprocessed) -> list[str]:
+    lines = [f"{result.documents} documents of {result.characters} characters, {result.empty} empty ones left out"]
+    lines += [f"{result.tokens[key]} tokens in {prefix}.bin and .idx" for key, prefix in result.prefixes.items()]
+    if result.kept:
+        lines.append(f"{result.kept} shards were kept from an earlier run")
+    if result.bad:
+        lines.append(f"{result.bad} bad lines, listed in {result.bad_file}")
+    return lines

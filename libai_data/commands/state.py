@@ -1,0 +1,176 @@
+"""The command `libai-data state`: what a checkpoint continues with, whether it fits, and how to change it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.commands.console import print_lines
+from libai_data.commands.one_rank import one_rank_loaders
+from libai_data.config import try_get_key
+from libai_data.config.lazy_config import load_config
+from libai_data.data.samplers.ledger import Ledger
+from libai_data.engine.data_state import OVERRIDE_KEY
+from libai_data.engine.saved_state import SavedState, edited, in_words, source_of, sources_of, write_edited
+from libai_data.errors import ConfigError
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(prog="libai-data state", description=__doc__)
+    verbs = arguments.add_subparsers(dest="verb", required=True, metavar="show|verify|edit|samples")
+
+    def verb(name: str, summary: str) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=summary, description=summary)
+        made.add_argument("checkpoint", help="directory of a checkpoint, or train.output_dir for the last one")
+        return made
+
+    verb("show", "Say in plain words what a checkpoint would continue with.")
+    verify = verb("verify", "Check a checkpoint's files against its manifest, and its data state against a config.")
+    verify.add_argument(
+        "--config-file",
+        nargs="+",
+        metavar=("FILE", "key=value"),
+        help="the config to check against, and changes to it as in training",
+    )
+    edit = verb("edit", "Change the data state; the checkpoint as it was stays beside it as '<name>.before_edit_1'.")
+    edit.add_argument("--position", type=int, metavar="N", help="go on as if N samples had been taken")
+    edit.add_argument("--seed", type=int, metavar="N", help="another order from here on; set train.seed alike")
+    edit.add_argument(
+        "--skip", type=int, nargs=2, action="append", metavar=("FIRST", "LAST"), help="leave out these steps' samples"
+    )
+    edit.add_argument("--forget-skips", action="store_true", help="leave nothing out of what is still to come")
+    samples = verb("samples", "List the samples of a step, or the steps that used a sample.")
+    which = samples.add_mutually_exclusive_group(required=True)
+    which.add_argument("--step", type=int, metavar="N", help="the step whose samples to list")
+    which.add_argument("--sample", type=int, metavar="I", help="the sample (its index in the dataset) to look for")
+    samples.add_argument(
+        "--config-file",
+        nargs="+",
+        metavar=("FILE", "key=value"),
+        help="names the sources of a dataset that is made of more than the checkpoint lists",
+    )
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        argv: its arguments; by default the process's own.
+
+    Returns:
+        Exit code: 1 where a checkpoint is damaged, does not fit the config, or cannot be changed so.
+    """
+    asked = parser().parse_args(argv)
+    return print_lines(f"state {asked.verb}", lambda: _VERBS[asked.verb](asked), also_told=(IndexError,))
+
+
+def _show(asked: argparse.Namespace) -> list[str]:
+    return in_words(SavedState.read(asked.checkpoint))
+
+
+def _verify(asked: argparse.Namespace) -> list[str]:
+    saved = SavedState.read(asked.checkpoint)
+    lines = [f"The files of {saved.path} are as they were written."]
+    if saved.stream.schedule is not None:
+        saved.check_step()
+        lines.append(f"Step {saved.step} and position {saved.stream.position} belong together.")
+    if asked.config_file:
+        lines += _fit(saved, asked.config_file[0], asked.config_file[1:])
+    return lines
+
+
+def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
+    """Restore the data state into the loader that a config describes."""
+    cfg, loader = _configured_loader(saved, config_file, opts)
+    notes = _Notes()
+    sampler_log = logging.getLogger("libai_data.data.samplers")
+    sampler_log.addHandler(notes)
+    try:
+        loader.load_state_dict(saved.data, override=try_get_key(cfg, OVERRIDE_KEY) or ())
+    finally:
+        sampler_log.removeHandler(notes)
+        loader.close()
+    end = "with these differences:" if notes.lines else "without a difference."
+    return [f"A run of {config_file} would go on from it {end}", *notes.lines]
+
+
+def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> tuple[Any, Any]:
+    """The config, and the train loader that it describes, on this one process."""
+    cfg = load_config(config_file, opts)
+    ranks = try_get_key(cfg, "train.dist.data_parallel_size") or saved.content.get("mesh", {}).get("data", 1)
+    loader = one_rank_loaders(cfg, ranks).loaders[0]
+    return cfg, loader
+
+
+def _sources(saved: SavedState, config: list[str] | None) -> list[tuple[str, int]]:
+    """Names and lengths of the datasets that a config puts together, or of those that the checkpoint lists."""
+    if not config:
+        return sources_of(saved.data)
+    _, loader = _configured_loader(saved, config[0], config[1:])
+    loader.close()
+    parts = getattr(loader.dataset, "datasets", [loader.dataset])
+    if sum(map(len, parts)) != saved.stream.order.size:
+        raise ConfigError(
+            f"the dataset of {config[0]} has {sum(map(len, parts))} samples, that of the checkpoint "
+            f"{saved.stream.order.size}"
+        )
+    return [(type(part).__name__, len(part)) for part in parts]
+
+
+class _Notes(logging.Handler):
+    """Collects what a resume says of samples that are repeated or left out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def _edit(asked: argparse.Namespace) -> list[str]:
+    saved = SavedState.read(asked.checkpoint)
+    skips = [(first, last) for first, last in asked.skip or ()]
+    if asked.position is None and asked.seed is None and not skips and not asked.forget_skips:
+        raise ConfigError("nothing to change: give --position, --seed, --skip or --forget-skips")
+    backup = write_edited(saved, edited(saved, asked.position, asked.seed, skips, asked.forget_skips))
+    lines = [f"Changed. The checkpoint as it was is {backup}.", *in_words(SavedState.read(str(saved.path)))]
+    if asked.seed is not None:
+        lines.append(f"The config must say the same: train.seed={asked.seed}.")
+    return lines
+
+
+def _samples(asked: argparse.Namespace) -> list[str]:
+    saved = SavedState.read(asked.checkpoint)
+    ledger, sources = Ledger(saved.stream), _sources(saved, asked.config_file)
+    if asked.sample is not None:
+        uses = ledger.uses_of(asked.sample, saved.step)
+        name, own = source_of(sources, asked.sample)
+        known = f" from step {ledger.schedule.first_step} on" if ledger.schedule.first_step else ""
+        head = (
+            f"Sample {asked.sample} ({name}, {own}) was used {len(uses)} time(s) in the {saved.step} steps done{known}."
+        )
+        return [head, *(f"step {use.step}  row {use.row}  epoch {use.epoch}" for use in uses)]
+    epochs, indices = ledger.samples_of(asked.step)
+    start = ledger.schedule.position_of(asked.step)
+    done = "was" if asked.step < saved.step else "will be"
+    lines = [
+        f"Step {asked.step} {done} made of {len(indices)} samples, positions {start} to {start + len(indices) - 1}:"
+    ]
+    if saved.stream.left_out.ranges:
+        places = saved.stream.left_out.places_of(np.array([start, start + len(indices) - 1]))
+        first, last = ledger.schedule.steps_at(places).tolist()
+        lines.append(f"In a run without skips, which train.skip_steps counts by, they are of steps {first} to {last}.")
+    for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+        name, own = source_of(sources, index)
+        lines.append(f"row {row}  epoch {epoch}  index {index}  source {name}  {own}")
+    return lines
+
+
+_VERBS = {"show": _show, "verify": _verify, "edit": _edit, "samples": _samples}

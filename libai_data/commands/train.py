@@ -1,0 +1,117 @@
+"""The training command: `libai-data train`, and what `tools/train_net.py` runs."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from libai_data.config import LazyConfig, default_argument_parser, try_get_key
+from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.datamodule.stages import stages_of
+from libai_data.engine.default_trainer import DefaultTrainer
+from libai_data.engine.failure import end_job_on_failure
+from libai_data.engine.output_folder import clear_trial, user_resumes
+from libai_data.engine.setup import default_setup, seed_all
+from libai_data.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_FAST_STEPS = 20
+_FAST_EVAL_PERIOD = 10
+
+
+def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
+    """Train or evaluate what a config file and `key=value` overrides describe.
+
+    Args:
+        argv: command line; by default the process's own.
+        trainer_class: a subclass with overridden parts.
+
+    Returns:
+        Results of the last evaluation.
+    """
+    args = default_argument_parser().parse_args(argv)
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    with end_job_on_failure(rank, world_size):
+        importlib.import_module("oneflow")  # where the ranks find each other
+        # Configs import each other, and a user's own modules, from the working directory.
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        return run(args, trainer_class)
+
+
+def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
+    """Train or evaluate.
+
+    Args:
+        args: parsed command line.
+        trainer_class: the trainer.
+
+    Returns:
+        Results of the last evaluation.
+    """
+    cfg = LazyConfig.load(args.config_file)
+    cfg = LazyConfig.apply_overrides(cfg, args.opts)
+    if args.fast_dev_run:
+        shorten(cfg)
+    default_setup(cfg, args)
+    seed_all(cfg.train.seed)
+    if args.eval_only:
+        return evaluate(cfg, trainer_class, resume=user_resumes(args))
+    try:
+        return trainer_class(cfg).train()
+    finally:
+        if args.fast_dev_run:
+            clear_trial(str(cfg.train.output_dir))
+
+
+def shorten(cfg: Any) -> None:
+    """Make a training that tries everything once: 20 steps, an evaluation every 10, each step logged.
+
+    What it writes goes to a folder of its own (`default_setup`), and `run` deletes it but for the log.
+    """
+    cfg.train.train_epoch = 0
+    cfg.train.train_iter = _FAST_STEPS
+    cfg.train.log_period = 1
+    cfg.train.evaluation.eval_period = _FAST_EVAL_PERIOD
+    cfg.train.evaluation.eval_after_n_epoch = None
+
+
+def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dict[str, Any]:
+    """Evaluate the last checkpoint (`resume`), or the weights of `train.load_weight`.
+
+    Raises:
+        CheckpointError: There is no checkpoint to resume.
+        ConfigError: There are neither, or there is nothing to evaluate on.
+    """
+    tokenizer = trainer_class.build_tokenizer(cfg)
+    model = trainer_class.build_model(cfg)
+    checkpointer = Checkpointer(model, cfg.train.output_dir)
+    path = checkpointer.checkpoint_to_resume() if resume else cfg.train.load_weight
+    if not path:
+        raise ConfigError(
+            "--eval-only found no weights: set train.load_weight=<checkpoint>, or use --resume with a checkpoint in "
+            f"train.output_dir ({cfg.train.output_dir})"
+        )
+    checkpointer.load_weights(path, cfg.train.load_weight_may_differ or ())
+    data = stages_of(cfg)
+    if data is not None:
+        data.enter("test")
+    loaders = trainer_class.build_test_loader(cfg, tokenizer) if data is None else data.loaders("test")
+    if not loaders:
+        raise ConfigError(
+            "--eval-only has nothing to evaluate on: the config has "
+            + ("no dataloader.test" if data is None else "a datamodule without test_dataloader")
+        )
+    model.eval()
+    if try_get_key(cfg, "graph.enabled", default=False):
+        model = trainer_class.build_graph(cfg, model, is_train=False)
+    if data is None:
+        return trainer_class.test(cfg, loaders, model)
+    results = trainer_class.test(cfg, loaders, model, data=data)
+    data.leave("test")
+    return results

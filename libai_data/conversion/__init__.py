@@ -1,5 +1,0 @@
-"""Conversion of records from one format into shards of another, by several processes."""
-
-from libai_data.conversion.convert import Conversion, Converted, convert
-
-__all__ = ["Conversion", "Converted", "convert"]

@@ -1,0 +1,166 @@
+"""Samples for BERT: pairs of passages with masked tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.datasets.masking import Masker, masking_of_style, padded, special_id, vocabulary_tables
+from libai_data.data.datasets.sentence_index import SentenceRule
+from libai_data.data.datasets.sentences import SentenceCorpus, source_of, vocabulary_hash
+from libai_data.errors import ConfigError
+from libai_data.data.random.sample_random import sample_generator
+from libai_data.data.sources.indexed import IndexedSource
+from libai_data.structures import DistTensorData, Instance
+
+PAIR_TASKS = ("order", "next")
+_NO_LABEL = -1
+
+
+class BertDataset:
+    """Pairs of passages, [CLS] A [SEP] B [SEP], in which tokens are masked, from sentences in `.bin/.idx` files.
+
+    Fields of a sample of length L = `max_seq_length`: `input_ids` int64 [L], `attention_mask` bool [L] (True for
+    tokens), `tokentype_ids` int64 [L] (1 for B and the [SEP] behind it); and for the last pipeline stage `ns_labels`
+    int64 [] (1 if B does not follow A), `lm_labels` int64 [L] (-1 where nothing is predicted), `loss_mask` bool [L].
+
+    Masks, and what a pair is, are drawn anew in each epoch of a loader, from its seed, epoch and index.
+
+    Args:
+        name: for people; the sample does not depend on it.
+        tokenizer: has `get_vocab()` and the ids `cls_token_id`, `sep_token_id`, `mask_token_id`, `pad_token_id`.
+        indexed_dataset: the sentences, or None to open those of `data_prefix`.
+        data_prefix: path of the two files without their endings.
+        max_num_samples: the corpus is repeated until there are so many; None for once.
+        mask_lm_prob: share of the tokens to predict.
+        max_seq_length: tokens of a sample, special ones included; shorter samples are padded.
+        short_seq_prob: share of samples that aim at a random length.
+        seed: decides which samples are short ones.
+        binary_head: whether a sample is a pair; otherwise it is one passage, and `ns_labels` is 0.
+        masking_style: "bert", or "bert-cn-wwm", which masks whole words of Chinese; see `--do-chinese-wwm`.
+        pair_task: what half of the pairs are: "order", A and B swapped (as in LiBai and ALBERT), or "next", B is from
+            another document (as in BERT).
+        max_ngrams: words in a row that are masked together, at most.
+        whole_words: whether words are masked as a whole.
+        cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
+
+    Raises:
+        ConfigError: An argument is out of range, a file is missing, or no document has two sentences.
+        FormatError: A file is broken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        indexed_dataset: IndexedSource | None = None,
+        data_prefix: str | Path | None = None,
+        max_num_samples: int | None = None,
+        mask_lm_prob: float = 0.15,
+        max_seq_length: int = 512,
+        short_seq_prob: float = 0.0,
+        seed: int = 1234,
+        binary_head: bool = True,
+        masking_style: str = "bert",
+        pair_task: str = "order",
+        max_ngrams: int = 3,
+        whole_words: bool = True,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        if pair_task not in PAIR_TASKS:
+            raise ConfigError(f"pair_task is {pair_task!r}; it is one of {list(PAIR_TASKS)}")
+        self.name = name
+        self.max_seq_length = max_seq_length
+        self.binary_head = binary_head
+        self.pair_task = pair_task
+        self._cls, self._sep, self._pad = (special_id(tokenizer, role) for role in ("cls", "sep", "pad"))
+        masking = masking_of_style(masking_style, mask_lm_prob, max_ngrams, whole_words)
+        self._masker = Masker(vocabulary_tables(tokenizer), special_id(tokenizer, "mask"), masking)
+        # [CLS] and two [SEP], as in LiBai also for one passage.
+        rule = SentenceRule(max_seq_length - 3, 2 if binary_head else 1, short_seq_prob, seed, max_num_samples)
+        self._corpus = SentenceCorpus(source_of(indexed_dataset, data_prefix), rule, cache_dir)
+        self._fingerprint = self._corpus.fingerprint(
+            vocabulary=vocabulary_hash(tokenizer),
+            masking=[masking_style, mask_lm_prob, max_ngrams, whole_words],
+            pairs=pair_task if binary_head else None,
+        )
+
+    def __len__(self) -> int:
+        return len(self._corpus)
+
+    def __getitem__(self, index: int) -> Instance:
+        """One sample; see the class for its fields."""
+        random = sample_generator()
+        first, second, label = self._passages(index, random)
+        first, second = truncate_pair(first, second, self._corpus.target(index), random)
+        return self._sample(first, second, label, random)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the samples, beside the tokens themselves."""
+        return self._fingerprint
+
+    def _passages(self, index: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+        sizes, tokens = self._corpus.sizes(index), self._corpus.tokens(index)
+        if not self.binary_head:
+            return tokens, tokens[:0], 0
+        sentences = int(random.integers(1, len(sizes)))
+        cut = int(sizes[:sentences].sum())
+        first, second = tokens[:cut], tokens[cut:]
+        if random.random() >= 0.5:
+            return first, second, 0
+        if self.pair_task == "order":
+            return second, first, 1
+        return first, self._corpus.random_passage(self._corpus.document_of(index), random), 1
+
+    def _sample(self, first: np.ndarray, second: np.ndarray, label: int, random: np.random.Generator) -> Instance:
+        separator, behind = 1 + len(first), 2 + len(first)
+        count = behind + len(second) + bool(len(second))
+        tokens = np.full(count, self._sep, np.int64)
+        tokens[0] = self._cls
+        tokens[1:separator] = first
+        tokens[behind : behind + len(second)] = second
+        special = np.zeros(count, bool)
+        special[[0, separator, count - 1]] = True
+        masked, chosen = self._masker.mask(tokens, special, random)
+        types = np.zeros(self.max_seq_length, np.int64)
+        types[behind:count] = 1
+        attention = np.zeros(self.max_seq_length, bool)
+        attention[:count] = True
+        labels = np.where(chosen, tokens, _NO_LABEL)
+        return Instance(
+            input_ids=DistTensorData(padded(masked, self.max_seq_length, self._pad)),
+            attention_mask=DistTensorData(attention),
+            tokentype_ids=DistTensorData(types),
+            ns_labels=DistTensorData(np.array(label, np.int64), placement_idx=-1),
+            lm_labels=DistTensorData(padded(labels, self.max_seq_length, _NO_LABEL), placement_idx=-1),
+            loss_mask=DistTensorData(padded(chosen, self.max_seq_length, False), placement_idx=-1),
+        )
+
+
+def truncate_pair(
+    first: np.ndarray, second: np.ndarray, limit: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cut two passages down: always the longer one, by one token of either end at random.
+
+    Args:
+        first: tokens [n].
+        second: tokens [m]; the one that is cut if both are as long.
+        limit: tokens that both may have together.
+        random: draws.
+    """
+    excess = len(first) + len(second) - limit
+    if excess <= 0:
+        return first, second
+    difference = len(first) - len(second)
+    even = max(0, excess - abs(difference))
+    from_longer = excess - even
+    of_first = even // 2 + (from_longer if difference > 0 else 0)
+    of_second = even - even // 2 + (from_longer if difference <= 0 else 0)
+    return _cut(first, of_first, random), _cut(second, of_second, random)
+
+
+def _cut(tokens: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
+    front = int(random.binomial(count, 0.5))
+    return tokens[front : len(tokens) - (count - front)]

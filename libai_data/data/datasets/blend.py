@@ -1,0 +1,207 @@
+"""Blends: several datasets of which an endless stream takes given proportions."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import reduce
+from math import gcd
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.data.datasets.combine import ConcatDataset
+from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.structures import DistTensorData, as_array, fields_of
+
+logger = logging.getLogger(__name__)
+
+LONGEST_PERIOD = 1 << 16
+"""Samples after which the pattern of a blend begins anew, at most: proportions are multiples of one in so many."""
+
+Phase = tuple[int, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Blend:
+    """In what proportions a stream takes the samples of some datasets.
+
+    Args:
+        sizes: of the datasets.
+        phases: (first place, samples of each dataset in one period), ascending from place 0: from this place of the
+            stream on, each period takes so many samples of each dataset. Equal neighbours are joined.
+        steps: (step, samples of each dataset in one period): further phases, of which it is not known yet at which
+            place they begin, since that depends on the sizes of the steps.
+
+    Raises:
+        ConfigError: Phases do not ascend from 0, or take samples of a dataset that has none.
+    """
+
+    sizes: tuple[int, ...]
+    phases: tuple[Phase, ...]
+    steps: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        starts = [start for start, _ in self.phases]
+        if not starts or starts[0] != 0 or any(later <= start for start, later in zip(starts, starts[1:])):
+            raise ConfigError(f"the weights of a blend change at places {starts}; these must ascend, beginning with 0")
+        joined: list[Phase] = []
+        for _, counts in (*self.phases, *self.steps):
+            if len(counts) != len(self.sizes):
+                raise ConfigError(f"a blend of {len(self.sizes)} datasets has {len(counts)} weights; give one for each")
+            for number, (count, size) in enumerate(zip(counts, self.sizes)):
+                if count and not size:
+                    raise ConfigError(f"dataset {number} of a blend is empty, but has a weight; leave it out")
+        for start, counts in self.phases:
+            if not joined or joined[-1][1] != counts:
+                joined.append((start, counts))
+        object.__setattr__(self, "phases", tuple(joined))
+
+    def at_steps(self, place_of: Callable[[int], int]) -> Blend:
+        """This blend with the places of all phases.
+
+        Args:
+            place_of: of the first sample that a step takes.
+        """
+        phases = dict(self.phases)
+        for step, counts in self.steps:
+            # Of steps before a run began, only the last one counts.
+            phases[max(0, place_of(step))] = counts
+        return Blend(self.sizes, tuple(sorted(phases.items())))
+
+    def before(self, place: int) -> tuple[Phase, ...]:
+        """The phases that begin before a place."""
+        return self.phases[: bisect_left([start for start, _ in self.phases], place)]
+
+    def continued(self, place: int, other: Blend) -> Blend:
+        """This blend before `place`, and the weights of another from it on."""
+        now = other.before(place + 1)[-1][1]
+        later = other.phases[len(other.before(place + 1)) :]
+        return Blend(self.sizes, (*self.before(place), (place, now), *later))
+
+
+class BlendedDataset(ConcatDataset):
+    """Several datasets, of which an endless stream takes samples in proportion to their weights.
+
+    `CyclicSampler` knows it: after any number of samples since the weights were last changed, it has taken of each
+    dataset as many as its weight says, to less than one sample. Each dataset is gone through in an order of its own,
+    epoch after epoch, however often the others are. A single round, and any other sampler, takes every sample once.
+
+    Args:
+        datasets: at least one; all must have the same fields.
+        weights: of the datasets, none negative, not all 0; only their proportions matter. They are used exactly if
+            they are multiples of one common part that is at least a 65,536th of their sum, and else to the nearest.
+        changes: position of the stream -> weights from there on.
+        changes_at_steps: the same for steps of the training, whatever their global batch sizes are. Where nobody says
+            what a step is, it is a batch.
+
+    Raises:
+        ConfigError: Weights are malformed, or too few or too many; or they change at positions and at steps.
+        SchemaError: Datasets have different fields; they and the fields are named.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        weights: Sequence[float],
+        changes: Mapping[int, Sequence[float]] | None = None,
+        changes_at_steps: Mapping[int, Sequence[float]] | None = None,
+    ) -> None:
+        super().__init__(datasets)
+        if changes and changes_at_steps:
+            raise ConfigError("the weights of a blend change at positions and at steps; give changes_at_steps alone")
+        self.blend = Blend(
+            tuple(len(dataset) for dataset in self.datasets),
+            _phases({0: weights, **(changes or {})}, "position", 0),
+            _phases(changes_at_steps or {}, "step", 1),
+        )
+        check_same_fields(self.datasets)
+
+
+def _phases(weights: Mapping[int, Sequence[float]], what: str, least: int) -> tuple[Phase, ...]:
+    for start in weights:
+        if not isinstance(start, (int, np.integer)) or isinstance(start, bool) or start < least:
+            raise ConfigError(f"the weights of a blend change at {start!r}; give a {what}, an int of at least {least}")
+    return tuple((int(start), proportions(weights[start])) for start in sorted(weights))
+
+
+def proportions(weights: Sequence[float]) -> tuple[int, ...]:
+    """Weights as whole numbers of samples in one period.
+
+    Args:
+        weights: none negative, not all 0; a float counts as the decimal number that it is shown as.
+
+    Returns:
+        The smallest whole numbers in these proportions, if their sum is at most `LONGEST_PERIOD`; else the nearest
+        ones of that sum (largest remainders), at least 1 where a weight is not 0.
+
+    Raises:
+        ConfigError: A weight is negative or no number, or all are 0.
+    """
+    shares = shares_of("the weights of a blend", weights)
+    period = 1
+    for share in shares:
+        period = period * share.denominator // gcd(period, share.denominator)
+    if period <= LONGEST_PERIOD:
+        return tuple(int(share * period) for share in shares)
+    counts = _nearest_counts(shares)
+    divisor = reduce(gcd, counts)
+    return tuple(count // divisor for count in counts)
+
+
+def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
+    """Whole numbers of the sum `LONGEST_PERIOD` in about these shares of it."""
+    if len(shares) > LONGEST_PERIOD:
+        raise ConfigError(f"a blend of {len(shares)} datasets with unequal weights; {LONGEST_PERIOD} can be told apart")
+    counts = split_evenly(LONGEST_PERIOD, shares)
+    for number, share in enumerate(shares):
+        if share and not counts[number]:
+            counts[counts.index(max(counts))] -= 1
+            counts[number] = 1
+    return counts
+
+
+def check_same_fields(datasets: Sequence[Any]) -> None:
+    """Refuse datasets whose first samples have different fields, or fields of different dtypes or numbers of dims.
+
+    Raises:
+        SchemaError: The datasets and the fields are named.
+    """
+    first: tuple[str, dict[str, tuple[np.dtype, int]]] | None = None
+    for number, dataset in enumerate(datasets):
+        if not len(dataset):
+            continue
+        try:
+            sample = dataset[0]
+        except Exception as error:
+            # What becomes of samples that cannot be read is for the loader's `on_error` to say.
+            logger.warning("Fields of dataset %d of a blend are not compared: its sample 0 failed: %s", number, error)
+            continue
+        arrays = {name: array_of_field(value, name) for name, value in fields_of(sample).items()}
+        whose = f"dataset {number} of the blend ({type(dataset).__name__})"
+        forms = {name: (array.dtype, array.ndim) for name, array in arrays.items()}
+        if first is None:
+            first = whose, forms
+            continue
+        other, expected = first
+        if set(forms) != set(expected):
+            raise SchemaError(
+                f"{whose} has the fields {list(forms)}, {other} has {list(expected)}: missing "
+                f"{sorted(set(expected) - set(forms))}, unexpected {sorted(set(forms) - set(expected))}; all datasets "
+                "of a blend must have the same fields"
+            )
+        for name, form in forms.items():
+            if form != expected[name]:
+                raise SchemaError(
+                    f"field '{name}' of {whose} is {form[0]} with {form[1]} dims, of {other} {expected[name][0]} with "
+                    f"{expected[name][1]}; all datasets of a blend must have the same fields"
+                )
+
+
+def array_of_field(value: Any, name: str) -> np.ndarray:
+    """The array of a sample's field, bare or with its layout."""
+    return as_array(value.tensor if isinstance(value, DistTensorData) else value, name)

@@ -1,0 +1,170 @@
+"""Samples for GPT: fixed lengths of a stream of documents, or whole documents packed together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.datasets import gpt_index
+from libai_data.data.datasets.combine import check_index
+from libai_data.data.datasets.gpt_batch import BatchFiller, SampleForm
+from libai_data.errors import ConfigError
+from libai_data.data.files.identity import key_of
+from libai_data.data.files.index_cache import cached_arrays
+from libai_data.data.sources.indexed import IndexedSource
+from libai_data.data.sources.record_index import index_folder
+from libai_data.structures import DistTensorData, Instance
+
+
+class GPTDataset:
+    """Token sequences and the tokens that come next, from `.bin/.idx` files.
+
+    The documents make a stream, one behind the other and epoch after epoch. Sample i begins with its token
+    `i * max_seq_length`, and its last label is the first token of sample i + 1: each token is predicted once.
+
+    Fields of a sample of length L = `max_seq_length`: `input_ids` and `labels`, int64 [L]; and if an option asks for it
+
+    - `position_ids`, int64 [L];
+    - `attention_mask`, bool [L, L], True where a token (row) sees another (column);
+    - `loss_mask`, float32 [L], 0 where a label does not count;
+    - `cu_seqlens`, int32 [L + 1], with `packing`: where the documents of a sample begin and end. The last end is
+      repeated up to the length that L documents of one token need, so that all samples, of all corpora, are alike.
+
+    `labels` and `loss_mask` are for the last pipeline stage, all others for the first. Tensor parallel ranks read just
+    their tokens of fields that `layouts` splits along the sequence.
+
+    Args:
+        data_prefix: path of the two files without their endings, or their source.
+        max_seq_length: tokens of a sample.
+        num_epochs: how often the corpus is in the stream, without a gap in between.
+        shuffle_documents: each epoch has its own order of documents; otherwise that of the files.
+        seed: decides these orders.
+        reset_position_ids: give `position_ids`, which begin anew with each document.
+        reset_attention_mask: give `attention_mask`, by which tokens see their own document alone.
+        eod_mask_loss: give `loss_mask`, by which the last token of a document predicts nothing.
+        packing: samples are of whole documents, as many as fit, instead of pieces of the stream, and have
+            `position_ids`, `loss_mask` and `cu_seqlens`. Longer documents are cut; one of a single token predicts
+            nothing and is left out.
+        pad_last: fill up the last sample, and give `loss_mask`, instead of leaving it out.
+        pad_id: the token to fill up with, also as a label.
+        cache_dir: folder for the indices; by default `<data_prefix>.cache`; see `record_index.index_folder`.
+
+    Raises:
+        ConfigError: A file is missing, an argument is out of range, or there are fewer tokens than one sample needs.
+        FormatError: A file is broken.
+    """
+
+    def __init__(
+        self,
+        data_prefix: str | Path | IndexedSource,
+        max_seq_length: int,
+        num_epochs: int = 1,
+        shuffle_documents: bool = False,
+        seed: int = 1234,
+        reset_position_ids: bool = False,
+        reset_attention_mask: bool = False,
+        eod_mask_loss: bool = False,
+        packing: bool = False,
+        pad_last: bool = False,
+        pad_id: int = 0,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        for name, value in (("max_seq_length", max_seq_length), ("num_epochs", num_epochs)):
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ConfigError(f"{name} is {value!r}; it must be an int of at least 1")
+        if packing and reset_attention_mask:
+            raise ConfigError("packing and reset_attention_mask exclude each other: cu_seqlens says what tokens see")
+        self.source = data_prefix if isinstance(data_prefix, IndexedSource) else IndexedSource(data_prefix)
+        limits = np.iinfo(self.source.dtype)
+        if not limits.min <= pad_id <= limits.max:
+            raise ConfigError(f"pad_id is {pad_id!r}; the tokens of {self.source.prefix} are {self.source.dtype}")
+        self.max_seq_length = max_seq_length
+        self._packing = packing
+        self._depends_on: dict[str, Any] = {
+            "version": list(gpt_index.INDEX_VERSION),
+            "corpus": self.source.fingerprint,
+            "num_epochs": num_epochs,
+            "seed": seed if shuffle_documents else None,
+            "packed": max_seq_length if packing else None,
+        }
+        needs_documents = shuffle_documents or reset_position_ids or reset_attention_mask or eod_mask_loss
+        pieces, firsts = self._index(cache_dir, num_epochs, needs_documents)
+        # The last token of the stream has none to predict.
+        pairs = pieces.total if packing else pieces.total - 1
+        whole, rest = divmod(pairs, max_seq_length)
+        self._length = len(firsts) - 1 if firsts is not None else whole + (pad_last and rest > 0)
+        if self._length < 1:
+            raise ConfigError(
+                f"{self.source.prefix} has {len(self.source.tokens)} tokens in {self.source.num_documents} documents, "
+                f"which with num_epochs={num_epochs} make no sample of max_seq_length {max_seq_length}; shorten it, "
+                "repeat the corpus with num_epochs, or set pad_last=True"
+            )
+        self._filler = BatchFiller(
+            self.source,
+            pieces,
+            firsts,
+            SampleForm(
+                length=max_seq_length,
+                position_ids=reset_position_ids or packing,
+                attention_mask=reset_attention_mask,
+                loss_mask=eod_mask_loss or packing or pad_last,
+                masks_ends=eod_mask_loss,
+                pad_id=pad_id,
+            ),
+        )
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Instance:
+        """One sample; see the class for its fields."""
+        check_index(index, self._length)
+        rows = {name: np.empty((1, *shape), dtype) for name, (dtype, shape) in self._filler.fields.items()}
+        self._filler.fill(np.array([index]), rows, {})
+        return Instance(
+            **{
+                name: DistTensorData(array[0], placement_idx=-1 if name in ("labels", "loss_mask") else 0)
+                for name, array in rows.items()
+            }
+        )
+
+    def read_batch(
+        self,
+        indices: np.ndarray,
+        out: Mapping[str, np.ndarray],
+        parts: Mapping[str, tuple[slice, ...]] | None = None,
+    ) -> None:
+        """Read samples into a batch.
+
+        Args:
+            indices: int64 [n].
+            out: field -> array [n, ...] to fill.
+            parts: field -> slices of a sample's dims to read, for fields of which not all is wanted.
+        """
+        self._filler.fill(np.asarray(indices), out, parts or {})
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides which tokens a sample has, but not the tokens."""
+        return {**self._depends_on, "max_seq_length": self.max_seq_length, "tokens": len(self.source.tokens)}
+
+    def _index(
+        self, cache_dir: str | Path | None, num_epochs: int, needs_documents: bool
+    ) -> tuple[gpt_index.Pieces, np.ndarray | None]:
+        seed = self._depends_on["seed"]
+        if not (needs_documents or self._packing):
+            return gpt_index.whole_corpus(len(self.source.tokens), num_epochs), None
+
+        def build() -> list[np.ndarray]:
+            bounds = self.source.document_offsets()
+            if self._packing:
+                return gpt_index.packed(bounds, self.max_seq_length, num_epochs, seed)
+            return list(gpt_index.documents(bounds, num_epochs, seed))
+
+        key = f"gpt-{key_of(json.dumps(self._depends_on, sort_keys=True))}"
+        folder = index_folder(cache_dir, Path(f"{self.source.prefix}.cache"), key)
+        starts, offsets, *firsts = cached_arrays(folder, key, build)
+        return gpt_index.Pieces(starts, offsets), firsts[0] if firsts else None

@@ -1,0 +1,255 @@
+"""Filling batches of GPT samples from the memory map, in a few calls of numpy for any number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.datasets.gpt_index import Pieces
+from libai_data.data.sources.indexed import IndexedSource
+
+# From so many on, copying them together costs less than finding the place of each.
+_TOKENS_A_SLICE = 256
+
+Parts = Mapping[str, tuple[slice, ...]]
+
+
+@dataclass(frozen=True)
+class SampleForm:
+    """What samples have.
+
+    Args:
+        length: tokens.
+        position_ids, attention_mask, loss_mask: whether there is such a field.
+        masks_ends: whether the last token of a piece predicts nothing.
+        pad_id: the token to fill up with.
+    """
+
+    length: int
+    position_ids: bool
+    attention_mask: bool
+    loss_mask: bool
+    masks_ends: bool
+    pad_id: int
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Stretches of the stream, one a row and all of one width, and how pieces make them up.
+
+    Args:
+        firsts: int64 [rows], the first place of each row in the stream.
+        width: places of a row.
+        pieces: int64 [n], the pieces that make up the rows, row after row.
+        rows: int64 [n], the row of each.
+        begins: int64 [n], the first place of its row that each has.
+        lengths: int64 [n], how many places of its row each has.
+    """
+
+    firsts: np.ndarray
+    width: int
+    pieces: np.ndarray
+    rows: np.ndarray
+    begins: np.ndarray
+    lengths: np.ndarray
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Places in the stream, int64 [rows, width]."""
+        return self.firsts[:, None] + np.arange(self.width)
+
+    def spread(self, values: np.ndarray) -> np.ndarray:
+        """What is said of each piece [n], for each place [rows, width]."""
+        return np.repeat(values, self.lengths).reshape(-1, self.width)
+
+
+class BatchFiller:
+    """Fills batches.
+
+    Args:
+        source: of the tokens.
+        pieces: the stream of the samples.
+        firsts: with packed samples, the first piece of each, int64 [samples + 1]; their stream is of pairs of tokens.
+        form: of the samples.
+    """
+
+    def __init__(self, source: IndexedSource, pieces: Pieces, firsts: np.ndarray | None, form: SampleForm) -> None:
+        self._source = source
+        self._pieces = pieces
+        self._firsts = firsts
+        self._form = form
+        self._windows: dict[int, np.ndarray] = {}
+        # Rows of one stretch of the file, of which nothing but the tokens is wanted.
+        self._is_plain = len(pieces.offsets) == 2 and list(self.fields) == ["input_ids", "labels"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Views with overlaps would be pickled as if they were all their own.
+        return {**self.__dict__, "_windows": {}}
+
+    @property
+    def fields(self) -> dict[str, tuple[Any, tuple[int, ...]]]:
+        """Dtype and shape of each field of a sample."""
+        form, vector = self._form, (self._form.length,)
+        fields: dict[str, tuple[Any, tuple[int, ...]]] = {"input_ids": (np.int64, vector), "labels": (np.int64, vector)}
+        if form.position_ids:
+            fields["position_ids"] = np.int64, vector
+        if form.attention_mask:
+            fields["attention_mask"] = np.bool_, (form.length, form.length)
+        if form.loss_mask:
+            fields["loss_mask"] = np.float32, vector
+        if self._firsts is not None:
+            fields["cu_seqlens"] = np.int32, (form.length + 1,)
+        return fields
+
+    def fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], parts: Parts) -> None:
+        """Fill rows; see `GPTDataset.read_batch`."""
+        whole = (slice(0, self._form.length),) * 2
+        if self._is_plain and not parts:
+            tokens = self._tokens_from(indices * self._form.length, self._form.length + 1)
+            _assign_shifted(tokens, out, dict.fromkeys(out, whole))
+            return
+        wanted = {name: parts.get(name, whole) for name in out if name != "cu_seqlens"}
+        # What is read is what all fields need together; as a rule they need the same.
+        low = min((one.start for name in wanted for one in wanted[name]), default=0)
+        high = max((one.stop for name in wanted for one in wanted[name]), default=0)
+        wanted = {
+            name: tuple(slice(one.start - low, one.stop - low) for one in slices) for name, slices in wanted.items()
+        }
+        if self._firsts is not None:
+            self._fill_packed(self._firsts, indices, out, wanted, low, high - low)
+        else:
+            self._fill_stream(indices, out, wanted, low, high - low)
+
+    def _fill_stream(
+        self, indices: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts, low: int, width: int
+    ) -> None:
+        begins = indices * self._form.length
+        places = begins + low
+        first = np.searchsorted(self._pieces.starts, places, side="right") - 1
+        last = np.searchsorted(self._pieces.starts, places + width + 1, side="left")
+        needs_pieces = self._form.position_ids or self._form.attention_mask or self._form.loss_mask
+        if not needs_pieces and bool((last - first == 1).all()):
+            # Each row lies in one piece.
+            offsets = places + (self._pieces.offsets[first] - self._pieces.starts[first])
+            tokens = self._tokens_from(offsets, width + 1)
+            _assign_shifted(tokens, out, wanted)
+            return
+        stretch = self._stretch(places, first, last, width + 1)
+        tokens = self._tokens_of(stretch)
+        if not needs_pieces:
+            # Without a loss mask, no sample reaches behind the end of the stream.
+            _assign_shifted(tokens, out, wanted)
+            return
+        behind = stretch.places >= self._pieces.total
+        if behind.any():
+            tokens[behind] = self._form.pad_id
+        _assign_shifted(tokens, out, wanted)
+        self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
+
+    def _fill_packed(
+        self,
+        firsts: np.ndarray,
+        indices: np.ndarray,
+        out: Mapping[str, np.ndarray],
+        wanted: Parts,
+        low: int,
+        width: int,
+    ) -> None:
+        starts = self._pieces.starts
+        first_pieces, next_pieces = firsts[indices], firsts[indices + 1]
+        begins = starts[first_pieces]
+        if "cu_seqlens" in out:
+            bounds = first_pieces[:, None] + np.arange(self._form.length + 1)
+            out["cu_seqlens"][...] = starts[np.minimum(bounds, next_pieces[:, None])] - begins[:, None]
+        if not width:
+            return
+        places = begins + low
+        first = np.searchsorted(starts, places, side="right") - 1
+        last = np.searchsorted(starts, places + width, side="left")
+        stretch = self._stretch(places, first, last, width)
+        there = stretch.places < starts[next_pieces][:, None]
+        for name, shift in (("input_ids", 0), ("labels", 1)):
+            if name in out:
+                tokens = self._tokens_of(stretch, shift)
+                tokens[~there] = self._form.pad_id
+                out[name][...] = tokens[:, wanted[name][0]]
+        self._fill_by_pieces(stretch, begins, there, there, out, wanted)
+
+    def _fill_by_pieces(
+        self,
+        stretch: _Stretch,
+        begins: np.ndarray,
+        there: np.ndarray,
+        counts: np.ndarray,
+        out: Mapping[str, np.ndarray],
+        wanted: Parts,
+    ) -> None:
+        """Fill what depends on where pieces begin and end.
+
+        Args:
+            stretch: where the rows lie.
+            begins: int64 [rows], where the samples begin, of which the rows may be parts.
+            there: bool [rows, width], whether there is a token.
+            counts: bool [rows, width], whether there is one to predict.
+            out: field -> rows to fill.
+            wanted: field -> slices of the width.
+        """
+        width = counts.shape[1]
+        if "position_ids" in out:
+            since = np.maximum(self._pieces.starts[stretch.pieces], begins[stretch.rows])
+            positions = (stretch.places - stretch.spread(since))[:, :width]
+            out["position_ids"][...] = np.where(there, positions, 0)[:, wanted["position_ids"][0]]
+        if "attention_mask" in out:
+            pieces = stretch.spread(stretch.pieces)
+            rows, columns = wanted["attention_mask"]
+            same = pieces[:, rows, None] == pieces[:, None, columns]
+            earlier = np.arange(rows.start, rows.stop)[:, None] >= np.arange(columns.start, columns.stop)
+            np.logical_and(same, earlier, out=out["attention_mask"])
+        if "loss_mask" in out:
+            if self._form.masks_ends:
+                ends = stretch.spread(self._pieces.starts[stretch.pieces + 1])[:, :width]
+                counts = counts & (stretch.places[:, :width] != ends - 1)
+            out["loss_mask"][...] = counts[:, wanted["loss_mask"][0]]
+
+    def _stretch(self, places: np.ndarray, first: np.ndarray, last: np.ndarray, width: int) -> _Stretch:
+        """Stretches from `places` [rows] on, made up of pieces `first` to `last` - 1 each."""
+        counts = last - first
+        rows = np.repeat(np.arange(len(places)), counts)
+        pieces = np.arange(len(rows)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        starts = self._pieces.starts
+        begin = np.maximum(starts[pieces], places[rows])
+        end = np.minimum(starts[pieces + 1], places[rows] + width)
+        return _Stretch(places, width, pieces, rows, begin, end - begin)
+
+    def _tokens_of(self, stretch: _Stretch, shift: int = 0) -> np.ndarray:
+        """The tokens at places of the stream [rows, width], or `shift` behind them; any behind the stream's end."""
+        tokens, size = self._source.tokens, len(stretch.firsts) * stretch.width
+        # From places in the stream to tokens of the file.
+        shifts = self._pieces.offsets[stretch.pieces] - self._pieces.starts[stretch.pieces] + shift
+        inside = int(stretch.firsts.max()) + stretch.width <= self._pieces.total
+        if inside and len(stretch.pieces) * _TOKENS_A_SLICE <= size:
+            begins = stretch.begins + shifts
+            slices = [tokens[begin:end] for begin, end in zip(begins.tolist(), (begins + stretch.lengths).tolist())]
+            return np.concatenate(slices).reshape(-1, stretch.width)
+        # Clipped are places behind the end of the stream alone.
+        return tokens.take(stretch.places + stretch.spread(shifts), mode="clip")
+
+    def _tokens_from(self, offsets: np.ndarray, width: int) -> np.ndarray:
+        """Rows of `width` tokens, [rows, width], from each offset on."""
+        if width not in self._windows:
+            tokens = self._source.tokens
+            shape, strides = (len(tokens) - width + 1, width), tokens.strides * 2
+            self._windows[width] = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
+        return self._windows[width][offsets]
+
+
+def _assign_shifted(tokens: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts) -> None:
+    """Fill tokens and next tokens from rows [rows, width + 1] that have both."""
+    for name, shift in (("input_ids", 0), ("labels", 1)):
+        if name in out:
+            part = wanted[name][0]
+            out[name][...] = tokens[:, part.start + shift : part.stop + shift]

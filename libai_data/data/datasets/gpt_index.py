@@ -1,0 +1,126 @@
+"""Where GPT samples lie in the files: vectorised over all documents, with no step per sample.
+
+A corpus is read as a *stream*, its documents one behind the other, epoch after epoch. It is described by *pieces*,
+stretches of the stream that lie in one stretch of the `.bin` file:
+
+- `starts`, int64 [pieces + 2]: the place in the stream at which each piece begins, the end of the stream, and one that
+  is never reached, so that places behind the end belong to a piece as well;
+- `offsets`, int64 [pieces + 1]: the token of the `.bin` file with which each piece begins.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted
+
+INDEX_VERSION = (1, PERMUTATION_VERSION)
+"""Changes whenever the same corpus and arguments would give other samples."""
+
+_NEVER = 2**62
+_PERMUTED_AT_ONCE = 1 << 15
+
+
+class Pieces(NamedTuple):
+    """A stream as pieces; see the module."""
+
+    starts: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def total(self) -> int:
+        """Length of the stream."""
+        return int(self.starts[-2])
+
+
+def whole_corpus(tokens: int, num_epochs: int) -> Pieces:
+    """The stream of a corpus in the order of its files: one piece an epoch.
+
+    Args:
+        tokens: of the corpus.
+        num_epochs: how often it is repeated.
+    """
+    starts = np.arange(num_epochs + 2, dtype=np.int64) * tokens
+    starts[-1] = _NEVER
+    return Pieces(starts, np.zeros(num_epochs + 1, np.int64))
+
+
+def documents(bounds: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
+    """The stream of a corpus, a piece for each document that is not empty.
+
+    Args:
+        bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
+        num_epochs: how often the corpus is repeated.
+        seed: decides each epoch's order of documents; None for that of the files.
+    """
+    return _in_order(bounds[:-1], np.diff(bounds), num_epochs, seed)
+
+
+def _in_order(offsets: np.ndarray, lengths: np.ndarray, num_epochs: int, seed: int | None) -> Pieces:
+    kept = np.flatnonzero(lengths)
+    count = len(kept)
+    starts = np.zeros(num_epochs * count + 2, np.int64)
+    in_order = np.zeros(num_epochs * count + 1, np.int64)
+    for epoch in range(num_epochs):
+        order = kept if seed is None else kept[_shuffled(count, seed, epoch)]
+        first = epoch * count
+        np.take(offsets, order, out=in_order[first : first + count])
+        ends = starts[first + 1 : first + 1 + count]
+        np.cumsum(lengths[order], out=ends)
+        ends += starts[first]
+    starts[-1] = _NEVER
+    return Pieces(starts, in_order)
+
+
+def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation, made in parts that stay in the processor's cache."""
+    order = np.empty(count, np.int64)
+    for first in range(0, count, _PERMUTED_AT_ONCE):
+        places = np.arange(first, min(count, first + _PERMUTED_AT_ONCE))
+        order[places] = permuted(count, seed, epoch, places)
+    return order
+
+
+def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -> list[np.ndarray]:
+    """Samples of whole documents.
+
+    The stream is of pairs of a token and the next one: a document of n tokens has n - 1. A document of more pairs than
+    fit a sample is cut into pieces that do. A sample takes the next pieces as long as there is room for them.
+
+    Args:
+        bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
+        length: of a sample.
+        num_epochs: how often the corpus is repeated.
+        seed: decides each epoch's order of documents; None for that of the files.
+
+    Returns:
+        `starts` and `offsets` of the pieces, in pairs; and `firsts`, int64 [samples + 1], the first piece of each
+        sample, and the number of pieces at the end.
+    """
+    # An empty document has no pair, and not -1.
+    whole = _in_order(bounds[:-1], np.maximum(np.diff(bounds) - 1, 0), num_epochs, seed)
+    pairs = np.diff(whole.starts[:-1])
+    cuts = -(-pairs // length)
+    place = np.arange(int(cuts.sum())) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    offsets = np.append(np.repeat(whole.offsets[:-1], cuts) + place * length, 0)
+    starts = np.zeros(len(place) + 2, np.int64)
+    np.cumsum(np.minimum(np.repeat(pairs, cuts) - place * length, length), out=starts[1:-1])
+    starts[-1] = _NEVER
+    return [starts, offsets, _chain(starts[:-1], length)]
+
+
+def _chain(ends: np.ndarray, length: int) -> np.ndarray:
+    """The first piece of each sample, if a sample that begins with some piece takes all that fit into `length`.
+
+    Which piece the next sample begins with is known for each piece at once. Following these jumps from the first piece
+    is done by doubling: from the first 2^k stops, and the jump over 2^k samples, come the next 2^k stops.
+    """
+    last = len(ends) - 1
+    jump = np.searchsorted(ends, ends + length, side="right") - 1
+    stops = np.zeros(1, np.int64)
+    while stops[-1] < last:
+        stops = np.concatenate([stops, jump[stops]])
+        jump = jump[jump]
+    return stops[: np.searchsorted(stops, last) + 1]

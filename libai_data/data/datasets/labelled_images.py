@@ -1,0 +1,138 @@
+"""Labelled images of any source, as an image classifier wants them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Callable, Protocol
+
+import numpy as np
+from PIL import Image
+
+from libai_data.errors import FormatError, SampleError
+from libai_data.data.random.sample_random import reading_row
+from libai_data.structures import DistTensorData, Instance
+from libai_data.data.transforms.decode import MODES, EncodedImage
+from libai_data.data.transforms.image import ImageToFloat
+from libai_data.data.transforms.pipeline import transform_into
+from libai_data.data.transforms.stages import transform_stages
+from libai_data.data.transforms.timing import transform_time
+
+Transform = Callable[[Any], Any]
+
+
+class ImageSource(Protocol):
+    """Where labelled images come from."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[bytes | np.ndarray, int]:
+        """An image, encoded or as uint8 [H, W, 3] or [H, W], and its label."""
+        ...
+
+    def name(self, index: int) -> str:
+        """Where an image lies, for errors."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the content."""
+        ...
+
+
+class LabelledImages:
+    """Images of a source with their class numbers.
+
+    Args:
+        source: of the images.
+        transform: from an image to an array; by default float32 [C, H, W] of 0 to 1. It is given a Pillow image, or,
+            where it has `takes_encoded = True`, an `EncodedImage` or a uint8 array [H, W, 3] or [H, W]. Random
+            transforms may draw from `sample_generator`, or from generators that all code shares, as any dataset may.
+        mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
+    """
+
+    def __init__(self, source: ImageSource, transform: Transform | None = None, mode: str = "RGB") -> None:
+        self.source = source
+        self.transform = ImageToFloat() if transform is None else transform
+        self.mode = mode
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Instance:
+        """Instance of `images` (first stage) and `labels` (int64 [], last stage).
+
+        Raises:
+            FormatError: The image cannot be decoded; it is named.
+            SampleError: Its file cannot be read; it is named.
+        """
+        image, label = self._read(index)
+        with self._transforming(index):
+            pixels = self.transform(self._as_taken(image))
+        return Instance(images=DistTensorData(pixels), labels=DistTensorData(np.int64(label), placement_idx=-1))
+
+    @property
+    def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
+        """Reads samples straight into the rows of a batch.
+
+        Raises:
+            AttributeError: A subclass makes other samples.
+        """
+        if type(self).__getitem__ is not LabelledImages.__getitem__:
+            raise AttributeError(f"the samples of {type(self).__name__} are made by its own __getitem__")
+        return self._read_batch
+
+    def _read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+        for row, index in enumerate(indices.tolist()):
+            with reading_row(row):
+                image, out["labels"][row] = self._read(index)
+                with self._transforming(index):
+                    transform_into(self.transform, self._as_taken(image), out["images"][row], "images")
+
+    def stages(self, index: int) -> list[tuple[str, Any]]:
+        """The image as it was opened, and after each stage of the transform; see `transform_stages`."""
+        image, _ = self._read(index)
+        with self._transforming(index):
+            opened = self._as_pillow(image)
+            taken = self._as_taken(image)
+            return [(f"opened as {self.mode}", opened), *transform_stages(self.transform, taken)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the source tells of its content."""
+        return self.source.fingerprint()
+
+    def _read(self, index: int) -> tuple[bytes | np.ndarray, int]:
+        try:
+            return self.source.read(index)
+        except OSError as error:
+            raise SampleError(f"{self.source.name(index)} cannot be read: {error}") from error
+
+    def _as_taken(self, image: bytes | np.ndarray) -> Any:
+        if self.mode not in MODES or not getattr(self.transform, "takes_encoded", False):
+            return self._as_pillow(image)
+        if isinstance(image, bytes):
+            return EncodedImage(image, self.mode)
+        return image if image.ndim == _DIMS[self.mode] else np.asarray(Image.fromarray(image).convert(self.mode))
+
+    def _as_pillow(self, image: bytes | np.ndarray) -> Image.Image:
+        if isinstance(image, np.ndarray):
+            return Image.fromarray(image).convert(self.mode)
+        if self.mode in MODES:
+            return Image.fromarray(EncodedImage(image, self.mode).decode())
+        try:
+            with Image.open(io.BytesIO(image)) as opened:
+                return opened.convert(self.mode)
+        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
+            raise FormatError(f"it cannot be decoded: {error}") from error
+
+    @contextmanager
+    def _transforming(self, index: int) -> Iterator[None]:
+        """Name the image if it cannot be decoded within the block."""
+        try:
+            with transform_time():
+                yield
+        except FormatError as error:
+            raise FormatError(f"{self.source.name(index)} cannot be read as an image: {error}") from error
+
+
+_DIMS = {"RGB": 3, "L": 2}

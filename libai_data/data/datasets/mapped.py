@@ -1,0 +1,65 @@
+"""Datasets whose samples are changed, one by one, by a function."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.data.datasets.fingerprint import fingerprint_of
+from libai_data.data.random.sample_random import map_attempt, map_generator
+from libai_data.data.transforms.timing import transform_time
+
+
+class Map:
+    """A dataset with each sample changed by a function.
+
+    What leaves samples out is a `FilteredDataset`, and what changes whole batches a `BatchTransform`.
+
+    Args:
+        dataset: whose samples are changed.
+        function: from a sample to a sample.
+    """
+
+    def __init__(self, dataset: Any, function: Callable[[Any], Any]) -> None:
+        self.dataset = dataset
+        self.function = function
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.dataset[index]
+        with transform_time():
+            return self.function(sample)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """That of the dataset."""
+        return fingerprint_of(self.dataset)
+
+
+class RandomMap:
+    """A dataset with each sample changed by a function that draws.
+
+    Args:
+        dataset: whose samples are changed.
+        function: from a sample and a generator to a sample. The generator depends on (seed, epoch, index) alone, and on
+            how many `RandomMap`s the sample has passed, so that no two draw the same numbers, wherever they lie.
+    """
+
+    def __init__(self, dataset: Any, function: Callable[[Any, np.random.Generator], Any]) -> None:
+        self.dataset = dataset
+        self.function = function
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        with map_attempt():
+            sample = self.dataset[index]
+            with transform_time():
+                return self.function(sample, map_generator())
+
+    def fingerprint(self) -> dict[str, Any]:
+        """That of the dataset."""
+        return fingerprint_of(self.dataset)

@@ -1,0 +1,190 @@
+"""Packing: samples of different lengths, such as documents, put one behind the other into sequences of one length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.structures import DistTensorData, Instance, as_array, check_field_names, fields_of
+
+
+class PackedDataset(StreamTransform):
+    """Packs samples into sequences of equal length, for `CyclicSampler`, in the order of its stream.
+
+    Every field of a sample must have the sample's length as its first dim. A packed sequence has the same fields
+    [length, ...] with their layouts, and two more, int64 [length] each: the number of the segment that each token
+    belongs to, from 1 on (0: padding), and its place in the segment.
+
+    Args:
+        dataset: the samples.
+        length: of a packed sequence, in tokens.
+        cut: a sample that does not fit goes on in the next sequence, so that none is padded. Without it, a sequence
+            ends with the last sample that fits, and is padded.
+        lengths: of each sample, int [samples]; without it, whoever plans the stream reads each sample to know.
+        keep: which samples are not passed over; see `FilteredDataset`.
+        truncate: without `cut`, cut off what a sample is longer than `length` instead of refusing it.
+        padding: field -> value to pad with, instead of 0.
+        segments: name of the field of segments; None to leave it out.
+        positions: name of the field of places in the segments; None to leave it out.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        length: int,
+        *,
+        cut: bool = True,
+        lengths: Sequence[int] | np.ndarray | None = None,
+        keep: Keep | None = None,
+        truncate: bool = False,
+        padding: Mapping[str, Any] | None = None,
+        segments: str | None = "segment_ids",
+        positions: str | None = "position_ids",
+    ) -> None:
+        super().__init__(dataset, length, cut, keep)
+        self._lengths = None if lengths is None else np.asarray(lengths)
+        if self._lengths is not None and (
+            self._lengths.dtype.kind not in "iu" or self._lengths.shape != (len(dataset),)
+        ):
+            raise ConfigError(
+                f"lengths are {self._lengths.dtype} {list(self._lengths.shape)}; they must be {len(dataset)} ints, one "
+                "for each sample"
+            )
+        self._truncate = truncate
+        self._padding = dict(padding or {})
+        self._segments = segments
+        self._positions = positions
+
+    @property
+    def tokens_per_sample(self) -> int:
+        """Tokens of a packed sequence."""
+        return self.units
+
+    @property
+    def reads_to_measure(self) -> bool:
+        return super().reads_to_measure or self._lengths is None
+
+    def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
+        amounts = np.asarray(self._lengths)[indices].astype(np.int64)
+        if len(amounts) and int(amounts.min()) < 0:
+            raise ConfigError(f"lengths has {int(amounts.min())} for sample {int(indices[amounts.argmin()])}")
+        if self.cuts:
+            return amounts
+        too_long = np.flatnonzero(amounts > self.units)
+        if len(too_long):
+            self._check_fits(int(amounts[too_long[0]]), f"sample {int(indices[too_long[0]])}")
+        return np.minimum(amounts, self.units)
+
+    def _measured(self, sample: Any) -> int:
+        length = _length_of(_arrays_of(sample))
+        if self.cuts:
+            return length
+        self._check_fits(length, "a sample")
+        return min(length, self.units)
+
+    def _check_fits(self, length: int, whose: str) -> None:
+        if length > self.units and not self._truncate:
+            raise ConfigError(
+                f"{whose} has {length} tokens, which do not fit into a packed sequence of {self.units}; set cut=True, "
+                "truncate=True or a greater length"
+            )
+
+    def __getitem__(self, start: int) -> Instance:
+        """The sequence that begins there."""
+        place, offset = place_and_offset(start)
+        pieces: list[dict[str, np.ndarray]] = []
+        room, first = self.units, None
+        for index, sample in self.inputs_from(place):
+            arrays = _arrays_of(sample)
+            length = _length_of(arrays)
+            if self._lengths is not None and length != self._lengths[index]:
+                raise SchemaError(f"sample {index} has {length} tokens, but lengths says {self._lengths[index]}")
+            if first is None:
+                first = fields_of(sample)
+            check_field_names(list(arrays), list(first), f"sample {index}")
+            end = min(length, offset + room) if self.cuts else min(length, self.units)
+            if not self.cuts and end > room:
+                break
+            if end > offset:
+                pieces.append({name: array[offset:end] for name, array in arrays.items()})
+            room -= end - offset
+            offset = 0
+            if not room:
+                break
+        return self._joined(pieces, first or {}, room)
+
+    def _joined(self, pieces: list[dict[str, np.ndarray]], like: Mapping[str, Any], room: int) -> Instance:
+        packed = Instance()
+        for name, value in like.items():
+            parts = [piece[name] for piece in pieces]
+            if room:
+                parts.append(np.full((room, *parts[0].shape[1:]), self._padding.get(name, 0), parts[0].dtype))
+            try:
+                joined = np.concatenate(parts)
+            except ValueError as error:
+                raise SchemaError(f"field '{name}' of samples that are packed together differs: {error}") from error
+            packed.set(name, _laid_out(joined, value))
+        lengths = [_length_of(piece) for piece in pieces]
+        layout = next(iter(like.values()))
+        for added, values in (
+            (self._segments, [np.full(length, number + 1) for number, length in enumerate(lengths)]),
+            (self._positions, [np.arange(length) for length in lengths]),
+        ):
+            if added is None:
+                continue
+            if added in like:
+                raise SchemaError(f"the samples have a field '{added}' already; name the added one otherwise, or None")
+            joined = np.concatenate([*values, np.zeros(room, dtype=np.int64)]).astype(np.int64)
+            packed.set(added, _laid_out(joined, layout))
+        return packed
+
+    def fingerprint(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"truncate": True} if self._truncate else {}
+        return {**super().fingerprint(), **own}
+
+
+def cu_seqlens(segment_ids: np.ndarray) -> np.ndarray:
+    """Where segments begin in packed sequences that lie one behind the other, as variable-length attention wants it.
+
+    Args:
+        segment_ids: int [length] or [batch, length], as `PackedDataset` makes them; padding counts as a segment.
+
+    Returns:
+        int32 [segments + 1]: 0, the end of each segment.
+    """
+    rows = np.atleast_2d(np.asarray(segment_ids))
+    begins = np.ones(rows.shape, dtype=bool)
+    begins[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    return np.append(np.flatnonzero(begins), rows.size).astype(np.int32)
+
+
+def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
+    arrays = {
+        name: as_array(value.tensor if isinstance(value, DistTensorData) else value, name)
+        for name, value in fields_of(sample).items()
+    }
+    if not arrays:
+        raise SchemaError("a sample without fields cannot be packed")
+    lengths: dict[str, tuple[int, ...]] = {name: array.shape[:1] for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or () in lengths.values():
+        raise SchemaError(
+            f"the first dims of a sample's fields are {lengths}; packing needs all to be the sample's length"
+        )
+    return arrays
+
+
+def _length_of(arrays: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(arrays.values())))
+
+
+def _laid_out(array: np.ndarray, like: Any) -> DistTensorData:
+    if isinstance(like, DistTensorData):
+        return DistTensorData(array, like.sbp_list, like.placement_idx)
+    return DistTensorData(array)

@@ -1,0 +1,218 @@
+"""Samples for T5: passages with spans taken out, and the spans.
+
+Source: C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020),
+section 3.1.4 and 3.3.4: 15 % of the tokens, in spans of 3 tokens on average, each replaced by a sentinel of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.data.datasets.masking import padded, special_id
+from libai_data.data.datasets.sentence_index import SentenceRule
+from libai_data.data.datasets.sentences import SentenceCorpus, source_of, vocabulary_hash
+from libai_data.errors import ConfigError
+from libai_data.data.random.sample_random import sample_generator
+from libai_data.data.sources.indexed import IndexedSource
+from libai_data.structures import DistTensorData, Instance
+
+_NO_LABEL = -1
+
+
+class T5Dataset:
+    """Passages in which sentinels stand for spans, and sentinels and spans to predict, from `.bin/.idx` files.
+
+    Fields, with E = `max_seq_length` and D = `max_seq_length_dec`: `encoder_input_ids` int64 [E], `decoder_input_ids`
+    int64 [D], `encoder_attn_mask` bool [E, E], `decoder_attn_mask` bool [D, D] (which sees no later token),
+    `encoder_decoder_attn_mask` bool [D, E]; and for the last pipeline stage `lm_labels` int64 [D] (-1 behind the end)
+    and `loss_mask` bool [D]. Spans are drawn anew in each epoch of a loader.
+
+    Args:
+        name: for people; the sample does not depend on it.
+        tokenizer: has `get_vocab()`, `pad_token_id`, `eos_token_id`, `additional_special_tokens_ids`, the sentinels,
+            and `bos_token_id`, for which the padding stands if it is None, as in T5.
+        indexed_dataset: the sentences (or whole documents), or None to open those of `data_prefix`.
+        data_prefix: path of the two files without their endings.
+        max_num_samples: the corpus is repeated until there are so many; None for once.
+        masked_lm_prob: share of the tokens to predict.
+        max_seq_length: tokens of the encoder.
+        max_seq_length_dec: tokens of the decoder.
+        short_seq_prob: share of samples that aim at a random length.
+        seed: decides which samples are short ones.
+        mean_span_length: tokens of a span, on average.
+        cache_dir: folder for the index; by default `<data_prefix>.cache`; see `record_index.index_folder`.
+
+    Raises:
+        ConfigError: An argument is out of range, the sentinels or the decoder's tokens are too few for the spans, a
+            file is missing, or there is no document.
+        FormatError: A file is broken.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        indexed_dataset: IndexedSource | None = None,
+        data_prefix: str | Path | None = None,
+        max_num_samples: int | None = None,
+        masked_lm_prob: float = 0.15,
+        max_seq_length: int = 512,
+        max_seq_length_dec: int = 128,
+        short_seq_prob: float = 0.0,
+        seed: int = 1234,
+        mean_span_length: float = 3.0,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        if not 0 < masked_lm_prob < 1 or mean_span_length < 1:
+            raise ConfigError(
+                f"masked_lm_prob is {masked_lm_prob} and mean_span_length {mean_span_length}; the one must lie between "
+                "0 and 1, the other be at least 1"
+            )
+        self.name = name
+        self.max_seq_length, self.max_seq_length_dec = max_seq_length, max_seq_length_dec
+        self._probability, self._mean = masked_lm_prob, mean_span_length
+        _add_special_tokens(tokenizer)
+        self._pad, self._eos = special_id(tokenizer, "pad"), special_id(tokenizer, "eos")
+        begin = getattr(tokenizer, "bos_token_id", None)
+        self._bos = self._pad if begin is None else int(begin)
+        self._sentinels = np.array(tokenizer.additional_special_tokens_ids, np.int64)
+        rule = SentenceRule(max_seq_length - 2, 1, short_seq_prob, seed, max_num_samples)
+        self._check_room(rule.max_tokens)
+        self._history = np.tri(max_seq_length_dec, dtype=bool)
+        self._corpus = SentenceCorpus(source_of(indexed_dataset, data_prefix), rule, cache_dir)
+        self._fingerprint = self._corpus.fingerprint(
+            vocabulary=vocabulary_hash(tokenizer), spans=[masked_lm_prob, mean_span_length], decoder=max_seq_length_dec
+        )
+
+    def __len__(self) -> int:
+        return len(self._corpus)
+
+    def __getitem__(self, index: int) -> Instance:
+        """One sample; see the class for its fields."""
+        random = sample_generator()
+        tokens = self._corpus.tokens(index)[: self._corpus.target(index)]
+        spans = draw_spans(len(tokens), self._probability, self._mean, random)
+        encoder, spoken = corrupt(tokens, spans, self._sentinels)
+        length, decoded = len(encoder), len(spoken) + 1
+        sees, sees_encoder, sees_before = (
+            np.zeros(shape, bool)
+            for shape in (
+                (self.max_seq_length, self.max_seq_length),
+                (self.max_seq_length_dec, self.max_seq_length),
+                (self.max_seq_length_dec, self.max_seq_length_dec),
+            )
+        )
+        sees[:length, :length] = True
+        sees_encoder[:decoded, :length] = True
+        sees_before[:decoded, :decoded] = self._history[:decoded, :decoded]
+        decoder = np.full(self.max_seq_length_dec, self._pad, np.int64)
+        labels = np.full(self.max_seq_length_dec, _NO_LABEL, np.int64)
+        decoder[0], decoder[1:decoded] = self._bos, spoken
+        labels[: decoded - 1], labels[decoded - 1] = spoken, self._eos
+        return Instance(
+            encoder_input_ids=DistTensorData(padded(encoder, self.max_seq_length, self._pad)),
+            decoder_input_ids=DistTensorData(decoder),
+            encoder_attn_mask=DistTensorData(sees),
+            decoder_attn_mask=DistTensorData(sees_before),
+            encoder_decoder_attn_mask=DistTensorData(sees_encoder),
+            lm_labels=DistTensorData(labels, placement_idx=-1),
+            loss_mask=DistTensorData(np.arange(self.max_seq_length_dec) < decoded, placement_idx=-1),
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the samples, beside the tokens themselves."""
+        return self._fingerprint
+
+    def _check_room(self, tokens: int) -> None:
+        masked, spans = span_numbers(tokens, self._probability, self._mean)
+        if spans > len(self._sentinels):
+            raise ConfigError(
+                f"{tokens} tokens have {spans} spans, and the tokenizer {len(self._sentinels)} sentinels; add "
+                f"<extra_id_0> to <extra_id_{spans - 1}> (TokenizerFiles(extra_ids={spans}))"
+            )
+        if masked + spans + 1 > self.max_seq_length_dec:
+            raise ConfigError(
+                f"max_seq_length_dec is {self.max_seq_length_dec}, but {tokens} tokens give up to {masked} to predict, "
+                f"{spans} sentinels and an end: set it to {masked + spans + 1} or more"
+            )
+
+
+class Spans(NamedTuple):
+    """Spans to take out.
+
+    Args:
+        starts: int64 [spans], first token of each.
+        lengths: int64 [spans], at least 1.
+    """
+
+    starts: np.ndarray
+    lengths: np.ndarray
+
+
+def span_numbers(tokens: int, probability: float, mean: float) -> tuple[int, int]:
+    """How many tokens are taken out, and in how many spans.
+
+    Args:
+        tokens: of the passage.
+        probability: share to take out.
+        mean: length of a span.
+    """
+    if tokens < 2:
+        return 0, 0
+    masked = min(max(round(tokens * probability), 1), tokens - 1)
+    return masked, min(max(round(masked / mean), 1), masked, tokens - masked)
+
+
+def draw_spans(tokens: int, probability: float, mean: float, random: np.random.Generator) -> Spans:
+    """Draw spans: of all ways to divide what is taken out, and what stays, into as many pieces, each is as likely.
+
+    As in T5, the passage begins with a piece that stays, and pieces are never empty.
+    """
+    masked, spans = span_numbers(tokens, probability, mean)
+    lengths, between = _pieces(masked, spans, random), _pieces(tokens - masked, spans, random)
+    return Spans(np.cumsum(between) + np.cumsum(lengths) - lengths, lengths)
+
+
+def _pieces(total: int, count: int, random: np.random.Generator) -> np.ndarray:
+    """`count` lengths of at least 1, of sum `total`."""
+    if not count:
+        return np.zeros(0, np.int64)
+    cuts = np.sort(random.permutation(total - 1)[: count - 1]) + 1
+    return np.diff(np.concatenate([[0], cuts, [total]]))
+
+
+def corrupt(tokens: np.ndarray, spans: Spans, sentinels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take spans out of a passage.
+
+    Args:
+        tokens: integers [n].
+        spans: in order, that do not touch.
+        sentinels: int64, at least as many as spans.
+
+    Returns:
+        int64: the passage with a sentinel for each span; and the spans, each with its sentinel before it.
+    """
+    starts, lengths = spans
+    inside = np.zeros(len(tokens) + 1, np.int8)
+    inside[starts] = 1
+    inside[starts + lengths] -= 1
+    out = np.cumsum(inside[:-1], dtype=np.int8).astype(bool)
+    passage = tokens.astype(np.int64)
+    passage[starts] = sentinels[: len(starts)]
+    spoken = np.empty(int(lengths.sum()) + len(starts), np.int64)
+    before = np.cumsum(lengths) - lengths + np.arange(len(starts))
+    is_token = np.ones(len(spoken), bool)
+    is_token[before] = False
+    spoken[before], spoken[is_token] = sentinels[: len(starts)], tokens[out]
+    out[starts] = False
+    return passage[~out], spoken
+
+
+def _add_special_tokens(tokenizer: Any) -> None:
+    """Have LiBai's tokenizers number what begins and ends a text and the sentinels, as its T5Dataset does."""
+    if hasattr(tokenizer, "add_tokens"):
+        known = [tokenizer.bos_token, tokenizer.eos_token, *(tokenizer.additional_special_tokens or ())]
+        tokenizer.add_tokens([token for token in known if token])

@@ -1,0 +1,1 @@
+"""What keeps files apart and remembers them."""

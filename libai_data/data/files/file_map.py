@@ -1,0 +1,180 @@
+"""Files in memory maps that hold no descriptor, where `mmap.mmap` and `np.memmap` keep one open for each map."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import io
+import mmap
+import os
+import weakref
+from contextlib import suppress
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from libai_data.errors import FormatError
+from libai_data.atomic_files import PathLike
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_MAP_FAILED = ctypes.c_void_p(-1).value
+_LONGEST_HEADER = 1 << 17
+
+
+def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kind: int, item: Any) -> Any:
+    """Map a range of a file or of shared memory; it is unmapped when nothing refers to it.
+
+    Args:
+        descriptor: may be closed afterwards.
+        offset: of the first byte, a multiple of the page size.
+        size: bytes, at least 1.
+        protection: such as `mmap.PROT_READ`.
+        kind: such as `mmap.MAP_SHARED`.
+        item: ctypes type of a byte.
+
+    Returns:
+        A ctypes array of `size` items.
+
+    Raises:
+        OSError: The system refuses.
+    """
+    address = _libc.mmap(None, size, protection, kind, descriptor, offset)
+    if address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        limit = " (a process may have vm.max_map_count maps)" * (number == errno.ENOMEM)
+        raise OSError(number, f"cannot map {size} bytes: {os.strerror(number)}{limit}")
+    mapped = (item * size).from_address(address)
+    weakref.finalize(mapped, _libc.munmap, address, size).atexit = False
+    return mapped
+
+
+class FileStatus(NamedTuple):
+    """What tells an open file from another one that has its path later."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: PathLike | int) -> FileStatus:
+        """The status of a path, or of a descriptor."""
+        found = os.stat(file)
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def is_same(self, other: FileStatus) -> bool:
+        """Whether the size and the time of change are equal; some network file systems number files anew."""
+        return self[1:] == other[1:]
+
+
+class FileMap:
+    """The bytes of a file, read-only.
+
+    Args:
+        path: of the file.
+        status: that the file must still have; by default any.
+
+    Attributes:
+        path: of the file.
+        status: of the file when it was mapped.
+        bytes: a slice of it is `bytes`.
+
+    Raises:
+        FormatError: The file has another status.
+        OSError: The file cannot be read.
+    """
+
+    def __init__(self, path: PathLike, status: FileStatus | None = None) -> None:
+        self.path = os.path.abspath(path)
+        with open(path, "rb") as file:
+            self.status = FileStatus.of(file.fileno())
+            if status is not None:
+                _check_same(self.path, status, self.status)
+            size, read = self.status.size, mmap.PROT_READ
+            self.bytes: Any = b""
+            if size:
+                self.bytes = map_descriptor(file.fileno(), 0, size, read, mmap.MAP_SHARED, ctypes.c_char)
+                address = ctypes.addressof(self.bytes)
+                self.__array_interface__ = {"data": (address, True), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    @property
+    def array(self) -> np.ndarray:
+        """All bytes, uint8 [size]."""
+        return np.asarray(self) if self.status.size else np.empty(0, np.uint8)
+
+    def check_not_written(self) -> None:
+        """Refuse a file that was written to; one that was replaced or removed is mapped as it was.
+
+        Raises:
+            FormatError: It was written to.
+        """
+        with suppress(OSError):
+            now = FileStatus.of(self.path)
+            if now.inode == self.status.inode:
+                _check_same(self.path, self.status, now)
+
+    def release(self) -> None:
+        """Take the bytes out of this process's resident memory; they come again when they are read."""
+        if self.status.size:
+            _libc.madvise(ctypes.addressof(self.bytes), self.status.size, mmap.MADV_DONTNEED)
+
+    def is_current(self) -> bool:
+        """Whether the path still leads to the file that was mapped."""
+        try:
+            return self.status.is_same(FileStatus.of(self.path))
+        except OSError:
+            return False
+
+
+def _check_same(path: PathLike, before: FileStatus, now: FileStatus) -> None:
+    if not before.is_same(now):
+        raise FormatError(f"{path} has changed since it was opened: it was {before}, and is {now}; open the data anew")
+
+
+def npy_array(content: np.ndarray) -> np.ndarray:
+    """The array of a `.npy` file, as a view.
+
+    Args:
+        content: uint8, the bytes of the file.
+
+    Raises:
+        ValueError: It is no such file, holds Python objects, or is cut short.
+    """
+    head = io.BytesIO(content[:_LONGEST_HEADER].tobytes())
+    version = np.lib.format.read_magic(head)
+    shape, fortran_order, dtype = np.lib.format._read_array_header(head, version)  # type: ignore[attr-defined]
+    if dtype.hasobject:
+        raise ValueError("it holds Python objects")
+    start, size = head.tell(), int(np.prod(shape, dtype=object)) * dtype.itemsize
+    if len(content) < start + size:
+        raise ValueError(f"it has {len(content)} bytes, where an array of {dtype} {shape} ends at {start + size}")
+    if not size:
+        return np.empty(shape, dtype)
+    found: np.ndarray = content[start : start + size].view(dtype).reshape(shape, order="F" if fortran_order else "C")
+    return found
+
+
+# Arrays of one file, which are unpickled one by one, share a map.
+_opened: weakref.WeakValueDictionary[tuple[str, FileStatus], FileMap] = weakref.WeakValueDictionary()
+
+
+def reduce_mapped(array: np.ndarray) -> tuple[Callable[..., np.ndarray], tuple[Any, ...]] | None:
+    """How another process maps an array again; None if the array is no view of a `FileMap`, or its file is gone."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, FileMap) or not array.flags.c_contiguous or not array.size or not base.is_current():
+        return None
+    start = array.__array_interface__["data"][0] - ctypes.addressof(base.bytes)
+    return _mapped_again, (base.path, base.status, start, array.dtype, array.shape)
+
+
+def _mapped_again(path: str, status: FileStatus, start: int, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    found = _opened.get((path, status))
+    if found is None:
+        found = _opened[path, status] = FileMap(path, status)
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return found.array[start : start + size].view(dtype).reshape(shape)

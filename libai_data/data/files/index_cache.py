@@ -1,0 +1,150 @@
+"""Indices that take long to build, kept in files: built by one process, mapped by all."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+
+from libai_data.atomic_files import written_whole
+from libai_data.errors import ConfigError, PeerError
+from libai_data.data.failure_notes import failures_noted, note_failure
+from libai_data.data.files.file_map import FileMap, npy_array
+
+logger = logging.getLogger(__name__)
+
+_NUMBERS = np.dtype("<i8")
+
+
+def cached_arrays(
+    folder: Path,
+    key: str,
+    build: Callable[[], Sequence[np.ndarray]],
+    is_current: Callable[[list[np.ndarray]], bool] = lambda _: True,
+) -> list[np.ndarray]:
+    """The arrays that `build` returns, from a file if there is one, else built and kept in a file.
+
+    Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
+    others wait for it. If it fails, so do they; if it dies, another one builds. The file appears whole or not at all.
+    Where no file can be kept (a read-only folder, a full disk), each process builds the arrays in its own memory.
+
+    Args:
+        folder: for the file; made if it is not there.
+        key: says what the arrays depend on, such as a hash; part of the file's name.
+        build: makes the arrays, int64 [n] each.
+        is_current: whether the arrays of a file are still what `build` would make; if not, they are built anew.
+
+    Returns:
+        The arrays, read-only; views of the file's memory map, if there is a file.
+
+    Raises:
+        ConfigError: The folder's path leads through a file.
+        PeerError: The process that was building has failed.
+        Exception: What `build` raises.
+    """
+    path = folder / f"{key}.npy"
+    found = _load(path)
+    if found is not None and is_current(found):
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"no index can be kept in {folder} ({error}); set cache_dir to another folder") from error
+    except OSError as error:
+        return _in_memory(build(), folder, error)
+    try:
+        before = failures_noted(descriptor)
+        try:
+            _lock(descriptor, path)
+        except OSError as error:  # A file system without locks.
+            return _in_memory(build(), folder, error)
+        found = _load(path)
+        if found is None or not is_current(found):
+            failures = failures_noted(descriptor)
+            if failures.times > before.times:
+                raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")
+            found = _build(path, build, descriptor)
+        return found
+    finally:
+        os.close(descriptor)  # and so lets go of the lock
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.info("Waiting for another process, which is building the index %s.", path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: int) -> list[np.ndarray]:
+    try:
+        arrays = build()
+    except Exception as error:
+        with suppress(OSError):
+            note_failure(descriptor, error)
+        raise
+    # One name for all: who holds the lock is alone, and overwrites what a process that died has left.
+    try:
+        with written_whole(path, path.with_suffix(".unfinished")) as unfinished:
+            _write(unfinished, arrays)
+    except OSError as error:
+        return _in_memory(arrays, path.parent, error)
+    found = _load(path)
+    return _read_only(arrays) if found is None else found
+
+
+def _in_memory(arrays: Sequence[np.ndarray], folder: Path, error: OSError) -> list[np.ndarray]:
+    _tell_once(folder, error.strerror)
+    return _read_only(arrays)
+
+
+@lru_cache(maxsize=64)
+def _tell_once(folder: Path, reason: str) -> None:
+    logger.warning(
+        "No index can be kept in %s (%s). Each process, in each run, builds its own in memory instead. To keep them, "
+        "set cache_dir or LIBAI_DATA_CACHE_DIR to a folder that can be written to.",
+        folder,
+        reason,
+    )
+
+
+def _read_only(arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+    found = [np.ascontiguousarray(array, _NUMBERS).view() for array in arrays]
+    for array in found:
+        array.flags.writeable = False
+    return found
+
+
+def _write(path: Path, arrays: Sequence[np.ndarray]) -> None:
+    """One vector: the number of arrays, their lengths, and the arrays themselves."""
+    lengths = [len(array) for array in arrays]
+    head = np.array([len(arrays), *lengths], _NUMBERS)
+    with path.open("wb") as file:
+        shape = (len(head) + sum(lengths),)
+        np.lib.format.write_array_header_1_0(file, {"descr": _NUMBERS.str, "fortran_order": False, "shape": shape})
+        for array in (head, *arrays):
+            file.write(np.ascontiguousarray(array, _NUMBERS).data)
+
+
+def _load(path: Path) -> list[np.ndarray] | None:
+    try:
+        whole = npy_array(FileMap(path).array)
+        count = int(whole[0])
+        ends = 1 + count + np.cumsum(whole[1 : 1 + count])
+        if whole.dtype != _NUMBERS or int(ends[-1]) != len(whole):
+            raise ValueError("its lengths do not add up")
+    except FileNotFoundError:
+        return None
+    except (ValueError, IndexError, EOFError, OSError) as broken:
+        logger.warning("The index %s is broken (%s): it is built anew.", path, broken)
+        return None
+    return np.split(whole[: ends[-1]], [1 + count, *ends[:-1]])[1:]

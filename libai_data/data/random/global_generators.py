@@ -1,0 +1,447 @@
+"""The random generators that all code shares (Python's, numpy's, torch's, OneFlow's) while samples are read.
+
+What a dataset draws from them must depend on (seed, epoch, index) alone, and the training loop must not notice. So
+reading is watched. If a generator has moved, it is put back, and the samples are read again, each alone and with the
+generators seeded for it. From then on, the samples of this dataset are read that way at once. A dataset that draws from
+none of them costs a comparison of a few bytes.
+
+OneFlow 0.9 does not tell whether its generator has moved. Calls of its functions that draw are noticed in the first
+reading, the second, the fourth, the eighth, and so on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+import re
+import sys
+import threading
+from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import islice
+from types import FunctionType, ModuleType
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+
+from libai_data.data.random.hashing import combine64, mix64
+from libai_data.data.random.sample_random import is_worker_process, set_ambiguity
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+WHAT_TO_WRITE = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
+_WORDS = 624
+_EARLY = 3
+_MOST_LOOKED_AT = 1000
+_MOST_ITEMS = 20
+_AMBIGUOUS = "sample_generator"
+_FLOW_DRAWS = re.compile("rand.*|normal_?|uniform_|exponential_|bernoulli_?|multinomial|dropout.*")
+
+
+class _Thread(threading.local):
+    shares = False
+    """Whether other threads read at the same time."""
+    has_drawn = False
+    """Whether, in such a thread, a generator has moved."""
+    has_seeded = False
+
+
+_thread = _Thread()
+_turns = threading.RLock()
+_flow_was_forked = False
+_last: list[tuple[list[Any], list[Any]]] = [([], [])]
+"""Marks of the generators, and their states as long as the marks stay."""
+
+
+class _Python:
+    name = "random"
+
+    def __init__(self) -> None:
+        self._instance: Any = random._inst
+        address = id(self._instance) + object.__basicsize__
+        words = (ctypes.c_uint32 * (1 + _WORDS)).from_address(address)
+        # CPython has the place and then the words. The place and the first word change with each draw, the last word
+        # with each seed.
+        *state, place = random.getstate()[1]
+        self._place = ctypes.c_uint64.from_address(address) if list(words) == [place, *state] else None
+        self._last = ctypes.c_uint32.from_address(address + 4 * _WORDS)
+
+    def mark(self) -> Any:
+        if self._place is None:
+            return random.getstate()
+        return self._place.value, self._last.value, self._instance.gauss_next
+
+    def save(self) -> Any:
+        return random.getstate()
+
+    def restore(self, state: Any) -> None:
+        random.setstate(state)
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+
+class _Numpy:
+    name = "numpy.random"
+
+    def __init__(self) -> None:
+        self._rand: Any = np.random.mtrand._rand
+        self._bits: Any = None
+        self._place: Any = None
+        self._address = 0
+        self._keeps_number = False
+
+    def mark(self) -> Any:
+        bits = self._rand._bit_generator
+        if bits is not self._bits:
+            self._bits, self._place = bits, None
+            if isinstance(bits, np.random.MT19937):
+                # Numpy's interface for ctypes: uint32 key[624], int pos. The last word and the place change.
+                self._address = bits.ctypes.state_address
+                self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
+        if self._place is None:
+            return str(np.random.get_state(legacy=False))
+        # A normal number that numpy keeps for the next call may be taken without a trace in the words.
+        return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
+
+    def save(self) -> Any:
+        state = np.random.get_state(legacy=False)
+        self._keeps_number = bool(state["has_gauss"])
+        return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
+
+    def restore(self, saved: Any) -> None:
+        state, words = saved
+        if state["has_gauss"] or words is None or self._place is None:
+            np.random.set_state(state)
+            return
+        # In a tenth of the time: let go of a number that is kept, and put the words back.
+        np.random.seed(0)
+        ctypes.memmove(self._address, words, len(words))
+
+    def seed(self, seed: int) -> None:
+        np.random.seed(seed & 0xFFFFFFFF)
+
+
+class _Torch:
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules["torch"]
+
+    def mark(self) -> Any:
+        return self._torch.get_rng_state().numpy().tobytes()
+
+    def save(self) -> Any:
+        return self._torch.get_rng_state()
+
+    def restore(self, state: Any) -> None:
+        self._torch.set_rng_state(state)
+
+    def seed(self, seed: int) -> None:
+        # Not of the same seed as numpy's, which would make the same numbers.
+        self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
+
+
+class _Flow:
+    """OneFlow's; what is put back continues some hundred numbers later, as OneFlow tells no exact place."""
+
+    name = "oneflow"
+
+    def __init__(self) -> None:
+        self._generator: Any = sys.modules["oneflow"].default_generator
+
+    def save(self) -> Any:
+        return None if is_worker_process() else self._generator.get_state()
+
+    def restore(self, state: Any) -> None:
+        if state is not None:
+            self._generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(mix64(seed + 2) >> 1)
+
+
+@cache
+def _python_and_numpy() -> tuple[Any, ...]:
+    return _Python(), _Numpy()
+
+
+@cache
+def _with_torch() -> tuple[Any, ...]:
+    return *_python_and_numpy(), _Torch()
+
+
+@cache
+def _flow() -> _Flow:
+    return _Flow()
+
+
+def _watched() -> tuple[Any, ...]:
+    return _with_torch() if hasattr(sys.modules.get("torch"), "default_generator") else _python_and_numpy()
+
+
+def _saved(generators: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """Marks and states of generators."""
+    if _last[0][0] != [generator.mark() for generator in generators]:
+        states = [generator.save() for generator in generators]
+        _last[0] = [generator.mark() for generator in generators], states
+    return _last[0]
+
+
+def _has_flow() -> bool:
+    """Whether OneFlow can be used here: it is imported, and its threads have not been lost in a fork."""
+    return not _flow_was_forked and hasattr(sys.modules.get("oneflow"), "default_generator")
+
+
+def _present() -> tuple[Any, ...]:
+    return (*_watched(), _flow()) if _has_flow() else _watched()
+
+
+def _after_fork() -> None:
+    global _flow_was_forked
+    _flow_was_forked = "oneflow" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class GlobalDraws:
+    """What the samples of one dataset draw from global generators.
+
+    Args:
+        whose: name of the dataset, for messages.
+    """
+
+    def __init__(self, whose: str) -> None:
+        self.found: set[str] = set()
+        self.seeds = False
+        self._whose = whose
+        self._readings = 0
+
+    @property
+    def needs_one_thread(self) -> bool:
+        """Whether nobody else in this process may draw while these samples are read."""
+        return bool(self.found - {_AMBIGUOUS}) or self.seeds
+
+    def around(self, read: Callable[[], Result], key: tuple[int, int, int] | None = None) -> Result:
+        """Read samples.
+
+        Args:
+            read: reads them. It is called again if they turn out to draw.
+            key: (seed, epoch, index) of the sample. None if there are several: if `found` is not empty, `read` must
+                then read each by an `around` of its own.
+
+        Returns:
+            What `read` returned; what it drew came from generators that were seeded for the sample.
+        """
+        if _thread.shares:
+            return self._around_beside_others(read)
+        while True:
+            watch = _Watch(self, key)
+            try:
+                result = read()
+            except Exception:
+                if not watch.end():
+                    raise
+            except BaseException:
+                watch.end()
+                raise
+            else:
+                if not watch.end():
+                    return result
+
+    def _around_beside_others(self, read: Callable[[], Result]) -> Result:
+        """The same in a thread that shares the generators: who has moved them cannot be known, only that they moved."""
+        generators = _watched()
+        marks, _ = _saved(generators)
+        set_ambiguity(False)
+        try:
+            result = read()
+            if set_ambiguity(False) and _AMBIGUOUS not in self.found:
+                self.found.add(_AMBIGUOUS)
+                result = read()
+        finally:
+            if _watched() is not generators or [generator.mark() for generator in generators] != marks:
+                _thread.has_drawn = True
+        return result
+
+    def is_due(self) -> bool:
+        """Whether this reading is one in which draws from OneFlow's generator are noticed."""
+        self._readings += 1
+        return not self._readings & (self._readings - 1) and "oneflow" not in self.found
+
+    def learn(self, drawn: set[str]) -> bool:
+        """Note what a reading drew from; returns whether that is new."""
+        new = drawn - self.found
+        if "oneflow" in new and not (is_worker_process() and self._readings < _EARLY):
+            tell_once(
+                "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on "
+                "it is seeded for each sample; samples read before may have drawn otherwise, and in the trainer's own "
+                "process the model's generator skips numbers; %s",
+                self._whose,
+                WHAT_TO_WRITE,
+            )
+        self.found |= new
+        return bool(new)
+
+
+class _Watch:
+    """Watches one reading; if it is known to draw, and of one sample, with the generators seeded.
+
+    Args:
+        draws: of the dataset.
+        key: of the sample.
+    """
+
+    _drew_from_flow = False
+    _notices = False
+    _flow_state: Any = None
+
+    def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None) -> None:
+        self._draws = draws
+        self._generators = generators = _watched()
+        self._marks, self._states = _saved(generators)
+        self._modules = len(sys.modules)
+        self._was_ambiguous = set_ambiguity(False)
+        self._seeded: Collection[str] = ()
+        if key is not None and draws.found:
+            self._seed(draws.found, combine64(*key))
+        self._has_flow = "oneflow" in sys.modules
+        if self._has_flow and draws.is_due() and _has_flow() and sys.getprofile() is None:
+            self._notices = True
+            sys.setprofile(self._notice)
+
+    def _seed(self, names: Collection[str], seed: int) -> None:
+        self._seeded = names
+        for generator in self._generators:
+            if generator.name in names:
+                generator.seed(seed)
+        if "oneflow" in names and _has_flow():
+            self._flow_state = _flow().save()
+            _flow().seed(seed)
+
+    def _notice(self, frame: Any, event: str, function: Any) -> None:
+        if event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
+            self._drew_from_flow |= str(function.__module__).startswith("oneflow")
+
+    def end(self) -> bool:
+        """Put the generators back; returns whether to read again."""
+        if self._notices:
+            sys.setprofile(None)
+        ambiguous = set_ambiguity(self._was_ambiguous)
+        marks = [generator.mark() for generator in self._generators]
+        if _thread.has_seeded:
+            self._draws.seeds, _thread.has_seeded = True, False
+        if (
+            marks == self._marks
+            and len(sys.modules) == self._modules
+            and not (ambiguous or self._seeded or self._drew_from_flow)
+        ):
+            return False
+        drawn = {_AMBIGUOUS} if ambiguous else set()
+        if self._drew_from_flow:
+            drawn.add("oneflow")
+        for generator, mark, before, state in zip(self._generators, marks, self._marks, self._states):
+            if mark != before or generator.name in self._seeded:
+                generator.restore(state)
+                drawn.add(generator.name)
+        if self._flow_state is not None:
+            _flow().restore(self._flow_state)
+        # What the reading has itself imported was not watched.
+        imported = _watched() is not self._generators or (not self._has_flow and _has_flow())
+        return self._draws.learn(drawn) or imported
+
+
+def share_generators(shares: bool) -> None:
+    """Say whether this thread reads beside others, and so must not move a generator."""
+    _thread.shares = shares
+
+
+def take_doubt() -> bool:
+    """Whether, since the last call and while this thread read, a global generator has moved, whoever moved it."""
+    doubt, _thread.has_drawn = _thread.has_drawn, False
+    return doubt
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed all global generators, and put them back afterwards; threads take turns.
+
+    Args:
+        seed: what to seed with.
+    """
+    _thread.has_drawn = _thread.has_seeded = True
+    if _thread.shares:
+        # What comes of it is not used.
+        yield
+        return
+    with _turns:
+        generators = _present()
+        saved = [generator.save() for generator in generators]
+        for generator in generators:
+            generator.seed(seed)
+        profile = sys.getprofile()
+        is_watched = getattr(profile, "__func__", None) is _Watch._notice
+        if is_watched:  # There is nothing to notice here.
+            sys.setprofile(None)
+        try:
+            yield
+        finally:
+            if is_watched:
+                sys.setprofile(profile)
+            for generator, state in zip(generators, saved):
+                generator.restore(state)
+
+
+def known_generators() -> tuple[str, ...]:
+    """Names of the global generators whose libraries are imported."""
+    return tuple(generator.name for generator in _present())
+
+
+def own_generators(dataset: Any) -> list[str]:
+    """Names of the random generators that a dataset keeps, such as `dataset.rng`: nobody can seed them for a sample."""
+    kinds: tuple[type, ...] = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+    kinds += tuple(filter(None, [getattr(sys.modules.get("torch"), "Generator", None)]))
+    found: list[str] = []
+    known = {id(random._inst), id(np.random.mtrand._rand)}
+    waiting: deque[tuple[str, Any]] = deque([("dataset", dataset)])
+    while waiting and len(known) < _MOST_LOOKED_AT:
+        name, thing = waiting.popleft()
+        # `Albumentations` seeds those of its transform.
+        if id(thing) in known or getattr(type(thing), "seeds_generators", False):
+            continue
+        known.add(id(thing))
+        if isinstance(thing, kinds):
+            found.append(name)
+        elif isinstance(thing, dict):
+            waiting.extend((f"{name}[{key!r}]", value) for key, value in islice(thing.items(), _MOST_ITEMS))
+        elif isinstance(thing, (list, tuple)):
+            waiting.extend((f"{name}[{place}]", value) for place, value in enumerate(thing[:_MOST_ITEMS]))
+        elif not isinstance(thing, (type, ModuleType, FunctionType)):
+            waiting.extend((f"{name}.{key}", value) for key, value in getattr(thing, "__dict__", {}).items())
+    return found
+
+
+def warn_of_own_generators(dataset: Any) -> None:
+    """Tell once of the random generators that a dataset keeps."""
+    kept = own_generators(dataset)
+    if kept:
+        tell_once(
+            "%s keeps a random generator of its own (%s). What it draws from that while samples are read depends on "
+            "who reads them, and is lost on resuming; %s",
+            type(dataset).__name__,
+            ", ".join(kept[:3]),
+            WHAT_TO_WRITE,
+        )
+
+
+@cache
+def tell_once(message: str, *arguments: Any) -> None:
+    """Log a warning, once in this process."""
+    logger.warning(message, *arguments)

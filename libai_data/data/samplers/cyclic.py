@@ -1,0 +1,207 @@
+"""The endless training stream."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sized
+from dataclasses import replace
+from math import ceil
+from typing import Any, NamedTuple
+
+from libai_data.config.argument_rules import FLAG, check
+from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
+from libai_data.errors import ConfigError
+from libai_data.data.samplers.blend_order import BlendOrder, order_over
+from libai_data.data.samplers.resuming import continued_schedule
+from libai_data.data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
+from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
+from libai_data.data.samplers.stream_state import StreamState
+from libai_data.data.samplers.walk import Walk
+
+_OF_TRANSFORMS = "what a stream transform makes of an epoch, and of the samples of a step, is not known in advance"
+
+
+class _Stretch(NamedTuple):
+    """Batches of equal size: where they begin, their rows, and the number of the first one."""
+
+    position: int
+    rows: int
+    number: int
+
+
+class CyclicSampler(StreamSampler):
+    """Every sample once an epoch, epoch after epoch, without end; batches run on across the border of two epochs.
+
+    Of a `BlendedDataset` it takes each dataset's samples in proportion to its weight, each in epochs of its own.
+
+    Of a stream transform (`FilteredDataset`, `PackedDataset`) it takes what comes of the samples, in their order.
+
+    Args:
+        dataset: anything with a length.
+        micro_batch_size: samples of a batch for one data-parallel rank.
+        shuffle: another permutation each epoch.
+        consumed_samples: samples that all ranks together have taken so far.
+        data_parallel_rank: this rank's coordinate on the data axis.
+        data_parallel_size: size of the data axis.
+        seed: decides the permutations.
+        drop_last: leave out the tail of each epoch that fills no global batch (another tail each epoch when shuffled).
+
+    Raises:
+        ConfigError: An empty dataset, one smaller than a global batch, or a size or rank out of range.
+    """
+
+    endless = True
+
+    def __init__(
+        self,
+        dataset: Sized,
+        micro_batch_size: int,
+        shuffle: bool = False,
+        consumed_samples: int = 0,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
+        order = order_over(dataset, seed, shuffle)
+        self._blend = order.blend if isinstance(order, BlendOrder) else None
+        super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
+        if getattr(dataset, "is_stream_transform", False):
+            if drop_last:
+                raise ConfigError(f"drop_last: {_OF_TRANSFORMS}; set drop_last=False for the sampler")
+            self._walk = Walk(dataset if isinstance(dataset, StreamTransform) else None, order)
+        else:
+            check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
+        self.drop_last = drop_last
+        self._skip_steps: Ranges = ()
+        self._micro_batches: Mapping[int, int] = {}
+        self._stretches: list[_Stretch] = [_Stretch(0, self.global_batch_size, 0)]
+        self._starts = [0]
+        self._set_weights_at_steps(StepSchedule(((0, self.global_batch_size),)), LeftOut())
+        if drop_last:
+            self._leave_out_tail(self.global_batch_size)
+
+    def _leave_out_tail(self, batch_size: int) -> None:
+        self.order = replace(self.order, epoch_size=self.order.size // batch_size * batch_size)
+
+    def follow(
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
+    ) -> None:
+        """Cut the stream into the steps of a schedule; to be called before a state is restored.
+
+        Args:
+            schedule: the global batch size of each step.
+            skip_steps: (first step, last step), both included: the samples that these steps would take in a run
+                without any skip are left out. The numbers of the steps count on.
+            micro_batches: global batch size -> batches that a step of this size is cut into; 1 where it is not given.
+
+        Raises:
+            ConfigError: A step is larger than the dataset, or cannot be cut so; or the schedule has several sizes, but
+                `drop_last` leaves out a tail that depends on the size.
+        """
+        micro_batches = dict(micro_batches or {})
+        for step, size in schedule.sizes:
+            count = micro_batches.get(size, 1)
+            if size % (count * self.data_parallel_size):
+                raise ConfigError(
+                    f"the {size} samples of a step (from step {step} on) cannot be cut into {count} batches for "
+                    f"{self.data_parallel_size} data-parallel ranks"
+                )
+            if self._walk is None:
+                check_holds_a_batch(self.order.size, size, self.data_parallel_size)
+        if self._walk is not None and skip_steps:
+            raise ConfigError(f"train.skip_steps is {[list(steps) for steps in skip_steps]}: {_OF_TRANSFORMS}")
+        if self.drop_last:
+            if len(schedule.sizes) > 1:
+                raise ConfigError(
+                    f"drop_last leaves out a tail that depends on the global batch size, which changes: "
+                    f"{list(schedule.sizes)}; set drop_last=False for the sampler"
+                )
+            self._leave_out_tail(schedule.sizes[0][1])
+        self._followed = schedule
+        self._skip_steps = skip_steps
+        self._micro_batches = micro_batches
+        left_out = left_out_by(skip_steps, schedule)
+        self._set_weights_at_steps(schedule, left_out)
+        self._go_on_from(StreamState(self.position, self.order, left_out, schedule, self.state.start))
+
+    def _set_weights_at_steps(self, schedule: StepSchedule, left_out: LeftOut) -> None:
+        """Let the weights of a blend change where steps begin, if they are to."""
+        if self._blend is None or not self._blend.steps or not isinstance(self.order, BlendOrder):
+            return
+        if self._walk is not None:
+            raise ConfigError(f"weights of a blend change at steps: {_OF_TRANSFORMS}; give positions, as `changes`")
+        blend = self._blend.at_steps(lambda step: left_out.place_of(schedule.position_of(step)))
+        self.order = replace(self.order, blend=blend)
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        if self._followed is not None and self._blend is not None and self._blend.steps:
+            # The steps that are done may have been of other sizes than those to come.
+            saved = StreamState.from_json(state)
+            schedule = continued_schedule(saved, self._followed)
+            skipped = self._places_to_skip(schedule).since(saved.place)
+            self._set_weights_at_steps(schedule, saved.left_out.joined(skipped))
+        super().load_state_dict(state, override)
+
+    def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
+        return left_out_by(self._skip_steps, schedule)
+
+    def take_over(self, other: StreamSampler) -> None:
+        if isinstance(other, CyclicSampler):
+            self._micro_batches = other._micro_batches
+        super().take_over(other)
+
+    def _go_on_from(self, state: StreamState) -> None:
+        super()._go_on_from(state)
+        self._stretches = [_Stretch(0, self.global_batch_size, 0)]
+        schedule = state.schedule
+        for (_, size), position in zip(schedule.sizes, schedule.positions) if schedule is not None else ():
+            last = self._stretches[-1]
+            number = last.number + -(-(position - last.position) // last.rows)
+            # Sizes that only past steps had may not fit this mesh; nothing is read with them.
+            rows = size // self._micro_batches.get(size, 1)
+            rows = rows if rows % self.data_parallel_size == 0 else self.global_batch_size
+            self._stretches.append(_Stretch(position, rows, number))
+        self._starts = [stretch.position for stretch in self._stretches]
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples that all ranks together have taken so far."""
+        return self.position
+
+    def set_consumed_samples(self, consumed_samples: int) -> None:
+        """Go on after this many samples of all ranks together."""
+        check_at_least(0, consumed_samples=consumed_samples)
+        self.position = int(consumed_samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go on at the beginning of this epoch."""
+        check_at_least(0, epoch=epoch)
+        if self._walk is not None and epoch:
+            raise ConfigError(f"epoch {epoch}: {_OF_TRANSFORMS}")
+        place = epoch * self.order.epoch_size
+        self.set_consumed_samples(place - self.left_out.count_before(place))
+
+    def __len__(self) -> int:
+        """Number of samples in the dataset, as LiBai's."""
+        return self.order.size
+
+    def batches_per_round(self) -> int:
+        if self._walk is not None:
+            raise TypeError("how many batches an epoch makes of a stream transform is not known in advance")
+        return ceil(self.order.epoch_size / self.global_batch_size)
+
+    def batch_at(self, position: int) -> IndexBatch | None:
+        start, rows, first = self._stretches[bisect_right(self._starts, position) - 1]
+        number = first + (position - start) // rows
+        if self._walk is not None:
+            return self._transformed_part(self._walk, position, rows, number)
+        return self._part(position, rows, rows, number)
+
+    def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
+        firsts, end = walk.outputs(position, size)
+        places, _ = place_and_offset(firsts)
+        own = self._rows_of(size)
+        epoch = int(places[0]) // self.order.epoch_size
+        return IndexBatch(number, epoch, position, size, size, self.order.locate(places[own])[0], firsts[own], end)

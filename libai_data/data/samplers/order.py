@@ -1,0 +1,124 @@
+"""Orders: which sample stands at which position of the endless stream, in O(1) time and memory for any position.
+
+A shuffled order is a keyed permutation per epoch (`libai_data.data.random.permutation`). Nothing is drawn in advance, stored or
+shared: any rank or worker computes any part of the order by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted, places_in_permutation
+
+ORDER_VERSION = PERMUTATION_VERSION
+"""Raised whenever the same (seed, epoch, index) would give another order; a checkpoint records it."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """Position -> (epoch, index) over a dataset, epoch after epoch.
+
+    Args:
+        size: number of samples in the dataset; at least 1.
+        seed: decides the permutations; any int.
+        shuffle: a new permutation each epoch, or 0, 1, ... size-1 each epoch.
+        epoch_size: positions of one epoch; by default `size`. With less, each epoch leaves out the tail of its own
+            permutation (`drop_last`).
+
+    Raises:
+        ConfigError: The dataset is empty, `seed` is no int, or `epoch_size` is not in 1..size.
+    """
+
+    size: int
+    seed: int = 0
+    shuffle: bool = True
+    epoch_size: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, (int, np.integer)) or isinstance(self.seed, bool):
+            raise ConfigError(f"seed is {self.seed!r}; it must be an int")
+        object.__setattr__(self, "seed", int(self.seed))
+        if self.size < 1:
+            raise ConfigError(f"the dataset is empty: it has {self.size} samples, at least 1 is needed")
+        if self.epoch_size == 0:
+            object.__setattr__(self, "epoch_size", self.size)
+        if not 1 <= self.epoch_size <= self.size:
+            raise ConfigError(
+                f"epoch_size is {self.epoch_size}; a dataset of {self.size} samples allows 1 to {self.size}"
+            )
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find the samples at these positions.
+
+        Args:
+            positions: int64 [n], each at least 0; in any order, over any epochs.
+
+        Returns:
+            epochs and indices, int64 [n] each.
+        """
+        epochs, offsets = np.divmod(np.asarray(positions, dtype=np.int64), self.epoch_size)
+        if not self.shuffle or not len(offsets):
+            return epochs, offsets
+        first, last = int(epochs.min()), int(epochs.max())
+        if first == last:
+            return epochs, permuted(self.size, self.seed, first, offsets)
+        indices = np.empty_like(offsets)
+        for epoch in np.unique(epochs):
+            rows = epochs == epoch
+            indices[rows] = permuted(self.size, self.seed, int(epoch), offsets[rows])
+        return epochs, indices
+
+    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        """Find where samples stand in an epoch; the inverse of `locate`.
+
+        Args:
+            epoch: the epoch.
+            indices: int64 [n], each within the dataset.
+
+        Returns:
+            Positions, int64 [n]; -1 where the epoch leaves the sample out.
+
+        Raises:
+            IndexError: An index lies outside the dataset.
+        """
+        indices = np.asarray(indices, dtype=np.int64)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
+            raise IndexError(f"a sample of {indices.tolist()} lies outside a dataset of {self.size} samples")
+        offsets = indices
+        if self.shuffle and len(indices):
+            offsets = places_in_permutation(self.size, self.seed, epoch, indices)
+        return np.where(offsets < self.epoch_size, epoch * self.epoch_size + offsets, -1)
+
+    def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find all places of a sample within a range of places.
+
+        Args:
+            index: of the sample.
+            first: the first place to look at.
+            end: the place behind the last one.
+
+        Returns:
+            epochs and places, int64 [n] each, ascending.
+
+        Raises:
+            IndexError: The dataset has no such sample.
+        """
+        epochs = np.arange(first // self.epoch_size, -(-end // self.epoch_size), dtype=np.int64)
+        sample = np.array([index])
+        places = np.array([int(self.find(epoch, sample)[0]) for epoch in epochs.tolist()], dtype=np.int64)
+        inside = (places >= first) & (places < end)
+        return epochs[inside], places[inside]
+
+    def to_json(self) -> dict[str, Any]:
+        """The order, as plain numbers."""
+        return {
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "samples": self.size,
+            "epoch_size": self.epoch_size,
+            "order_version": ORDER_VERSION,
+        }

@@ -1,0 +1,342 @@
+"""What all samplers share: a place in the stream, and this rank's part of each global batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sized
+from copy import copy
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.config.argument_rules import BATCH_SIZE, check, whole
+from libai_data.errors import ConfigError
+from libai_data.data.samplers.order import Order
+from libai_data.data.samplers.resuming import reconcile
+from libai_data.data.samplers.schedule import LeftOut, StepSchedule
+from libai_data.data.samplers.stream_state import StreamState
+from libai_data.data.samplers.walk import Walk
+from libai_data.structures import BatchInfo
+
+logger = logging.getLogger(__name__)
+
+_RULES = {
+    "micro_batch_size": BATCH_SIZE,
+    "data_parallel_size": BATCH_SIZE,
+    "data_parallel_rank": whole(0),
+    "consumed_samples": whole(0),
+}
+_WINDOW = 4096
+"""Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
+
+
+class IndexBatch(NamedTuple):
+    """One reader's part of a global batch.
+
+    Args:
+        step: number of the global batch since the stream's beginning.
+        epoch: epoch of the global batch's first sample.
+        position: position of the global batch's first sample; what is left out on purpose has no position.
+        size: rows of the global batch.
+        valid: rows [0, valid) of the global batch count; the rest is padding.
+        epochs: int64 [n], the epoch of each of this reader's samples.
+        indices: int64 [n], the dataset's index of each.
+        next_start: of a stream transform, where the output behind the global batch begins (`start_of`).
+    """
+
+    step: int
+    epoch: int
+    position: int
+    size: int
+    valid: int
+    epochs: np.ndarray
+    indices: np.ndarray
+    next_start: int | None = None
+
+
+class Cursor(NamedTuple):
+    """Where a stream stands; replaced as a whole, so that an interrupt leaves the old one or the new one.
+
+    Args:
+        position: behind the last row that was taken.
+        epoch: of a stream whose positions begin anew each epoch; 0 for all others.
+        continues: the next pass begins here. If False, a pass has begun, and the next one begins with the next epoch.
+    """
+
+    position: int = 0
+    epoch: int = 0
+    continues: bool = True
+
+
+class EpochPositions:
+    """For finite streams of unknown length: positions begin anew each epoch, and the cursor knows the epoch."""
+
+    cursor: Cursor
+
+    def next_pass(self) -> Cursor:
+        """The cursor where the next pass begins: with the next epoch, unless a state or an epoch was set."""
+        position, epoch, continues = self.cursor
+        return Cursor(position, epoch, False) if continues else Cursor(0, epoch + 1, False)
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        """The cursor once this batch has been taken."""
+        return Cursor(batch.position + batch.valid, batch.epoch, False)
+
+    def after_pass(self) -> Cursor:
+        """The cursor once a pass has ended."""
+        return Cursor(0, self.cursor.epoch + 1)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        check_at_least(0, epoch=epoch)
+        self.cursor = Cursor(0, epoch)
+
+
+class StreamSampler:
+    """Base of the samplers: global batch k of size B is positions [kB, (k+1)B) of the order, and data-parallel rank d
+    takes its d-th contiguous part.
+
+    Iterating yields one list of indices a batch, as `batch_sampler` of other libraries does; the loader asks for
+    `batch_at(position)`, which any process can answer for any position in O(1).
+    """
+
+    endless: bool
+    _walk: Walk | None = None
+
+    def __init__(
+        self,
+        dataset: Sized,
+        micro_batch_size: int,
+        order: Order,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        position: int = 0,
+    ) -> None:
+        check(
+            _RULES,
+            micro_batch_size=micro_batch_size,
+            data_parallel_size=data_parallel_size,
+            data_parallel_rank=data_parallel_rank,
+            consumed_samples=position,
+        )
+        if data_parallel_rank >= data_parallel_size:
+            raise ConfigError(
+                f"data_parallel_rank is {data_parallel_rank}; with data_parallel_size {data_parallel_size} it can be "
+                f"0 to {data_parallel_size - 1}"
+            )
+        self.dataset = dataset
+        self.order = order
+        self.micro_batch_size = int(micro_batch_size)
+        self.data_parallel_rank = int(data_parallel_rank)
+        self.data_parallel_size = int(data_parallel_size)
+        self.cursor = Cursor(int(position))
+        self.left_out = LeftOut()
+        self.schedule: StepSchedule | None = None
+        self._followed: StepSchedule | None = None
+        self._serve((self.data_parallel_rank,))
+
+    @property
+    def position(self) -> int:
+        """Position behind the last row that was taken. If it is set, the next pass begins there."""
+        return self.cursor.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        self.cursor = Cursor(position)
+
+    def next_pass(self) -> Cursor:
+        """The cursor where the next pass begins: this one if endless, else that of the next epoch."""
+        return self.cursor
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass begin with this epoch."""
+        raise NotImplementedError
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        """The cursor once this batch has been taken."""
+        return Cursor(batch.position + batch.size)
+
+    def after_pass(self) -> Cursor:
+        """The cursor once a pass has ended."""
+        return self.cursor
+
+    def _serve(self, shards: tuple[int, ...]) -> None:
+        self._shards = shards
+        self._forget_window()
+
+    def _forget_window(self) -> None:
+        """Locate anew what comes, after something that decides it was changed."""
+        self._window_start = self._window_size = 0
+        self._window = (np.empty((0, 0), dtype=np.int64), np.empty((0, 0), dtype=np.int64))
+
+    def _rows_of(self, size: int) -> np.ndarray:
+        """The rows of this reader's shards in a global batch of this size, int64 [n]."""
+        shard = np.arange(size // self.data_parallel_size, dtype=np.int64)
+        return np.concatenate([first * len(shard) + shard for first in self._shards])
+
+    def serving(self, shards: tuple[int, ...]) -> StreamSampler:
+        """This sampler for a reader that serves several data-parallel ranks.
+
+        Args:
+            shards: their coordinates on the data axis, ascending; each batch holds their parts one behind the other.
+        """
+        other = copy(self)
+        other._serve(shards)
+        return other
+
+    def batches_per_round(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        raise NotImplementedError
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of one batch over all data-parallel ranks."""
+        return self.micro_batch_size * self.data_parallel_size
+
+    def batch_at(self, position: int) -> IndexBatch | None:
+        """This rank's part of the global batch that begins at `position`, or None past the end of the round."""
+        raise NotImplementedError
+
+    def batches(self, position: int) -> Iterator[IndexBatch]:
+        """This rank's parts of all batches from `position` to the end of the round."""
+        batch = self.batch_at(position)
+        while batch is not None:
+            yield batch
+            batch = self.batch_at(batch.position + batch.size)
+
+    def _part(self, position: int, size: int, valid: int, number: int) -> IndexBatch:
+        """Cut out this reader's rows; rows past `valid` repeat the last valid sample.
+
+        Args:
+            position: of the global batch.
+            size: its rows.
+            valid: those that count.
+            number: of the batch since the stream's beginning.
+        """
+        if valid < size:
+            epochs, indices = self._locate(position + np.minimum(self._rows_of(size), valid - 1))
+        else:
+            epochs, indices = self._full_part(position, size)
+        epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
+        return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
+
+    def _locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self.order.locate(self.left_out.places_of(positions))
+
+    def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
+        number, misfit = divmod(position - self._window_start, size)
+        if misfit or size != self._window_size or not 0 <= number < len(self._window[0]):
+            rows = self._rows_of(size)
+            batches = min(_WINDOW // len(rows), self.order.epoch_size // size)
+            batches = max(1, batches)
+            starts = position + size * np.arange(batches, dtype=np.int64)
+            epochs, indices = self._locate((starts[:, None] + rows).ravel())
+            self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
+            self._window_start, self._window_size, number = position, size, 0
+        epochs, indices = self._window
+        return epochs[number], indices[number]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.cursor = self.next_pass()
+        for batch in self.batches(self.position):
+            self.cursor = self.after(batch)
+            yield batch.indices.tolist()
+        self.cursor = self.after_pass()
+
+    @property
+    def state(self) -> StreamState:
+        """The place in the stream and all that decides what comes next."""
+        start = None if self._walk is None else self._walk.known_start(self.position)
+        return StreamState(int(self.position), self.order, self.left_out, self.schedule, start)
+
+    def note_start(self, position: int, start: int | None) -> None:
+        """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""
+        if self._walk is not None and start is not None:
+            self._walk.note(position, start)
+
+    def state_dict(self) -> dict[str, Any]:
+        """`state`, as JSON."""
+        return self.state.to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on where another sampler stopped, in O(1), whatever its batch size and number of ranks were.
+
+        A sampler that follows a schedule of steps refuses a state whose steps were of other sizes.
+
+        Args:
+            state: of a sampler.
+            override: what may differ nevertheless, of `OVERRIDES`; what is repeated or left out then, the log says.
+
+        Raises:
+            CheckpointError: The state belongs to another stream; both values are shown.
+            ConfigError: `override` names something unknown.
+        """
+        own = replace(self.state, left_out=LeftOut(), schedule=self._followed)
+        resumed, notes = reconcile(state, own, self._places_to_skip, override)
+        for note in notes:
+            logger.warning("%s", note)
+        self._go_on_from(resumed)
+
+    def _places_to_skip(self, schedule: StepSchedule) -> LeftOut:
+        """What this sampler leaves out on purpose in a run of this schedule."""
+        return LeftOut()
+
+    def take_over(self, other: StreamSampler) -> None:
+        """Go on in the stream of another sampler of the same dataset, whatever this one was told to follow."""
+        self.order = other.order
+        self._go_on_from(other.state)
+
+    def _go_on_from(self, state: StreamState) -> None:
+        self.position, self.left_out, self.schedule = state.position, state.left_out, state.schedule
+        self.order = state.order
+        self.note_start(state.position, state.start)
+        self._forget_window()
+
+
+def can_follow(stream: Any, schedule: StepSchedule) -> Any:
+    """The stream, if it can be cut into steps.
+
+    Raises:
+        ConfigError: It has no `follow`, as a sampler of one round or of the user's own.
+    """
+    if callable(getattr(stream, "follow", None)):
+        return stream
+    raise ConfigError(
+        f"a {type(stream).__name__} has no endless stream that could follow steps of {schedule.sizes[0][1]} samples; "
+        "use CyclicSampler for training"
+    )
+
+
+def order_in_words(stream: Any) -> str:
+    """What decides the order of a stream's samples, equal for equal orders: its state but for the place in it.
+
+    Args:
+        stream: anything with `order_words`, or the `state_dict` of a sampler.
+    """
+    words = stream.order_words() if hasattr(stream, "order_words") else stream.state_dict()
+    return ", ".join(f"{key} {value}" for key, value in sorted(words.items()) if key not in ("position", "start"))
+
+
+def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:
+    """Refuse a dataset that cannot fill one global batch.
+
+    Raises:
+        ConfigError: With the numbers.
+    """
+    if samples < global_batch_size:
+        raise ConfigError(
+            f"the dataset has {samples} samples, fewer than one global batch of {global_batch_size} (micro_batch_size "
+            f"{global_batch_size // data_parallel_size} x data_parallel_size {data_parallel_size}); make "
+            "the micro batch (train.train_micro_batch_size) smaller or the dataset larger"
+        )
+
+
+def check_at_least(least: int, **values: int) -> None:
+    """Refuse what is no int, or less than `least`.
+
+    Raises:
+        ConfigError: Naming the argument.
+    """
+    check(dict.fromkeys(values, whole(least)), **values)

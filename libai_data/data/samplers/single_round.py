@@ -1,0 +1,120 @@
+"""Finite passes over a dataset: each pass is an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+
+from libai_data.config.argument_rules import FLAG, check
+from libai_data.errors import ConfigError
+from libai_data.data.samplers.order import Order
+from libai_data.data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
+from libai_data.structures import BatchInfo
+
+
+class SingleRoundSampler(StreamSampler):
+    """Every sample exactly once in each pass; all ranks take equally many batches of equal size.
+
+    Each pass is the next epoch. Positions count on from epoch to epoch: epoch `e` of `n` samples has the positions `en`
+    to `(e + 1)n`. After a state was restored, the next pass is the rest of the epoch in which the state was saved.
+
+    The last global batch is filled up with repetitions of the round's last sample. `IndexBatch.valid` marks them, so
+    that evaluation counts each sample once.
+
+    Args:
+        dataset: anything with a length.
+        micro_batch_size: samples of a batch for one data-parallel rank.
+        shuffle: another permutation each epoch, instead of the dataset's own order.
+        data_parallel_rank: this rank's coordinate on the data axis.
+        data_parallel_size: size of the data axis.
+        seed: decides the permutations.
+        drop_last: leave out a last batch that is not full, instead of filling it up.
+
+    Raises:
+        ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, or a size or rank out of range.
+    """
+
+    endless = False
+
+    def __init__(
+        self,
+        dataset: Sized,
+        micro_batch_size: int,
+        shuffle: bool = False,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int = 1,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
+        if getattr(dataset, "is_stream_transform", False):
+            raise ConfigError(
+                "a stream transform, such as FilteredDataset or PackedDataset, makes an endless stream, of which one "
+                "round has no known end. Use CyclicSampler, or OneRound(dataset) in its place"
+            )
+        super().__init__(
+            dataset, micro_batch_size, Order(len(dataset), seed, shuffle), data_parallel_rank, data_parallel_size
+        )
+        self.drop_last = drop_last
+        if drop_last:
+            check_holds_a_batch(self.order.size, self.global_batch_size, data_parallel_size)
+
+    def __len__(self) -> int:
+        """Number of batches in the round, the same on every rank."""
+        full, rest = divmod(self.order.size, self.global_batch_size)
+        return full if self.drop_last or rest == 0 else full + 1
+
+    def batches_per_round(self) -> int:
+        return len(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        check_at_least(0, epoch=epoch)
+        self.cursor = Cursor(epoch * self.order.size)
+
+    def next_pass(self) -> Cursor:
+        position, _, continues = self.cursor
+        if not continues or self.batch_at(position) is None:
+            position = self._end_of_epoch(position)
+        return Cursor(position, continues=False)
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        position = batch.position + batch.valid
+        return Cursor(position, continues=position % self.order.size == 0)
+
+    def after_pass(self) -> Cursor:
+        position, _, continues = self.cursor
+        return Cursor(position if continues else self._end_of_epoch(position))
+
+    def _end_of_epoch(self, position: int) -> int:
+        return (position // self.order.size + 1) * self.order.size
+
+    def batches(self, position: int) -> Iterator[IndexBatch]:
+        end = self._end_of_epoch(position)
+        while position < end:
+            batch = self.batch_at(position)
+            if batch is None:
+                return
+            yield batch
+            position += batch.size
+
+    def batch_at(self, position: int) -> IndexBatch | None:
+        size = self.global_batch_size
+        valid = min(size, self._end_of_epoch(position) - position)
+        if self.drop_last and valid < size:
+            return None
+        epoch, offset = divmod(position, self.order.size)
+        return self._part(position, self._rows_for(valid), valid, epoch * len(self) + offset // size)
+
+    def _rows_for(self, valid: int) -> int:
+        """Rows of a global batch of which so many count."""
+        return self.global_batch_size
+
+
+class ShortEndSampler(SingleRoundSampler):
+    """A `SingleRoundSampler` whose last batch is not filled up: it has the rows that are left.
+
+    The data-parallel ranks share them equally, so that at most `data_parallel_size - 1` rows repeat the last sample.
+    """
+
+    def _rows_for(self, valid: int) -> int:
+        return -(-valid // self.data_parallel_size) * self.data_parallel_size

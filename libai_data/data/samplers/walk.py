@@ -1,0 +1,139 @@
+"""The walk: where each output of a stream transform begins, found by going through the samples in order."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.datasets.stream_transform import place_and_offset, start_of
+from libai_data.errors import ConfigError
+from libai_data.data.samplers.order import Order
+
+_KNOWN_AT_ONCE = 4096
+_MEASURED_AT_ONCE = 8
+_REMEMBERED = 2048
+"""Batches of which it is remembered where they begin: more than can be read ahead."""
+
+UNKNOWN = -1
+"""Stands for a beginning that was not told and is found by walking there."""
+
+
+class Walk:
+    """Goes through a stream transform's samples, in the order of the stream.
+
+    Where it has been, it remembers for a while. A place that it knows costs nothing, any other a walk from the last one
+    before it that it knows, or from the beginning.
+
+    Args:
+        transform: whose outputs are found; None on a rank that does not read, which is told.
+        order: of the samples.
+    """
+
+    def __init__(self, transform: Any | None, order: Order) -> None:
+        self._transform = transform
+        self._order = order
+        self._starts: OrderedDict[int, int] = OrderedDict()
+        self._buffer_place = 0
+        self._buffer = np.empty(0, dtype=np.int64)
+        if transform is not None:
+            transform.follow_order(order)
+
+    def note(self, position: int, start: int) -> None:
+        """Remember where the output at a position begins."""
+        if start != UNKNOWN:
+            self._starts[position] = start
+            self._starts.move_to_end(position)
+            while len(self._starts) > _REMEMBERED:
+                self._starts.popitem(last=False)
+
+    def known_start(self, position: int) -> int:
+        """Where the output at a position begins, or `UNKNOWN`."""
+        return 0 if position == 0 else self._starts.get(position, UNKNOWN)
+
+    def outputs(self, position: int, count: int) -> tuple[np.ndarray, int]:
+        """Find some outputs.
+
+        Args:
+            position: of the first one.
+            count: how many.
+
+        Returns:
+            For each where its first unit is, int64 [count]; and where the output behind them begins.
+
+        Raises:
+            ConfigError: Samples as many as an epoch has yield nothing.
+        """
+        start = self.known_start(position)
+        if start == UNKNOWN:
+            before = max((known for known in self._starts if known < position), default=0)
+            start = self._go(self.known_start(before), position - before)[1]
+            self.note(position, start)
+        firsts, end = self._go(start, count)
+        self.note(position + count, end)
+        return firsts, end
+
+    def _go(self, start: int, count: int) -> tuple[np.ndarray, int]:
+        firsts = np.empty(count, dtype=np.int64)
+        done, step = 0, 1 if not self._cuts else _KNOWN_AT_ONCE
+        while done < count:
+            now = min(step, count - done)
+            firsts[done : done + now], start = self._cut(start, now) if self._cuts else self._whole(start)
+            done += now
+        return firsts, start
+
+    @property
+    def _cuts(self) -> bool:
+        return bool(self._reading.cuts) or self._reading.units == 1
+
+    @property
+    def _reading(self) -> Any:
+        if self._transform is None:
+            raise ConfigError("this rank does not read, and so cannot know what the stream's samples yield")
+        return self._transform
+
+    def _cut(self, start: int, count: int) -> tuple[np.ndarray, int]:
+        """Outputs that take all units as they come."""
+        place, offset = place_and_offset(start)
+        bounds = offset + self._reading.units * np.arange(count + 1)
+        ends = self._ends_until(place, int(bounds[-1]))
+        firsts = np.searchsorted(ends, bounds[:-1], side="right")
+        before = np.concatenate([[0], ends])
+        last = int(np.searchsorted(ends, bounds[-1], side="left"))
+        # Behind the last unit that was taken, so that it does not depend on how far was looked.
+        end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
+        return start_of(place + firsts, bounds[:-1] - before[firsts]), start_of(place + end[0], end[1])
+
+    def _whole(self, start: int) -> tuple[np.ndarray, int]:
+        """One output of the samples that fit as a whole."""
+        place, _ = place_and_offset(start)
+        units = self._reading.units
+        ends = self._ends_until(place, units)
+        first = int(np.searchsorted(ends, 0, side="right"))
+        last = int(np.searchsorted(ends, units, side="left"))
+        return np.array([place + first]), place + last + int(ends[last] == units)
+
+    def _ends_until(self, place: int, bound: int) -> np.ndarray:
+        """Where samples from `place` on end, in units, until one ends at `bound` or behind it."""
+        if not self._buffer_place <= place <= self._buffer_place + len(self._buffer):
+            self._buffer_place, self._buffer = place, self._buffer[:0]
+        self._buffer = self._buffer[place - self._buffer_place :]
+        self._buffer_place = place
+        total, empty = int(self._buffer.sum()), 0
+        while total < bound or not len(self._buffer):
+            more = self._amounts(place + len(self._buffer))
+            self._buffer = np.concatenate([self._buffer, more])
+            total += int(more.sum())
+            empty = 0 if more.any() else empty + len(more)
+            if empty > self._order.size + _KNOWN_AT_ONCE:
+                raise ConfigError(
+                    f"{type(self._transform).__name__} keeps nothing of all {self._order.size} samples; there would be "
+                    "no batch"
+                )
+        return np.cumsum(self._buffer)
+
+    def _amounts(self, place: int) -> np.ndarray:
+        count = _MEASURED_AT_ONCE if self._reading.reads_to_measure else _KNOWN_AT_ONCE
+        amounts: np.ndarray = self._reading.amounts(*self._order.locate(place + np.arange(count)))
+        return amounts

@@ -1,0 +1,199 @@
+"""Processes that do jobs: programs of their own, each fed over a pipe, which die with the one that feeds them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Callable, Generic, TypeVar
+
+from libai_data.errors import DataPipelineError
+from libai_data.launch.lifeline import Lifeline, hold_on
+
+Job = TypeVar("Job")
+Report = TypeVar("Report")
+
+_JOBS_AHEAD = 2
+_ATTEMPTS = 3
+
+
+class WorkError(DataPipelineError, RuntimeError):
+    """A process could not do a job."""
+
+
+@dataclass(frozen=True)
+class Work(Generic[Job, Report]):
+    """What is to be done with jobs.
+
+    Args:
+        do: does a job; picklable, and each process calls a copy of its own, which may keep what took long to open.
+        name: of a job, for errors.
+        error: raised when a job fails.
+    """
+
+    do: Callable[[Job], Report]
+    name: Callable[[Job], str]
+    error: type[WorkError] = WorkError
+
+
+def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Report]]:
+    """Have jobs done.
+
+    Args:
+        work: what to do.
+        jobs: taken as they are needed.
+        workers: processes.
+
+    Returns:
+        Each job with what came of it, as they are finished.
+
+    Raises:
+        WorkError: A process failed over a job, or died over it again and again.
+    """
+    crew = _Crew(work)
+    pending: deque[tuple[Job, Future[Report]]] = deque()
+    # A thread waits for each process; the work itself is not done in this one.
+    with ThreadPoolExecutor(workers, thread_name_prefix="shard-work") as threads:
+        try:
+            for job in jobs:
+                pending.append((job, threads.submit(crew.do, job)))
+                if len(pending) >= workers * _JOBS_AHEAD:
+                    yield from _finished(pending)
+            while pending:
+                yield from _finished(pending)
+        finally:
+            for _, future in pending:
+                future.cancel()
+            crew.close()
+
+
+def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job, Report]]:
+    """The first pending job, once it is finished, and others that are finished by then."""
+    job, future = pending.popleft()
+    yield job, future.result()
+    done = [entry for entry in pending if entry[1].done()]
+    for entry in done:
+        pending.remove(entry)
+    for job, future in done:
+        yield job, future.result()
+
+
+class _Crew(Generic[Job, Report]):
+    """One process for each thread that asks for a job to be done."""
+
+    def __init__(self, work: Work[Job, Report]) -> None:
+        self._work = work
+        self._lifeline = Lifeline()
+        self._own = threading.local()
+        self._all: list[subprocess.Popen[bytes]] = []
+        self._closed = False
+        self._guard = threading.Lock()
+
+    def do(self, job: Job) -> Report:
+        """Do a job; a process that dies over it is replaced, a few times."""
+        died = 0
+        while True:
+            process = self._process()
+            try:
+                pickle.dump(job, _pipe(process.stdin))
+                _pipe(process.stdin).flush()
+                done, answer = pickle.load(_pipe(process.stdout))
+            except (EOFError, OSError, pickle.UnpicklingError) as error:
+                code = self._end(process)
+                self._own.process = None
+                died += 1
+                if self._closed:
+                    raise self._work.error("the work was ended") from error
+                if died == _ATTEMPTS:
+                    raise self._work.error(
+                        f"{died} processes died over {self._work.name(job)}, the last with exit code {code}; is there "
+                        "enough memory? What is finished is kept: run the same again"
+                    ) from error
+                continue
+            if done:
+                report: Report = answer
+                return report
+            raise self._work.error(f"{self._work.name(job)} failed:\n{answer}")
+
+    def close(self) -> None:
+        """End all processes, whatever they are doing."""
+        with self._guard:
+            self._closed = True
+            for process in self._all:
+                process.kill()
+        for process in self._all:
+            self._end(process)
+        self._lifeline.close()
+
+    def _process(self) -> subprocess.Popen[bytes]:
+        found: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
+        if found is None:
+            with self._guard:
+                if self._closed:
+                    raise self._work.error("the work was ended")
+                found = _start(self._lifeline)
+                self._all.append(found)
+            self._own.process = found
+            pickle.dump(self._work.do, _pipe(found.stdin))
+        return found
+
+    @staticmethod
+    def _end(process: subprocess.Popen[bytes]) -> int:
+        process.kill()
+        code = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            # What was never sent cannot be sent any more.
+            with contextlib.suppress(OSError):
+                _pipe(pipe).close()
+        return code
+
+
+def _start(lifeline: Lifeline) -> subprocess.Popen[bytes]:
+    # The tokenizers' own threads would make each process take all cores.
+    environment: dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    program = "import sys; sys.path[:] = {!r}; from libai_data.data.shard_work.crew import serve; serve({})"
+    return subprocess.Popen(
+        [sys.executable, "-c", program.format(sys.path, lifeline.descriptor)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        pass_fds=(lifeline.descriptor,),
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def _pipe(pipe: Any) -> Any:
+    return pipe
+
+
+def serve(lifeline: int) -> None:
+    """Do the jobs that arrive on standard input, until it ends.
+
+    Args:
+        lifeline: descriptor of the `Lifeline` of the process that sends them.
+    """
+    import traceback
+
+    hold_on(lifeline)
+    answers = os.fdopen(os.dup(1), "wb")
+    # Whatever a library prints must not end up among the answers.
+    os.dup2(2, 1)
+    do = pickle.load(sys.stdin.buffer)
+    while True:
+        try:
+            job = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer: Any = True, do(job)
+        except Exception:
+            answer = False, traceback.format_exc()
+        pickle.dump(answer, answers)
+        answers.flush()

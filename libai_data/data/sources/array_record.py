@@ -1,0 +1,98 @@
+"""Records of ArrayRecord files, as Grain and TensorFlow Datasets use them, read by the package array_record."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Sequence
+from typing import Any
+
+from libai_data.errors import ConfigError, FormatError
+from libai_data.data.sources.last_used import LastUsed
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+
+_MOST_OPEN = 256
+# An open reader has a descriptor: all sources of a process together have a quarter of those that it may have.
+_descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+_readers = LastUsed(_MOST_OPEN if _descriptors == resource.RLIM_INFINITY else min(_descriptors // 4, _MOST_OPEN))
+
+
+class ArrayRecordSource(ShardedSource):
+    """The records of ArrayRecord files, bytes each, compared with their checksums.
+
+    Opening reads the list of chunks at each file's end. Files are written best with one record a group
+    (`group_size:1`): a larger group is decoded again for each of its records.
+
+    Args:
+        paths: files, globs or folders; see `storage.listed`.
+
+    Raises:
+        ConfigError: There is no such file, or the package array_record is not installed.
+        FormatError: A file is cut short or damaged, or no ArrayRecord file.
+    """
+
+    def __init__(self, paths: Paths) -> None:
+        import_array_record("ArrayRecordSource")
+        files = opened(paths)
+        super().__init__(files, [_Shard(file) for file in files])
+
+
+def import_array_record(whom: str) -> Any:
+    """The module of the package array_record.
+
+    Args:
+        whom: what needs it, for the error.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        from array_record.python import array_record_module
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{whom} needs the package array_record: pip install 'libai_data[records]' on Python 3.10"
+        ) from error
+    return array_record_module
+
+
+class _Shard:
+    def __init__(self, file: MappedFile) -> None:
+        self._file = file
+        self._count = int(self._reader().num_records())
+
+    def __len__(self) -> int:
+        return self._count
+
+    def read(self, rows: Sequence[int]) -> list[bytes]:
+        """The records of these rows, in this order."""
+        reader = self._reader()
+        return [self._record(reader, row) for row in rows]
+
+    def _record(self, reader: Any, row: int) -> bytes:
+        try:
+            (record,) = reader.read(row, row + 1)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise FormatError(f"{self._file.source}, record {row} cannot be read: {error}") from error
+        return bytes(record)
+
+    def _reader(self) -> Any:
+        """The file, opened in this process."""
+        key = tuple(self._file.identity)
+        reader = _readers.get(key)
+        if reader is None:
+            module = import_array_record(self._file.source)
+            reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
+            if not reader.ok():
+                raise FormatError(f"{self._file.source} is no ArrayRecord file, or it is cut short: {_trouble(reader)}")
+            self._file.check_current()
+            _readers.put(key, reader, 1)
+        return reader
+
+
+def _trouble(reader: Any) -> str:
+    """Why a file could not be opened, which the package tells when it is read."""
+    try:
+        reader.read()
+    except (RuntimeError, ValueError, IndexError) as error:
+        return str(error)
+    return "the package array_record does not say why"

@@ -1,0 +1,160 @@
+"""Rows of Arrow files, such as Hugging Face's `Dataset.save_to_disk` writes, by index through the memory map."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Callable, NamedTuple
+
+import numpy as np
+
+from libai_data.errors import ConfigError, FormatError
+from libai_data.data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow, read_rows
+from libai_data.data.sources.last_used import LastUsed
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+
+# Bytes of the objects that a batch is read by, about.
+_OBJECTS = 2000
+_FILE_MAGIC = b"ARROW1"
+_STATE, _SPLITS = "state.json", "dataset_dict.json"
+
+
+class ArrowSource(ShardedSource):
+    """The rows of Arrow IPC files, of the stream or the file format: dicts of Python values, as Arrow holds them.
+
+    Opening finds where the record batches lie. Batches that are compressed are decompressed when they are read, and
+    those used last are kept.
+
+    Args:
+        paths: a folder written by `Dataset.save_to_disk`, or files, globs or folders; see `storage.listed`.
+        columns: names of those to read; by default all.
+        cache_bytes: for the decompressed record batches of all files together, in each process. One batch is kept even
+            if it is larger.
+
+    Raises:
+        ConfigError: There is no such file or column, the folder holds several splits, or pyarrow is not installed.
+        FormatError: A file is cut short or damaged, or no Arrow file.
+    """
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
+        import_pyarrow("ArrowSource")
+        files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
+        super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
+
+
+def _files_of_dataset(paths: Paths) -> list[str] | None:
+    """The files of a folder that holds a dataset; None for other paths."""
+    folder = Path(paths) if isinstance(paths, (str, Path)) else Path()
+    if not isinstance(paths, (str, Path)) or not folder.is_dir():
+        return None
+    if (folder / _SPLITS).is_file():
+        splits = json.loads((folder / _SPLITS).read_text("utf-8")).get("splits", [])
+        raise ConfigError(f"{folder} holds several splits; name the folder of one: {[str(folder / n) for n in splits]}")
+    if not (folder / _STATE).is_file():
+        return None
+    try:
+        state = json.loads((folder / _STATE).read_text("utf-8"))
+        names = [str(folder / file["filename"]) for file in state["_data_files"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise FormatError(f"{folder / _STATE} does not name the files of a dataset: {error!r}") from error
+    if state.get("_indices_data_files") or state.get("_indices_files"):
+        raise ConfigError(f"{folder} was saved with an order of its own by an old version of datasets; save it again")
+    return names
+
+
+class _Shard:
+    def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
+        self._file, self._kept = file, kept
+        batches = self._batches()
+        self._columns = chosen_columns(batches.names, columns, file.source)
+        with _named(file, "record batch 0"):
+            self._ends = np.cumsum([len(batches.get(number)) for number in range(batches.total)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The records of these rows, in this order."""
+        return read_rows(self._ends, rows, self._batch)
+
+    def _batch(self, number: int) -> Any:
+        found = self._kept.get((self._file.source, number))
+        if found is None:
+            first = int(self._ends[number - 1]) if number else 0
+            with _named(self._file, f"record {first}: record batch {number}"):
+                batch = self._batches().get(number)
+                batch.validate(full=True)
+                found, size = BatchRows(batch, self._columns), _OBJECTS + _own_bytes([batch], self._file)
+            self._kept.put((self._file.source, number), found, size)
+        return found
+
+    def _batches(self) -> _Batches:
+        """The record batches of the file, opened in this process."""
+        found: _Batches | None = self._kept.get(self._file.source)
+        if found is None:
+            found, size = _open(self._file)
+            self._kept.put(self._file.source, found, size)
+        return found
+
+
+class _Batches(NamedTuple):
+    """Record batches, decompressed when they are asked for."""
+
+    names: list[str]
+    total: int
+    get: Callable[[int], Any]
+
+
+@contextmanager
+def _named(file: MappedFile, what: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, FormatError):
+            raise
+        raise FormatError(f"{file.source}, {what} cannot be read, or the file is cut short: {error}") from error
+
+
+def _open(file: MappedFile) -> tuple[_Batches, int]:
+    """The batches of a file, and how many bytes it takes to keep them."""
+    import pyarrow
+
+    with _named(file, "no Arrow file: it"):
+        content = pyarrow.py_buffer(file.array)
+        if file.bytes[: len(_FILE_MAGIC)] == _FILE_MAGIC:
+            reader = pyarrow.ipc.open_file(content)
+            return _Batches(reader.schema.names, reader.num_record_batches, reader.get_batch), _OBJECTS
+        messages = list(pyarrow.ipc.MessageReader.open_stream(content))
+        schema = pyarrow.ipc.open_stream(content).schema
+        if any(message.type == "dictionary" for message in messages):
+            # A batch needs the dictionaries before it.
+            batches = list(pyarrow.ipc.open_stream(content))
+            found = _Batches(schema.names, len(batches), batches.__getitem__)
+            size = _own_bytes(batches, file)
+        else:
+            found = _Batches(
+                schema.names,
+                len(messages) - 1,
+                lambda number: pyarrow.ipc.read_record_batch(messages[number + 1], schema),
+            )
+            size = 0
+        _check_end(file, found.total)
+        return found, size + _OBJECTS * (1 + found.total)
+
+
+def _own_bytes(batches: Sequence[Any], file: MappedFile) -> int:
+    """Bytes of batches that lie outside of the file's memory map."""
+    begin = file.array.__array_interface__["data"][0]
+    buffers = [buffer for batch in batches for column in batch.columns for buffer in column.buffers() if buffer]
+    return sum(buffer.size for buffer in buffers if not begin <= buffer.address < begin + file.size)
+
+
+def _check_end(file: MappedFile, count: int) -> None:
+    """A stream without its end, of eight bytes, may have lost batches."""
+    if file.bytes[-8:] != b"\xff\xff\xff\xff\0\0\0\0":
+        raise ValueError(f"the stream of {count} batches ends at {file.size} without the mark of its end")

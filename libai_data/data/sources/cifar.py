@@ -1,0 +1,188 @@
+"""CIFAR-10 and CIFAR-100 in their binary version.
+
+Source: A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009), and
+https://www.cs.toronto.edu/~kriz/cifar.html, which describes the files: of each image one label byte (CIFAR-100: the
+coarse one, then the fine one), then 1024 bytes of red, of green and of blue, row by row.
+"""
+
+from __future__ import annotations
+
+import operator
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai_data.atomic_files import written_together
+from libai_data.errors import ConfigError, FormatError
+from libai_data.data.files.file_map import FileMap
+from libai_data.data.files.identity import file_identity
+from libai_data.data.sources.download import downloaded
+
+SIDE = 32
+_PIXELS = 3 * SIDE * SIDE
+
+
+@dataclass(frozen=True)
+class CIFARKind:
+    """What differs between the two.
+
+    Attributes:
+        classes: how many there are.
+        labels: bytes of labels before each image; the last one is the class.
+        folder: of the files.
+        train: files to train with.
+        test: files to test with.
+        names: file of the classes' names.
+        url: of the archive.
+        md5: of the archive.
+        pickled: folder of the version that is not read.
+    """
+
+    classes: int
+    labels: int
+    folder: str
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    names: str
+    url: str
+    md5: str
+    pickled: str
+
+
+CIFAR10 = CIFARKind(
+    classes=10,
+    labels=1,
+    folder="cifar-10-batches-bin",
+    train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+    test=("test_batch.bin",),
+    names="batches.meta.txt",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    pickled="cifar-10-batches-py",
+)
+CIFAR100 = CIFARKind(
+    classes=100,
+    labels=2,
+    folder="cifar-100-binary",
+    train=("train.bin",),
+    test=("test.bin",),
+    names="fine_label_names.txt",
+    url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+    md5="03b5dce01913d631647c71ecec9e9cb8",
+    pickled="cifar-100-python",
+)
+
+
+class CIFARSource:
+    """Images of CIFAR, memory-mapped.
+
+    Args:
+        root: the folder that holds `cifar-10-batches-bin` or `cifar-100-binary`, or is to hold it.
+        kind: `CIFAR10` or `CIFAR100`.
+        train: whether to take the images to train with, or those to test with.
+        download: fetch the archive if the files are not there.
+        source_url: where to fetch it instead.
+
+    Attributes:
+        classes: names of the classes.
+
+    Raises:
+        ConfigError: The files are not there.
+        FormatError: A file is truncated or of another format.
+        StorageError: The archive cannot be fetched, or is not the published one.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        kind: CIFARKind,
+        train: bool = True,
+        download: bool = False,
+        source_url: str | None = None,
+    ) -> None:
+        self.kind = kind
+        self.folder = Path(root) / kind.folder
+        names = kind.train if train else kind.test
+        if download and not all((self.folder / name).is_file() for name in (*kind.train, *kind.test, kind.names)):
+            _download(kind, self.folder, source_url or kind.url)
+        self._paths = [self.folder / name for name in names]
+        self._files = [self._opened(path) for path in self._paths]
+        self._ends = np.cumsum([len(file) for file in self._files])
+        self.classes = self._class_names()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def identity(self) -> list[Any]:
+        """The identity of the files as they are now; see `libai_data.data.files.identity`."""
+        return [file_identity(path) for path in self._paths]
+
+    def read(self, index: int) -> tuple[np.ndarray, int]:
+        """An image, uint8 [32, 32, 3], and its label.
+
+        Raises:
+            FormatError: There is no class of its label.
+        """
+        file, row = self._place(index)
+        record = self._files[file][row]
+        label = int(record[self.kind.labels - 1])
+        if label >= self.kind.classes:
+            raise FormatError(
+                f"{self._paths[file]} at offset {row * len(record) + self.kind.labels - 1}: label {label} of image "
+                f"{row}; there are {self.kind.classes} classes"
+            )
+        channels = record[self.kind.labels :].reshape(3, SIDE, SIDE)
+        return np.ascontiguousarray(channels.transpose(1, 2, 0)), label
+
+    def name(self, index: int) -> str:
+        """Where an image lies: its file and its number there."""
+        file, row = self._place(index)
+        return f"image {row} of {self._paths[file]}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint keeps: the files' names and numbers of images."""
+        return {path.name: len(file) for path, file in zip(self._paths, self._files)}
+
+    def _place(self, index: int) -> tuple[int, int]:
+        place = operator.index(index) + (len(self) if index < 0 else 0)
+        if not 0 <= place < len(self):
+            raise IndexError(f"{index} lies outside of {len(self)} images")
+        file = int(np.searchsorted(self._ends, place, side="right"))
+        return file, place - (int(self._ends[file - 1]) if file else 0)
+
+    def _opened(self, path: Path) -> np.ndarray:
+        if not path.is_file():
+            pickled = path.parent.parent / self.kind.pickled
+            found = f"; {pickled} is the pickled version, which could run any code when it is read" * pickled.is_dir()
+            raise ConfigError(
+                f"there is no {path}{found}; give download=True, or unpack {self.kind.url} in {path.parent.parent}"
+            )
+        content = FileMap(path).array
+        record, size = self.kind.labels + _PIXELS, len(content)
+        if size % record or not size:
+            raise FormatError(
+                f"{path} has {size} bytes, which is no number of images of {record} bytes; it is cut short at offset "
+                f"{size - size % record}, or another file"
+            )
+        return content.reshape(-1, record)
+
+    def _class_names(self) -> tuple[str, ...]:
+        path = self.folder / self.kind.names
+        names = tuple(path.read_text().split()) if path.is_file() else ()
+        if len(names) != self.kind.classes:
+            raise FormatError(f"{path} names {len(names)} classes, and not {self.kind.classes}; fetch the files again")
+        return names
+
+
+def _download(kind: CIFARKind, folder: Path, url: str) -> None:
+    with downloaded([url], kind.md5) as archive, written_together(folder) as unfinished:
+        wanted = {f"{kind.folder}/{name}" for name in (*kind.train, *kind.test, kind.names)}
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                content = tar.extractfile(member) if member.name in wanted else None
+                if content is not None:
+                    (unfinished / Path(member.name).name).write_bytes(content.read())

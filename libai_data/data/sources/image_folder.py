@@ -1,0 +1,201 @@
+"""Image files in one folder a class: `<root>/<class>/<name>.png`."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+import stat
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+from libai_data.data.files.identity import file_identity, key_of, settled
+from libai_data.data.files.index_cache import cached_arrays
+from libai_data.data.sources.packed_names import PackedNames
+from libai_data.data.sources.remote import is_remote
+from libai_data.data.sources.storage import cache_home
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+# So many are listed faster than a list is worth keeping.
+_FEW_FILES = 20_000
+
+
+class ImageFolderSource:
+    """Paths and labels of the images under a folder.
+
+    Classes are the sub-folders in the order of their names (hidden ones left out; one without images keeps its number,
+    so that train and test folders agree), labels count from 0 in this order, and images come class by class in the
+    order of their paths: the same on every machine.
+
+    A folder of many files is listed once, by one process of a node and with a progress bar. The list is kept, and used
+    as long as no folder has changed.
+
+    Args:
+        root: the folder.
+        suffixes: endings of file names that are images, in lower case.
+        cache_dir: for the list; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
+
+    Attributes:
+        root: the folder.
+        classes: names of the classes.
+
+    Raises:
+        ConfigError: The folder is not there, holds no image in any class, or has a folder that cannot be listed.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        suffixes: Sequence[str] = IMAGE_SUFFIXES,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        if is_remote(str(root)):
+            raise ConfigError(
+                f"{root} is a folder of a store, where each image would be a request; put the images into shards"
+            )
+        self.root = Path(root)
+        if not self.root.is_dir():
+            raise ConfigError(f"there is no image folder {self.root}; expected {self.root}/<class>/<image>.png")
+        with _told(self.root), os.scandir(self.root) as entries:
+            self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
+        listing = _listing(self.root, self.classes, tuple(suffixes), _FEW_FILES)
+        if listing is None:
+            listing = self._kept_listing(tuple(suffixes), Path(cache_dir or cache_home() / "indices"))
+        self._ends, self._names = listing[0], PackedNames.from_numbers(*listing[1:3])
+        if not len(self):
+            raise ConfigError(
+                f"the image folder {self.root} holds no images ({', '.join(suffixes)}) in sub-folders, one a class"
+            )
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> tuple[Path, int]:
+        """Path and label of an image."""
+        name = self._names[index]
+        place = operator.index(index) % len(self)
+        label = int(np.searchsorted(self._ends, place, side="right"))
+        return Path(self.root, self.classes[label], name), label
+
+    def read(self, index: int) -> tuple[bytes, int]:
+        """An image as it lies in its file, and its label."""
+        path, label = self[index]
+        return path.read_bytes(), label
+
+    def name(self, index: int) -> str:
+        """Where an image lies: its path."""
+        return str(self[index][0])
+
+    @property
+    def identity(self) -> str:
+        """The identity of all images as they are now; see `libai_data.data.files.identity`."""
+        return self.identity_of(0, len(self))
+
+    def identity_of(self, first: int, stop: int) -> str:
+        """The identity of images `first` to `stop` - 1 as they are now: real path, size and time of change of each."""
+        roots = {label: os.path.realpath(self.root / name) for label, name in enumerate(self.classes)}
+        found = hashlib.blake2b(digest_size=12)
+        for index in range(first, stop):
+            path, label = self[index]
+            status = os.lstat(path)
+            known: list[Any] = [roots[label], self._names[index], status.st_size, settled(status.st_mtime_ns)]
+            if stat.S_ISLNK(status.st_mode):
+                known = file_identity(path)
+            found.update(repr((label, known)).encode())
+        return found.hexdigest()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What a checkpoint keeps: how many images there are, and a hash of their classes and names."""
+        digest = hashlib.blake2b(repr(self.classes).encode(errors="surrogateescape"), digest_size=12)
+        for numbers in (self._ends, *self._names.numbers()):
+            digest.update(numbers.tobytes())
+        return {"images": len(self), "names": digest.hexdigest()}
+
+    def _kept_listing(self, suffixes: tuple[str, ...], folder: Path) -> list[np.ndarray]:
+        def build() -> list[np.ndarray]:
+            return _listing(self.root, self.classes, suffixes) or []
+
+        def is_current(listing: list[np.ndarray]) -> bool:
+            times, folders = listing[3], PackedNames.from_numbers(*listing[4:])
+            try:
+                return all(os.stat(self.root / each).st_mtime_ns == time for each, time in zip(folders, times))
+            except FileNotFoundError:
+                return False
+
+        return cached_arrays(
+            folder, key_of("folder", os.path.realpath(self.root), suffixes), build, is_current=is_current
+        )
+
+
+def _listing(
+    root: Path, classes: Sequence[str], suffixes: tuple[str, ...], at_most: int | None = None
+) -> list[np.ndarray] | None:
+    """The files of classes, and all folders; with a progress bar on a terminal unless it is to be short.
+
+    Args:
+        root: the folder.
+        classes: names of its sub-folders.
+        suffixes: endings of the files that count, in lower case.
+        at_most: number of entries of any kind.
+
+    Returns:
+        Six vectors of int64: the number of files up to the end of each class, the names of the files within their
+        classes (two), when each folder has changed last (ns), and the folders within the root (two); None if there are
+        more entries than `at_most`.
+
+    Raises:
+        ConfigError: A folder cannot be listed.
+    """
+    from tqdm import tqdm
+
+    # Taken before a folder is listed, so that what changes meanwhile is seen later.
+    folders, times = [""], [settled(os.stat(root).st_mtime_ns)]
+    ends, entries = array("q", [0]), 0
+
+    def below(folder: str) -> Iterator[str]:
+        nonlocal entries
+        folders.append(folder)
+        with _told(root / folder):
+            times.append(settled(os.stat(root / folder).st_mtime_ns))
+            with os.scandir(root / folder) as found:
+                for entry in found:
+                    entries += 1
+                    if at_most is not None and entries > at_most:
+                        raise _TooManyError
+                    path = os.path.join(folder, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        yield from below(path)
+                    elif path.lower().endswith(suffixes):
+                        yield path
+
+    def names() -> Iterator[str]:
+        for name in tqdm(classes, f"Listing {root}", unit=" classes", disable=None if at_most is None else True):
+            found = sorted((path[len(name) + 1 :] for path in below(name)), key=lambda path: path.split("/"))
+            ends.append(ends[-1] + len(found))
+            yield from found
+
+    try:
+        packed = PackedNames.of(names())
+    except _TooManyError:
+        return None
+    return [np.array(ends[1:]), *packed.numbers(), np.array(times), *PackedNames.of(folders).numbers()]
+
+
+class _TooManyError(Exception):
+    """A folder has more entries than were to be listed."""
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be listed ({error.strerror}); make it readable, or take it away"
+        ) from error

@@ -1,0 +1,79 @@
+"""Labelled images of any source as records."""
+
+from __future__ import annotations
+
+import io
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.files.identity import key_of
+from libai_data.data.sources.sharded import Indices
+
+LABEL = "cls"
+_KINDS = {
+    b"\xff\xd8\xff": "jpg",
+    b"\x89PNG": "png",
+    b"BM": "bmp",
+    b"RIFF": "webp",
+    b"II*\0": "tif",
+    b"MM\0*": "tif",
+}
+
+
+class ImageRecords:
+    """Records of an image and its label, with the names that WebDataset gives to such: {"jpg": ..., "cls": 7}.
+
+    Images that lie in files are taken as they are; arrays are encoded as PNG, which loses nothing. All images go by the
+    name of the first one's kind.
+
+    Args:
+        images: a source whose `read(index)` gives an image, encoded or uint8 [H, W] or [H, W, C], and a label, and that
+            has an `identity`.
+
+    Attributes:
+        identity: of the records; see `libai_data.data.files.identity`.
+    """
+
+    def __init__(self, images: Any) -> None:
+        self._images = images
+        self._field = _kind_of(_encoded(images.read(0)[0])) if len(images) else ""
+        self.identity = self.identity_of(0, len(images))
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, label = self._images.read(operator.index(index))
+        return {self._field: _encoded(image), LABEL: int(label)}
+
+    def identity_of(self, first: int, stop: int) -> str:
+        """The identity of records `first` to `stop` - 1, with their files as they are now."""
+        of_range = getattr(self._images, "identity_of", None)
+        images = self._images.identity if of_range is None else of_range(first, stop)
+        return key_of(type(self._images).__name__, self._field, images, first, stop)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def read_many(self, indices: Indices) -> list[dict[str, Any]]:
+        """Records, in the order of their indices."""
+        return [self[index] for index in indices]
+
+    __getitems__ = read_many
+
+
+def _kind_of(encoded: bytes) -> str:
+    return next((kind for magic, kind in _KINDS.items() if encoded.startswith(magic)), "img")
+
+
+def _encoded(image: Any) -> bytes:
+    if isinstance(image, bytes):
+        return image
+    from PIL import Image
+
+    content = io.BytesIO()
+    Image.fromarray(np.asarray(image)).save(content, "PNG")
+    return content.getvalue()

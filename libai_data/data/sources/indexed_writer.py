@@ -1,0 +1,193 @@
+"""Writing `.bin/.idx` files, token stream in, and merging them; see `indexed_format`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+from libai_data.data.sources.indexed import IndexedSource
+from libai_data.data.sources.indexed_format import LARGEST_SEQUENCE, code_of, index_header
+
+_SMALL_VOCABULARY = 65500
+_COPIED_AT_ONCE = 1 << 24
+
+
+def dtype_for(vocab_size: int) -> np.dtype:
+    """The dtype that LiBai gives the tokens of a vocabulary: uint16 below 65,500 tokens, else int32."""
+    return np.dtype(np.uint16 if vocab_size < _SMALL_VOCABULARY else np.int32)
+
+
+class IndexedWriter:
+    """Writes sequences as they come; memory holds 4 bytes a sequence and 8 a document.
+
+    The files appear under their names when the writer is closed, the `.idx` last, so that an `.idx` file is always that
+    of a complete pair. Leaving a `with` block by an exception removes what was written.
+
+    Args:
+        prefix: path of the two files without their endings; the folder is made.
+        dtype: of the tokens: uint8, int8, int16, uint16, int32 or int64.
+
+    Raises:
+        ConfigError: The format has no such dtype.
+    """
+
+    def __init__(self, prefix: str | Path, dtype: Any = np.uint16) -> None:
+        code_of(dtype)
+        self.prefix = str(prefix)
+        self.dtype = np.dtype(dtype)
+        self._limits = np.iinfo(self.dtype)
+        self._sizes = array("i")
+        self._documents = array("q", [0])
+        self._unfinished = [Path(f"{self.prefix}{ending}.{os.getpid()}.unfinished") for ending in (".bin", ".idx")]
+        self._unfinished[0].parent.mkdir(parents=True, exist_ok=True)
+        self._file: BinaryIO | None = self._unfinished[0].open("wb")
+
+    def add_sequence(self, tokens: np.ndarray | Sequence[int]) -> None:
+        """Write a sequence of the document that is being written.
+
+        Args:
+            tokens: integers [n], n may be 0.
+
+        Raises:
+            ValueError: They are no vector of integers, one does not fit the dtype, or there are more than 2**31 - 1.
+        """
+        values = np.asarray(tokens)
+        if values.ndim != 1 or (values.dtype.kind not in "iu" and len(values)):
+            raise ValueError(f"a sequence is a vector of integers, not {values.dtype} {list(values.shape)}")
+        if values.dtype != self.dtype:
+            self._check_range(values)
+            values = values.astype(self.dtype)
+        self._check_size(len(values))
+        self._out.write(np.ascontiguousarray(values).data)
+        self._sizes.append(len(values))
+
+    def end_document(self) -> None:
+        """End the document: all sequences since the last end; there may be none."""
+        self._documents.append(len(self._sizes))
+
+    def add_document(self, sequences: Iterable[np.ndarray | Sequence[int]]) -> None:
+        """Write a document of some sequences, such as its sentences; see `add_sequence`."""
+        for sequence in sequences:
+            self.add_sequence(sequence)
+        self.end_document()
+
+    def add_source(self, source: IndexedSource | str | Path) -> None:
+        """Write all documents of another pair of files behind what there is.
+
+        Args:
+            source: the other pair, or its prefix.
+
+        Raises:
+            ConfigError: Its dtype is another one.
+            ValueError: The document that is being written has not been ended.
+        """
+        other = source if isinstance(source, IndexedSource) else IndexedSource(source)
+        if other.dtype != self.dtype:
+            raise ConfigError(f"{other.prefix} has {other.dtype} tokens, {self.prefix} has {self.dtype}")
+        self._check_ended()
+        for first in range(0, len(other.tokens), _COPIED_AT_ONCE):
+            self._out.write(other.tokens[first : first + _COPIED_AT_ONCE].data)
+        before = len(self._sizes)
+        self._sizes.frombytes(other.sizes.tobytes())
+        self._documents.frombytes((other.doc_idx[1:] + before).tobytes())
+
+    def close(self) -> None:
+        """Finish the two files, and put them under their names.
+
+        Raises:
+            ValueError: The last document has not been ended.
+        """
+        if self._file is None:
+            return
+        self._check_ended()
+        self._file.close()
+        sizes = np.frombuffer(self._sizes, np.int32) if self._sizes else np.empty(0, np.int32)
+        with open(self._unfinished[1], "wb") as file:
+            file.write(index_header(self.dtype, len(sizes), len(self._documents)))
+            file.write(sizes.data)
+            pointers = np.cumsum(sizes, dtype=np.int64)
+            pointers -= sizes
+            pointers *= self.dtype.itemsize
+            file.write(pointers.data)
+            file.write(self._documents)
+        # No `.idx` file may ever stand beside a `.bin` file that is not its own.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.prefix + ".idx")
+        os.replace(self._unfinished[0], self.prefix + ".bin")
+        os.replace(self._unfinished[1], self.prefix + ".idx")
+        self._file = None
+
+    def discard(self) -> None:
+        """Remove what was written; files that stood under the names before stay."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            for path in self._unfinished:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+
+    def __enter__(self) -> IndexedWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self.discard()
+
+    @property
+    def _out(self) -> BinaryIO:
+        if self._file is None:
+            raise ValueError(f"the writer of {self.prefix} is closed")
+        return self._file
+
+    def _check_range(self, values: np.ndarray) -> None:
+        if not len(values):
+            return
+        low, high = int(values.min()), int(values.max())
+        if low < self._limits.min or high > self._limits.max:
+            outside = np.flatnonzero((values < self._limits.min) | (values > self._limits.max))
+            place = int(outside[0])
+            raise ValueError(
+                f"token {values[place]} at place {place} of sequence {len(self._sizes)} does not fit {self.dtype} "
+                f"({self._limits.min} to {self._limits.max}); write {self.prefix} with a larger dtype"
+            )
+
+    def _check_size(self, size: int) -> None:
+        if size > LARGEST_SEQUENCE:
+            raise ValueError(f"a sequence of {size} tokens; the format allows {LARGEST_SEQUENCE}: cut it into several")
+
+    def _check_ended(self) -> None:
+        left = len(self._sizes) - self._documents[-1]
+        if left:
+            raise ValueError(f"the last {left} sequences of {self.prefix} belong to no document; call end_document()")
+
+
+def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
+    """Put several pairs of files one behind the other.
+
+    Args:
+        prefixes: of at least one pair, all of the same dtype.
+        target: prefix of the pair to write.
+
+    Raises:
+        ConfigError: There is none, a file is missing, or dtypes differ.
+        FormatError: A file is broken.
+    """
+    if not prefixes:
+        raise ConfigError(f"nothing to merge into {target}: give at least one prefix")
+    sources = [IndexedSource(prefix) for prefix in prefixes]
+    with IndexedWriter(target, sources[0].dtype) as writer:
+        for source in sources:
+            writer.add_source(source)

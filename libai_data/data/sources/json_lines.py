@@ -1,0 +1,90 @@
+"""Objects of JSON lines files, by index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import ConfigError, FormatError
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.record_index import record_index
+from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+from libai_data.data.sources.storage import PathLike
+
+_KIND = "jsonl 1"
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SCANNED_AT_ONCE = 1 << 24
+_BLANKS = b" \t\r\n"
+
+
+class JsonLinesSource(ShardedSource):
+    """The objects of JSON lines files: one dict a line, parsed when it is read. Blank lines are passed over.
+
+    Where lines begin is found when a file is first opened, and kept in an index file that is made anew when the file's
+    size or time of change is another.
+
+    Args:
+        paths: files, globs or folders; see `storage.listed`.
+        cache_dir: folder for index files; see `record_index`.
+
+    Raises:
+        ConfigError: There is no such file, it is compressed, or no index can be written.
+        FormatError: On reading: a line is no JSON object; file, record, and offset are named.
+    """
+
+    def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
+        files = opened(paths)
+        for file in files:
+            if file.source.endswith(_COMPRESSED):
+                raise ConfigError(f"{file.source} is compressed, so no line can be read by itself; decompress it first")
+        super().__init__(files, [_Shard(file, cache_dir) for file in files])
+
+
+class _Shard:
+    def __init__(self, file: MappedFile, cache_dir: PathLike | None) -> None:
+        self._file = file
+        self._starts, self._stops = record_index(file, _KIND, lambda: _lines(file), cache_dir)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The objects of these rows, in this order."""
+        content = self._file.bytes
+        return [
+            self._parsed(content[start:stop], row, start)
+            for row, start, stop in zip(rows, self._starts[rows].tolist(), self._stops[rows].tolist())
+        ]
+
+    def _parsed(self, line: bytes, row: int, start: int) -> dict[str, Any]:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"{self._file.source}, record {row}, offset {start}: no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise FormatError(
+                f"{self._file.source}, record {row}, offset {start}: a JSON {type(found).__name__}, where an object is "
+                "expected"
+            )
+        return found
+
+
+def _lines(file: MappedFile) -> list[np.ndarray]:
+    """Where the lines begin and end that are not blank."""
+    newlines = [
+        np.flatnonzero(file.array[first : first + _SCANNED_AT_ONCE] == ord("\n")) + first
+        for first in range(0, file.size, _SCANNED_AT_ONCE)
+    ]
+    stops = np.concatenate([*newlines, [file.size]]).astype(np.int64)
+    begin = len(_BYTE_ORDER_MARK) if file.bytes[: len(_BYTE_ORDER_MARK)] == _BYTE_ORDER_MARK else 0
+    starts = np.concatenate([[begin], stops[:-1] + 1]).astype(np.int64)
+    there = starts < stops
+    starts, stops = starts[there], stops[there]
+    # Of the lines that begin with a blank, those which hold nothing else.
+    begins_blank = np.flatnonzero(np.isin(file.array[starts], np.frombuffer(_BLANKS, np.uint8)))
+    blank = [place for place in begins_blank.tolist() if not file.bytes[starts[place] : stops[place]].strip(_BLANKS)]
+    return [np.delete(starts, blank), np.delete(stops, blank)]

@@ -1,0 +1,195 @@
+"""A folder of bounded size that keeps copies of files, shared by all processes of a node."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+from libai_data.atomic_files import written_whole
+from libai_data.errors import ConfigError, StorageError
+from libai_data.data.failure_notes import Failures, failures_noted, note_failure
+from libai_data.data.sources.in_use import is_used, use
+
+logger = logging.getLogger(__name__)
+
+_ENDINGS = (".part", ".room", ".lock")
+_NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
+
+
+@dataclass
+class _Entry:
+    """What the cache has of one file: bytes held or promised, and when it was used last (ns)."""
+
+    size: int = 0
+    used: int = 0
+
+
+@dataclass(frozen=True)
+class LocalCache:
+    """Copies of files, of which the least recently used goes when there is no room; never one that is in use.
+
+    A file `<key>.lock` goes with each copy. Whoever makes or removes it holds the lock alone. Who reads the copy notes
+    that it is in use, see `in_use`. The system releases both when their process dies.
+
+    Attributes:
+        directory: the folder, on a disk of this node; made when it is needed.
+        size: bytes that all copies together may have.
+    """
+
+    directory: Path
+    size: int
+
+    def hold(
+        self, key: str, name: str, size: int | None, make: Callable[[Path], None]
+    ) -> tuple[Path, Callable[[], None]]:
+        """The copy of a file, made if it is not there yet.
+
+        Of all processes that ask at once one makes it, and the others wait. If it fails, so do they; if it dies, the
+        next one makes it. A copy appears whole or not at all.
+
+        Args:
+            key: of the file and its version: 24 hexadecimal digits.
+            name: what the copy's name ends with.
+            size: bytes, if they are known.
+            make: writes the copy to the path that it is given.
+
+        Returns:
+            Path, and what ends the use; a process that is forked meanwhile uses the copy until it ends it too.
+
+        Raises:
+            ConfigError: The folder cannot be written to.
+            StorageError: There is no room, or the process that was making the copy has failed.
+        """
+        copy = self.directory / f"{key}-{name}"
+        first: Failures | None = None
+        while True:
+            lock = self._open_lock(f"{key}.lock")
+            try:
+                first = first or failures_noted(lock)
+                if not _is_alone_with(lock):
+                    logger.info("Waiting for another process, which is fetching %s.", copy.name)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                if not self._is_current(lock, f"{key}.lock"):
+                    continue  # The copy and its lock were removed meanwhile.
+                if not _is_whole(copy, size):
+                    self._make(key, copy, size, make, lock, first)
+                os.utime(lock)
+                return copy, use(self.directory, key)
+            finally:
+                os.close(lock)
+
+    def _make(
+        self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], lock: int, first: Failures
+    ) -> None:
+        noted = failures_noted(lock)
+        if noted.times > first.times:
+            raise StorageError(f"the process that was fetching {copy.name} has failed: {noted.reason}")
+        try:
+            with written_whole(copy, self.directory / f"{key}.part") as part:
+                self._make_room(key, size or 0)
+                make(part)
+                if size is None:
+                    self._make_room(key, part.stat().st_size)
+        except Exception as error:
+            note_failure(lock, error)
+            raise
+        finally:
+            (self.directory / f"{key}.room").unlink(missing_ok=True)
+
+    def _make_room(self, key: str, size: int) -> None:
+        """Remove copies until there is room, and keep it for a file that is to be made."""
+        with self._alone():
+            entries = self._entries()
+            entries.pop(key, None)
+            held = sum(entry.size for entry in entries.values())
+            for other, entry in sorted(entries.items(), key=lambda item: item[1].used):
+                if held + size <= self.size:
+                    break
+                if self._evict(other):
+                    held -= entry.size
+                    del entries[other]
+            if held + size > self.size:
+                raise StorageError(
+                    f"a file of {size} bytes finds no room in the cache {self.directory} of {self.size} bytes, where "
+                    f"{held} bytes are in use in {len(entries)} files; make LIBAI_DATA_CACHE_SIZE larger"
+                )
+            with open(self.directory / f"{key}.room", "wb") as room:
+                room.truncate(size)  # takes no space on the disk
+
+    def _entries(self) -> dict[str, _Entry]:
+        found: dict[str, _Entry] = {}
+        with os.scandir(self.directory) as files:
+            for file in files:
+                match = _NAME.fullmatch(file.name)
+                if match is None:
+                    continue
+                with contextlib.suppress(FileNotFoundError):
+                    status = file.stat()
+                    entry = found.setdefault(match["key"], _Entry())
+                    if file.name.endswith(".lock"):
+                        entry.used = status.st_mtime_ns
+                    else:
+                        # A file that is being made has a promise of its whole size beside it.
+                        entry.size = max(entry.size, status.st_size)
+        return found
+
+    def _evict(self, key: str) -> bool:
+        lock = self._open_lock(f"{key}.lock")
+        try:
+            if not _is_alone_with(lock) or is_used(self.directory, key):
+                return False
+            # The lock goes last: who waits for it sees that it has gone, and begins anew.
+            for path in (*self.directory.glob(f"{key}-*"), *(self.directory / f"{key}{end}" for end in _ENDINGS)):
+                path.unlink(missing_ok=True)
+            return True
+        finally:
+            os.close(lock)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        lock = self._open_lock("cache.lock")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+    def _open_lock(self, name: str) -> int:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise ConfigError(
+                f"no files can be kept in {self.directory} ({error}); set LIBAI_DATA_CACHE_DIR to another folder"
+            ) from error
+
+    def _is_current(self, lock: int, name: str) -> bool:
+        """Whether a lock's file is still the one that others will find."""
+        try:
+            return os.path.samestat(os.fstat(lock), os.stat(self.directory / name))
+        except FileNotFoundError:
+            return False
+
+
+def _is_whole(copy: Path, size: int | None) -> bool:
+    try:
+        found = copy.stat().st_size
+    except FileNotFoundError:
+        return False
+    return size is None or found == size
+
+
+def _is_alone_with(lock: int) -> bool:
+    """Hold a lock, if nobody else holds it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,136 @@
+"""Records in memory, once for all workers and ranks of a machine."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+from libai_data.data.files.identity import key_of
+from libai_data.data.sources.node_memory import shared_memory
+
+_HEAD = struct.Struct("<QQ")
+_BYTES, _PICKLED = 0, 1
+_READ_AT_ONCE = 256
+
+
+class InMemorySource:
+    """The records of another source, read once and kept in memory that all processes of a user on a machine share.
+
+    Who makes it first reads the records; those who make it of the same source meanwhile wait, and later ones find it.
+    The memory is anonymous: it is gone with the last process that uses it, however that ends.
+
+    Args:
+        source: of records that can be pickled, with a length.
+        name: says what the records are, together with the source's class, length and `fingerprint()`, and with the
+            `identity` of the source, or of the sources that a dataset is made of. A source of files has one: its
+            arguments, and the files' real paths, sizes and times of change.
+
+    Raises:
+        ConfigError: The source cannot tell what it holds, and no name is given.
+    """
+
+    def __init__(self, source: Any, name: str = "") -> None:
+        if not name and not getattr(source, "identity", ""):
+            raise ConfigError(
+                f"{type(source).__name__} cannot tell its records from others; give InMemorySource a name for them, "
+                "with a version"
+            )
+        fingerprint = getattr(source, "fingerprint", None)
+        told = fingerprint() if callable(fingerprint) else ""
+        self._name = key_of(name, type(source).__qualname__, len(source), told, _identity_within(source))
+        self._source = source
+        self._attach()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Any:
+        """The record at an index; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such record.
+        """
+        return self.read_many([operator.index(index)])[0]
+
+    def read_many(self, indices: Sequence[int]) -> list[Any]:
+        """Records, in the order of their indices.
+
+        Raises:
+            IndexError: There is no such record.
+        """
+        asked, count = np.asarray(indices, np.int64).reshape(-1), self._count
+        outside = asked[(asked < -count) | (asked >= count)]
+        if len(outside):
+            raise IndexError(f"{int(outside[0])} lies outside the {count} records in memory")
+        asked = np.where(asked < 0, asked + count, asked)
+        content = self._content
+        pieces = [
+            content[start:stop] for start, stop in zip(self._ends[asked].tolist(), self._ends[asked + 1].tolist())
+        ]
+        return [bytes(piece) for piece in pieces] if self._kind == _BYTES else [pickle.loads(piece) for piece in pieces]
+
+    # What loaders ask for samples by.
+    __getitems__ = read_many
+
+    def _attach(self) -> None:
+        self._memory = memory = shared_memory(self._name, self._fill)
+        self._kind, self._count = _HEAD.unpack_from(memory.array.data)
+        ends = _HEAD.size + 8 * (self._count + 1)
+        self._ends = memory.array[_HEAD.size : ends].view(np.int64)
+        self._content = memory.array.data[ends:]
+
+    def _fill(self, descriptor: int) -> None:
+        """Write the records: kind and number, where each ends, and the records."""
+        count = len(self._source)
+        ends = np.zeros(count + 1, np.int64)
+        start, kind = _HEAD.size + ends.nbytes, _BYTES
+        with open(descriptor, "wb", closefd=False) as file:
+            file.seek(start)
+            for first in range(0, count, _READ_AT_ONCE):
+                records = _read(self._source, range(first, min(first + _READ_AT_ONCE, count)))
+                if not first:
+                    kind = _BYTES if all(type(record) is bytes for record in records) else _PICKLED
+                for number, record in enumerate(records, first):
+                    ends[number + 1] = ends[number] + file.write(self._packed(record, kind, number))
+            file.seek(0)
+            file.write(_HEAD.pack(kind, count))
+            file.write(ends.data)
+
+    def _packed(self, record: Any, kind: int, number: int) -> bytes:
+        if kind == _PICKLED:
+            return pickle.dumps(record, protocol=5)
+        if type(record) is not bytes:
+            raise ConfigError(
+                f"record {number} of {type(self._source).__name__} is of type {type(record).__name__}, where those "
+                "before are bytes; let the source return records of one kind"
+            )
+        return record
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_source": self._source, "_name": self._name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._attach()
+
+
+def _identity_within(source: Any) -> Any:
+    """The identity of a source, or of the sources that a dataset is made of."""
+    identity = getattr(source, "identity", "")
+    if identity:
+        return identity
+    datasets = getattr(source, "datasets", ())
+    inner = [getattr(source, name) for name in ("source", "dataset") if hasattr(source, name)]
+    inner += datasets if isinstance(datasets, (list, tuple)) else []
+    return [_identity_within(each) for each in inner]
+
+
+def _read(source: Any, indices: Sequence[int]) -> list[Any]:
+    read_many = getattr(source, "read_many", None)
+    return read_many(indices) if read_many is not None else [source[index] for index in indices]

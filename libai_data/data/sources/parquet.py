@@ -1,0 +1,103 @@
+"""Rows of Parquet files, by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import FormatError
+from libai_data.data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow, read_rows
+from libai_data.data.sources.last_used import LastUsed
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+
+# Bytes of a footer in memory for each of its bytes in the file, about.
+_PARSED_FOOTER = 8
+
+
+class ParquetSource(ShardedSource):
+    """The rows of Parquet files: dicts of Python values.
+
+    A row group is decoded as a whole. Each process keeps those that it read last, so that a shuffled order costs little
+    as long as they find room, and much when they do not: then write smaller row groups, or use ArrayRecord. Pages that
+    were written with checksums are compared with them.
+
+    Args:
+        paths: files, globs or folders; see `storage.listed`.
+        columns: names of those to read; by default all.
+        cache_bytes: for the decoded row groups and the footers of all files together, in each process. One row group is
+            kept even if it is larger.
+
+    Raises:
+        ConfigError: There is no such file or column, or pyarrow is not installed.
+        FormatError: A file is cut short or damaged, or no Parquet file.
+    """
+
+    def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
+        import_pyarrow("ParquetSource")
+        files, kept = opened(paths), LastUsed(cache_bytes)
+        super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
+
+
+class _Shard:
+    def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
+        self._file, self._kept = file, kept
+        opened = self._parquet()
+        metadata = opened.metadata
+        self._columns = chosen_columns(opened.schema_arrow.names, columns, file.source)
+        self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The records of these rows, in this order."""
+        return read_rows(
+            self._ends, rows, lambda number: self._kept.get((self._file.source, number)) or self._decoded(number)
+        )
+
+    def _decoded(self, number: int) -> Any:
+        import pyarrow
+
+        try:
+            # Workers share the cores: no threads of Arrow's own.
+            table = self._parquet().read_row_group(number, columns=self._columns, use_threads=False)
+            table.validate(full=True)
+            batches = table.combine_chunks().to_batches()
+            if [len(batch) for batch in batches] != [self._rows_of(number)]:
+                raise ValueError(f"it has {len(table)} rows, where {self._rows_of(number)} are announced")
+        except (pyarrow.ArrowException, OSError, ValueError) as error:
+            first = int(self._ends[number - 1]) if number else 0
+            raise FormatError(
+                f"{self._file.source}, record {first}, offset {self._offset(number)}: row group {number} cannot be "
+                f"read: {error}"
+            ) from error
+        self._file.release()
+        return self._kept.put((self._file.source, number), BatchRows(batches[0], self._columns), table.nbytes)
+
+    def _rows_of(self, number: int) -> int:
+        return int(self._parquet().metadata.row_group(number).num_rows)
+
+    def _offset(self, number: int) -> int:
+        column = self._parquet().metadata.row_group(number).column(0)
+        return int(column.dictionary_page_offset or column.data_page_offset)
+
+    def _parquet(self) -> Any:
+        """The file, opened in this process."""
+        opened = self._kept.get(self._file.source)
+        if opened is None:
+            opened = _open(self._file)
+            self._kept.put(self._file.source, opened, _PARSED_FOOTER * opened.metadata.serialized_size)
+        return opened
+
+
+def _open(file: MappedFile) -> Any:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(file.array)), page_checksum_verification=True)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise FormatError(f"{file.source}, offset {file.size}: no Parquet file, or it is cut short: {error}") from error

@@ -1,0 +1,124 @@
+"""What sources of several files share: their records, one file behind the other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, Union
+
+import numpy as np
+
+from libai_data.data.files.identity import key_of
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.storage import PathLike, listed
+
+Paths = Union[PathLike, Sequence[PathLike]]
+Indices = Union[Sequence[int], np.ndarray]
+
+_READ_AT_ONCE = 256
+
+
+def opened(paths: Paths) -> list[MappedFile]:
+    """The files that paths name; see `storage.listed`."""
+    return [MappedFile(path) for path in listed(paths)]
+
+
+class Shard(Protocol):
+    """The records of one file; picklable, and opened again by whoever gets it."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, rows: Sequence[int]) -> list[Any]:
+        """The records at these places, in this order."""
+        ...
+
+
+class ShardedSource:
+    """Records of files, in the order of the files.
+
+    Args:
+        files: the files.
+        shards: the records of each file, or of several files at the same place in their lists.
+        options: what else the records depend on.
+
+    Attributes:
+        paths: the files.
+        identity: of the records; see `libai_data.data.files.identity`.
+    """
+
+    def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
+        self._shards: list[Any] = list(shards)
+        self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
+        self.paths: list[str] = [file.source for file in files]
+        self._files, self._options = list(files), options
+        self.identity = key_of(type(self).__name__, options, [file.identity for file in files])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        """The record at an index; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such record.
+            FormatError: It cannot be read; shard, record and offset are named.
+        """
+        return self.read_many([operator.index(index)])[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """All records in their order."""
+        for first in range(0, len(self), _READ_AT_ONCE):
+            yield from self.read_many(range(first, min(first + _READ_AT_ONCE, len(self))))
+
+    def read_many(self, indices: Indices) -> list[Any]:
+        """Records, in the order of their indices; faster than one by one.
+
+        Args:
+            indices: [n]; negative ones count from the end.
+
+        Raises:
+            IndexError: There is no such record.
+            FormatError: One cannot be read; shard, record and offset are named.
+        """
+        if len(self._shards) == 1:
+            return self._shards[0].read(self._checked(indices).tolist())
+        found: list[Any] = [None] * len(indices)
+        for number, places, rows in self.located(indices):
+            for place, record in zip(places.tolist(), self._shards[number].read(rows.tolist())):
+                found[place] = record
+        return found
+
+    # What loaders ask for samples by.
+    __getitems__ = read_many
+
+    def identity_of(self, first: int, stop: int) -> str:
+        """The identity of records `first` to `stop` - 1, with their files as they are now."""
+        begins = np.concatenate([[0], self._ends[:-1]])
+        of_shard = len(self._files) // max(len(self._shards), 1)
+        parts = []
+        for number in np.flatnonzero((begins < stop) & (self._ends > first)).tolist():
+            files = self._files[number * of_shard : (number + 1) * of_shard]
+            rows = [max(first - int(begins[number]), 0), min(stop, int(self._ends[number])) - int(begins[number])]
+            parts.append([[file.current_identity() for file in files], rows])
+        return key_of(type(self).__name__, self._options, parts)
+
+    def located(self, indices: Indices) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Where records lie: shard by shard its number, which of the indices are its, and their rows there.
+
+        Raises:
+            IndexError: There is no such record.
+        """
+        asked = self._checked(indices)
+        numbers = np.searchsorted(self._ends, asked, side="right")
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            first = int(self._ends[number - 1]) if number else 0
+            yield number, places, asked[places] - first
+
+    def _checked(self, indices: Indices) -> np.ndarray:
+        asked = np.asarray(indices, dtype=np.int64).reshape(-1)
+        count = len(self)
+        outside = np.flatnonzero((asked < -count) | (asked >= count))
+        if len(outside):
+            raise IndexError(f"{int(asked[outside[0]])} lies outside the {count} records of {type(self).__name__}")
+        return np.where(asked < 0, asked + count, asked)

@@ -1,0 +1,198 @@
+"""Files wherever they are: paths of this machine as they are, files of a store by copies in a local cache.
+
+Stores are what fsspec knows: s3://, gs://, http:// and others, with the credentials and settings that fsspec takes from
+the environment (such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL) and from ~/.config/fsspec.
+
+Copies are kept in the folder `files` of LIBAI_DATA_CACHE_DIR (by default ~/.cache/libai_data), which all processes of a
+node share, up to LIBAI_DATA_CACHE_SIZE (by default 64GB). A store is asked LIBAI_DATA_STORAGE_ATTEMPTS times (by
+default 5).
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Union
+
+from libai_data.errors import ConfigError, StorageError
+from libai_data.data.files.identity import key_of
+from libai_data.data.sources.local_cache import LocalCache
+from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
+
+PathLike = Union[str, Path]
+CACHE_DIR = "LIBAI_DATA_CACHE_DIR"
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_LONGEST_NAME = 100
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How files of stores are kept and asked for.
+
+    Attributes:
+        directory: of the copies, on a disk of this node.
+        size: bytes that all copies together may have.
+        attempts: how often to ask a store that fails.
+
+    Raises:
+        ConfigError: A number is below 1.
+    """
+
+    directory: Path
+    size: int
+    attempts: int = 5
+
+    def __post_init__(self) -> None:
+        for name, value in (("size", self.size), ("attempts", self.attempts)):
+            if value < 1:
+                raise ConfigError(f"the {name} of a storage is {value}; it must be at least 1")
+
+    @classmethod
+    def from_environment(cls) -> Storage:
+        """What LIBAI_DATA_CACHE_DIR, LIBAI_DATA_CACHE_SIZE and LIBAI_DATA_STORAGE_ATTEMPTS say."""
+        attempts = os.environ.get("LIBAI_DATA_STORAGE_ATTEMPTS", "5")
+        if not attempts.isdigit():
+            raise ConfigError(
+                f"LIBAI_DATA_STORAGE_ATTEMPTS is {attempts!r}; it must be a number of attempts, such as 5"
+            )
+        size = _bytes_of("LIBAI_DATA_CACHE_SIZE", os.environ.get("LIBAI_DATA_CACHE_SIZE", "64GB"))
+        return cls(cache_home() / "files", size, int(attempts))
+
+
+class LocalFile:
+    """A file that can be opened on this machine: itself, or a copy of one in a store.
+
+    A copy stays in the cache until this is closed or forgotten, and, where it was forked, in all processes. Pickled, it
+    is opened anew, and must still be the same.
+
+    Args:
+        source: path or address.
+        storage: where copies are kept; by default what the environment says.
+        identity: what a file of a store must still have; by default any.
+
+    Attributes:
+        source: path or address.
+        path: where it can be opened.
+        identity: of a file of a store: changes when its content does; "" of a local one.
+
+    Raises:
+        ConfigError: There is no such file, or what reads such a store is not installed.
+        StorageError: It cannot be fetched, has another identity, or finds no room in the cache.
+    """
+
+    def __init__(self, source: PathLike, storage: Storage | None = None, identity: str = "") -> None:
+        self.source = str(source)
+        self.identity = ""
+        self._storage = storage
+        self._release: weakref.finalize | None = None
+        if is_remote(self.source):
+            self.path = self._copy(storage or Storage.from_environment(), identity)
+        else:
+            self.path = Path(without_protocol(self.source))
+            if not self.path.is_file():
+                raise ConfigError(f"there is no file {self.path}")
+
+    def close(self) -> None:
+        """Let the copy go when the cache needs its room; what is open or mapped stays readable."""
+        if self._release is not None:
+            self._release()
+
+    def __enter__(self) -> LocalFile:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, self._storage, self.identity)
+
+    def _copy(self, storage: Storage, identity: str) -> Path:
+        remote = look_up(self.source, storage.attempts)
+        if identity and remote.identity != identity:
+            raise StorageError(
+                f"{self.source} has changed since it was first opened; start again with what is there now"
+            )
+        key = key_of(remote.url, remote.identity)
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", remote.url)[0].rsplit("/", 1)[-1])[-_LONGEST_NAME:]
+        cache = LocalCache(storage.directory, storage.size)
+        path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, storage.attempts))
+        self.identity = remote.identity
+        self._release = weakref.finalize(self, release)
+        return path
+
+
+def cache_home() -> Path:
+    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
+    named = os.environ.get(CACHE_DIR)
+    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libai_data"
+
+
+def local_path(path: PathLike) -> Path:
+    """Where a file can be opened on this machine.
+
+    A file of a store is copied, and the copy counts as in use until this process ends. Who needs many files one after
+    the other opens each as a `LocalFile`, and closes it.
+
+    Args:
+        path: path or address.
+
+    Raises:
+        ConfigError: There is no such file, or what reads such a store is not installed.
+        StorageError: It cannot be fetched, or finds no room in the cache.
+    """
+    return _kept(str(path)).path if is_remote(str(path)) else LocalFile(path).path
+
+
+def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
+    """The files that patterns name, each once, in the patterns' order and then sorted by path.
+
+    Args:
+        patterns: one or several files, globs ("**" for any depth), or folders, of which all files count but hidden
+            ones; paths or addresses.
+
+    Raises:
+        ConfigError: A pattern names no file, or what reads such a store is not installed.
+        StorageError: A store does not answer.
+    """
+    found: dict[str, None] = {}
+    for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
+        text = str(pattern)
+        remote = is_remote(text)
+        paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(_local_files(text))
+        if not paths:
+            raise ConfigError(f"no file is named by {text!r}; give files, globs (in quotes) or folders")
+        found.update(dict.fromkeys(paths))
+    if not found:
+        raise ConfigError("no files are given; give files, globs (in quotes) or folders")
+    return list(found)
+
+
+def _local_files(pattern: str) -> list[str]:
+    """The files of this machine that a file, a glob or a folder names, in no order; of folders, all but hidden ones."""
+    path = Path(without_protocol(pattern))
+    if path.is_file():
+        return [str(path)]
+    if path.is_dir():
+        inside = (found for found in path.rglob("*") if found.is_file())
+        visible = (found for found in inside if not any(part.startswith(".") for part in found.relative_to(path).parts))
+        return [str(found) for found in visible]
+    return [name for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
+
+
+def _bytes_of(name: str, text: str) -> int:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"{name} is {text!r}; it must be a number of bytes, such as 500MB or 64GB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@cache
+def _kept(url: str) -> LocalFile:
+    return LocalFile(url)

@@ -1,0 +1,128 @@
+"""Where the files of a tar archive lie, so that any of them is read without unpacking it."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from libai_data.errors import FormatError
+from libai_data.data.sources.packed_names import PackedNames
+
+_BROKEN = (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError, KeyError, IndexError)
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """The regular files of an archive, in its order.
+
+    Attributes:
+        names: of the files, without a leading "./".
+        offsets: int64 [n], of the first byte of each.
+        sizes: int64 [n], in bytes.
+    """
+
+    names: PackedNames
+    offsets: np.ndarray
+    sizes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def numbers(self) -> list[np.ndarray]:
+        """Four vectors of int64, such as `cached_arrays` keeps."""
+        return [self.offsets, self.sizes, *self.names.numbers()]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[np.ndarray]) -> TarIndex:
+        """The index of which `numbers` made the vectors."""
+        offsets, sizes, ends, data = numbers
+        return cls(PackedNames.from_numbers(ends, data), offsets, sizes)
+
+
+def index_tar(path: str | Path, start: int = 0, stop: int | None = None) -> TarIndex:
+    """Find the files of an archive; reads its headers only.
+
+    Args:
+        path: of the file.
+        start: byte at which the archive begins, if it lies within a file.
+        stop: byte at which it ends; by default that of the file.
+
+    Raises:
+        FormatError: It is truncated, compressed, no tar, or has a name that leads out of it; the offset is named.
+        OSError: The file is not there, or may not be read.
+    """
+    offsets, sizes = array("q"), array("q")
+
+    def names() -> Iterator[str]:
+        with open(path, "rb") as file:
+            end = os.fstat(file.fileno()).st_size if stop is None else stop
+            for info in _members(path, file, start, end):
+                if info.issparse():
+                    raise _broken(path, info.offset, "a sparse file; write the archive without --sparse")
+                if info.isreg():
+                    offsets.append(info.offset_data)
+                    sizes.append(info.size)
+                    yield _checked_name(path, info)
+
+    packed = PackedNames.of(names())
+    return TarIndex(packed, np.array(offsets, np.int64), np.array(sizes, np.int64))
+
+
+def _members(path: str | Path, file: IO[bytes], start: int, stop: int) -> Iterator[tarfile.TarInfo]:
+    """The members of an archive, whose headers and contents all lie before `stop`."""
+    head, place = _block(file, start, stop), start
+    if head == bytes(tarfile.BLOCKSIZE):  # no member, which tarfile cannot be asked for
+        return
+    try:
+        file.seek(start)
+        # tarfile has no public way to forget members, of which ImageNet has a million.
+        archive: Any = tarfile.open(fileobj=file, mode="r:")  # noqa: SIM115
+        while (info := archive.next()) is not None:
+            archive.members = []
+            if info.offset_data + info.size > stop or info.size < 0:
+                raise _cut(path, place, f"{info.size} bytes should follow, up to {info.offset_data + info.size}")
+            place = archive.offset
+            yield info
+    except _BROKEN as error:
+        kind = next((name for magic, name in _COMPRESSED.items() if head.startswith(magic)), None)
+        if place == start and kind is not None:
+            raise _broken(path, place, f"it is compressed by {kind}; decompress it") from error
+        if "checksum" in str(error) or "invalid header" in str(error):
+            raise _broken(path, place, f"no header of a tar archive: {error}") from error
+        raise _cut(path, place, str(error)) from error
+    # tarfile takes any block that is no header for the end.
+    end = _block(file, archive.offset, stop)
+    if len(end) < tarfile.BLOCKSIZE:
+        raise _cut(path, archive.offset, "it has no end mark")
+    if any(end):
+        raise _broken(path, archive.offset, "no header of a tar archive")
+
+
+def _block(file: IO[bytes], place: int, stop: int) -> bytes:
+    file.seek(place)
+    return file.read(max(min(tarfile.BLOCKSIZE, stop - place), 0))
+
+
+def _checked_name(path: str | Path, info: tarfile.TarInfo) -> str:
+    name = info.name
+    while name.startswith("./"):
+        name = name[2:].lstrip("/")
+    if not name or name.startswith("/") or ".." in name.split("/") or "\0" in name:
+        raise _broken(path, info.offset, f"a file called {info.name!r}, a name that leads out of the archive")
+    return name
+
+
+def _cut(path: str | Path, place: int, why: str) -> FormatError:
+    return _broken(path, place, f"the archive is cut short, or damaged: {why}")
+
+
+def _broken(path: str | Path, place: int, what: str) -> FormatError:
+    return FormatError(f"{path} at offset {place}: {what}")

@@ -1,0 +1,133 @@
+"""Samples of WebDataset's tar shards, by index instead of from front to back.
+
+Format: github.com/webdataset/webdataset: files next to each other whose paths are equal up to the first dot of the name
+are the fields of one sample, named by what follows the dot.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import FormatError
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.packed_names import PackedNames
+from libai_data.data.sources.record_index import record_index
+from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+from libai_data.data.sources.storage import PathLike
+from libai_data.data.sources.tar_index import TarIndex, index_tar
+
+_KIND = "webdataset 1"
+
+
+class WebDatasetSource(ShardedSource):
+    """The samples of tar shards: dicts of "__key__", the path without endings, and a field of bytes for each ending.
+
+    Where samples lie is found when a shard is first opened, by going through its headers, and kept in an index file
+    that is made anew when the shard's size or time of change is another. Endings are in lower case. What is no regular
+    file, has no ending, or a name that begins and ends with "__" is passed over, as WebDataset does, and so are hidden
+    files. Names that lead out of the archive, and two samples of one key, are refused. Tar files hold checksums of
+    headers, not of contents.
+
+    Args:
+        paths: files, globs or folders; see `storage.listed`.
+        cache_dir: folder for index files; see `record_index`.
+
+    Raises:
+        ConfigError: There is no such file, or no index can be written.
+        FormatError: A shard is cut short, damaged, or holds what is refused; the offset is named.
+    """
+
+    def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
+        files = opened(paths)
+        super().__init__(files, [_Shard(file, cache_dir) for file in files])
+
+
+class _Shard:
+    def __init__(self, file: MappedFile, cache_dir: PathLike | None) -> None:
+        self._file = file
+        arrays = record_index(file, _KIND, lambda: _build(file), cache_dir)
+        self._first, self._starts, self._stops, self._endings = arrays[:4]
+        self._keys = PackedNames.from_numbers(*arrays[4:6])
+        self._names = list(PackedNames.from_numbers(*arrays[6:]))
+
+    def __len__(self) -> int:
+        return len(self._first) - 1
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The samples of these rows, in this order."""
+        asked = np.asarray(rows, np.int64)
+        firsts, afters = self._first[asked], self._first[asked + 1]
+        counts = afters - firsts
+        # The numbers of all their members, one sample's behind the other's.
+        numbers = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(int(counts.sum()))
+        content, names = self._file.bytes, self._names
+        fields = zip(
+            [names[ending] for ending in self._endings[numbers].tolist()],
+            [content[a:b] for a, b in zip(self._starts[numbers].tolist(), self._stops[numbers].tolist())],
+        )
+        found = []
+        for key, count in zip(self._keys.many(asked), counts.tolist()):
+            sample: dict[str, Any] = {"__key__": key}
+            sample.update(next(fields) for _ in range(count))
+            found.append(sample)
+        return found
+
+
+def _build(file: MappedFile) -> list[np.ndarray]:
+    """Of all samples the first member; of all members start, stop and ending; all keys; all endings."""
+    index = index_tar(file.path)
+    first, numbers, endings = [0], array("q"), array("q")
+    numbered: dict[str, int] = {}
+
+    def keys() -> Iterator[str]:
+        for key, sample in _samples(file, index):
+            numbers.extend(sample.values())
+            endings.extend(numbered.setdefault(ending, len(numbered)) for ending in sample)
+            first.append(len(numbers))
+            yield key
+
+    packed = PackedNames.of(keys())
+    starts = index.offsets[np.array(numbers)]
+    columns = [np.array(first), starts, starts + index.sizes[np.array(numbers)], np.array(endings)]
+    return [*columns, *packed.numbers(), *PackedNames.of(numbered).numbers()]
+
+
+def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str, int]]]:
+    """Keys of samples, and for each ending the number of the member."""
+    current: str | None = None
+    sample: dict[str, int] = {}
+    seen: set[str] = set()
+    for number in range(len(index)):
+        named = _key_and_ending(index.names[number])
+        if named is None:
+            continue
+        key, ending = named
+        if key != current:
+            if current is not None:
+                yield current, sample
+            if key in seen:
+                raise _refused(file, index, number, f"the key {key!r} was there before; its files must lie together")
+            seen.add(key)
+            current, sample = key, {}
+        if ending in sample:
+            raise _refused(file, index, number, f"a second field {ending!r} of the sample {key!r}")
+        sample[ending] = number
+    if current is not None:
+        yield current, sample
+
+
+def _refused(file: MappedFile, index: TarIndex, number: int, why: str) -> FormatError:
+    return FormatError(f"{file.source} at offset {int(index.offsets[number])}, {index.names[number]!r}: {why}")
+
+
+def _key_and_ending(path: str) -> tuple[str, str] | None:
+    """The key of a member's sample and its field's name, or None for a file that is no field."""
+    folder, slash, name = path.rpartition("/")
+    stem, dot, ending = name.partition(".")
+    if not dot or not stem or (name.startswith("__") and name.endswith("__")):
+        return None
+    return folder + slash + stem, ending.lower()

@@ -1,0 +1,147 @@
+"""Documents of a piece of a corpus: texts, or why a line holds none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+from libai_data.data.text.files import JSON_LINES, PARQUET, Broken
+from libai_data.data.text.parquet import read_rows
+from libai_data.data.text.parts import LINE, PARAGRAPH, Piece
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Document(NamedTuple):
+    """A document.
+
+    Args:
+        line: the first of its lines (or rows), from 1, counted from the beginning of the piece.
+        texts: one for each key.
+    """
+
+    line: int
+    texts: tuple[str, ...]
+
+
+class BadLine(NamedTuple):
+    """A line that holds no document; 0 stands for the file itself.
+
+    Args:
+        line: as in `Document`.
+        reason: what is wrong with it.
+    """
+
+    line: int
+    reason: str
+
+
+Record = Union[Document, BadLine]
+
+
+def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Record]:
+    """The documents and bad lines of a piece, in order; lines of white space alone are neither.
+
+    Args:
+        piece: of any format.
+        keys: the keys of JSON objects, or columns, that hold text. Plain text is the text of each of them.
+        documents: what is one document of plain text; see `parts.Cutting`.
+    """
+    if piece.format == PARQUET:
+        # A file that cannot be opened has a problem, and no row groups.
+        if piece.stop:
+            yield from _rows(piece, keys)
+    elif piece.format == JSON_LINES:
+        for line, data in _lines(_content(piece)):
+            yield _parsed(line, data, keys)
+    else:
+        for line, data in _text_units(_content(piece), documents):
+            yield _decoded(line, data, len(keys))
+    if piece.problem:
+        yield BadLine(0, piece.problem)
+
+
+def count_lines(piece: Piece) -> int:
+    """The lines of a piece that is not of Parquet, by which the lines of the next one are numbered on."""
+    return piece.read().count(b"\n")
+
+
+def _content(piece: Piece) -> bytes:
+    data = piece.read()
+    return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
+
+
+def _lines(data: bytes) -> Iterator[tuple[int, bytes]]:
+    for line, content in enumerate(data.split(b"\n"), 1):
+        if content and not content.isspace():
+            yield line, content
+
+
+def _text_units(data: bytes, documents: str) -> Iterator[tuple[int, bytes]]:
+    if documents == LINE:
+        for line, content in _lines(data):
+            yield line, content.rstrip(b"\r")
+        return
+    if documents == PARAGRAPH:
+        yield from _paragraphs(data)
+    elif data and not data.isspace():
+        yield 1, data
+
+
+def _paragraphs(data: bytes) -> Iterator[tuple[int, bytes]]:
+    lines: list[bytes] = []
+    first = 0
+    for line, content in enumerate([*data.split(b"\n"), b""], 1):
+        if content and not content.isspace():
+            first = first if lines else line
+            lines.append(content)
+        elif lines:
+            yield first, b"\n".join(lines).rstrip(b"\r")
+            lines = []
+
+
+def _decoded(line: int, data: bytes, times: int) -> Record:
+    try:
+        return Document(line, (data.decode("utf-8"),) * times)
+    except UnicodeDecodeError as error:
+        return BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
+
+
+def _parsed(line: int, data: bytes, keys: Sequence[str]) -> Record:
+    try:
+        found = json.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, RecursionError) as error:
+        return BadLine(line, f"no JSON: {error}")
+    if not isinstance(found, dict):
+        return BadLine(line, f"a JSON {type(found).__name__}, where an object is expected")
+    return _texts_of(line, found, keys)
+
+
+def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
+    texts = []
+    for key in keys:
+        if key not in found:
+            return BadLine(line, f"no {key!r}; there are {sorted(found)[:20]}")
+        text = found[key]
+        if not isinstance(text, str):
+            return BadLine(line, f"{key!r} is a {type(text).__name__}, where text is expected")
+        try:
+            # JSON may hold halves of surrogate pairs, which no tokenizer takes.
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return BadLine(line, f"{key!r} is no Unicode text: {error.reason} at character {error.start}")
+        texts.append(text)
+    return Document(line, tuple(texts))
+
+
+def _rows(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
+    row = 0
+    try:
+        for row, found in enumerate(read_rows(Path(piece.path), piece.start, piece.stop, keys), 1):
+            yield _texts_of(row, found, keys)
+    except Broken as broken:
+        yield BadLine(row + 1, str(broken))

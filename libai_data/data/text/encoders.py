@@ -1,0 +1,179 @@
+"""Encoders of texts: Hugging Face's tokenizers, sentencepiece, and the marks of Chinese words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from libai_data.errors import ConfigError
+from libai_data.data.sources.storage import cache_home
+from libai_data.data.text.tokenizer import Encoder
+
+_UNKNOWN = "[UNK]"
+
+
+def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool) -> Encoder:
+    """The encoder that files define; see `TokenizerFiles`.
+
+    Raises:
+        ConfigError: They define none.
+    """
+    path = files[0]
+    try:
+        if path.suffix == ".model":
+            return SentencePieceEncoder(path)
+        if path.suffix == ".txt":
+            encoder = FastEncoder(bert_tokenizer(path, lower_case))
+            return ChineseWordEncoder(encoder) if chinese_words else encoder
+        return FastEncoder(gpt2_tokenizer(*files) if len(files) == 2 else _from_json(path))
+    except (ConfigError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # tokenizers raises bare Exceptions, sentencepiece RuntimeErrors
+        raise ConfigError(f"{path} defines no tokenizer: {error}") from error
+
+
+def _from_json(path: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    # A file may ask for these; documents are to stay as long as they are.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def bert_tokenizer(vocabulary: Path, lower_case: bool) -> Any:
+    """WordPiece as BERT has it, of the package tokenizers.
+
+    Args:
+        vocabulary: a token a line.
+        lower_case: lower case, and strip accents.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordPiece.from_file(str(vocabulary), unk_token=_UNKNOWN))
+    if tokenizer.token_to_id(_UNKNOWN) is None:
+        raise ConfigError(f"{vocabulary} has no token {_UNKNOWN}, and so is no vocabulary of BERT")
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Any:
+    """Byte-level BPE as GPT-2 and RoBERTa have it, of the package tokenizers.
+
+    Args:
+        vocabulary: JSON, token -> id.
+        merges: two tokens a line.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+class FastEncoder:
+    """Hugging Face's `tokenizers.Tokenizer`.
+
+    Args:
+        tokenizer: as it is; what its post-processor would add at the ends of a text is left out.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        # Without the places in the text, which nobody asks for; older versions always compute them.
+        self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text."""
+        return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id."""
+        return dict(self.tokenizer.get_vocab(with_added_tokens=True))
+
+
+class SentencePieceEncoder:
+    """A model of sentencepiece.
+
+    Args:
+        path: of the model.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from sentencepiece import SentencePieceProcessor
+
+        self.model = SentencePieceProcessor(model_file=str(path))
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text."""
+        # One thread: there are as many processes as there are to be.
+        return list(self.model.encode(list(texts), out_type=int, num_threads=1))
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id."""
+        return {self.model.id_to_piece(ident): ident for ident in range(self.model.get_piece_size())}
+
+
+class ChineseWordEncoder:
+    """BERT's WordPiece with the marks that LiBai's `do_chinese_wwm` makes: of each Chinese word, as jieba finds it, the
+    characters behind the first become "##" + character, where the vocabulary has that.
+
+    Args:
+        encoder: of a vocabulary of BERT.
+    """
+
+    def __init__(self, encoder: FastEncoder) -> None:
+        import jieba
+
+        jieba.setLogLevel(logging.WARNING)
+        # It keeps its dictionary there; by default in the temporary folder, where any user may have put one.
+        folder = cache_home()
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+        jieba.dt.tmp_dir = str(folder)
+        self._cut = jieba.cut
+        self._encoder = encoder
+        vocabulary = encoder.vocabulary()
+        self._marked = {
+            ident: vocabulary["##" + token]
+            for token, ident in vocabulary.items()
+            if len(token) == 1 and is_chinese(token) and "##" + token in vocabulary
+        }
+        self._token = {ident: token for token, ident in vocabulary.items() if len(token) == 1 and is_chinese(token)}
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text."""
+        # Words of Latin letters are not jieba's business, and characters that stand alone have nothing to mark.
+        encoded = self._encoder.tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        return [self._mark(text, encoding) for text, encoding in zip(texts, encoded)]
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id."""
+        return self._encoder.vocabulary()
+
+    def _mark(self, text: str, encoding: Any) -> list[int]:
+        ids: list[int] = list(encoding.ids)
+        if not any(ident in self._token for ident in ids):
+            return ids
+        inner = bytearray(len(text))
+        place = 0
+        for word in self._cut(text):
+            if len(word) > 1 and all(map(is_chinese, word)):
+                inner[place + 1 : place + len(word)] = b"\1" * (len(word) - 1)
+            place += len(word)
+        for number, (start, _) in enumerate(encoding.offsets):
+            if inner[start]:
+                ids[number] = self._marked.get(ids[number], ids[number])
+        return ids
+
+
+def is_chinese(character: str) -> bool:
+    """Whether a character is a common Chinese one, U+4E00 to U+9FA5, as in LiBai."""
+    return "\u4e00" <= character <= "\u9fa5"

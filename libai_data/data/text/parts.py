@@ -1,0 +1,220 @@
+"""Parts: a corpus cut into pieces of work that depend on the files alone, never on who does the work."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from libai_data.errors import ConfigError
+from libai_data.data.text.files import PARQUET, TEXT, Broken, compression_of, format_of, open_decompressed, read_block
+
+LINE, PARAGRAPH, WHOLE_FILE = "line", "paragraph", "file"
+DOCUMENTS = (LINE, PARAGRAPH, WHOLE_FILE)
+# Enough of them to keep many processes busy to the end, and few enough for one folder.
+_PARTS, _LEAST, _MOST = 256, 1 << 20, 64 << 20
+_BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
+_END_OF_LINE = re.compile(rb"\n")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some of a file's records, one after the other.
+
+    Args:
+        path: of the file.
+        format: one of `files.FORMATS`.
+        start: of an uncompressed file the first byte; of Parquet the first row group.
+        stop: behind the last.
+        data: the bytes themselves, of a compressed file.
+        cost: bytes that it takes on disk.
+        problem: why the file could not be read beyond this piece, or "".
+    """
+
+    path: str
+    format: str
+    start: int
+    stop: int
+    data: bytes | None = None
+    cost: int = 0
+    problem: str = ""
+
+    def read(self) -> bytes:
+        """The bytes of a piece that is not of Parquet."""
+        if self.data is not None:
+            return self.data
+        with open(self.path, "rb") as file:
+            file.seek(self.start)
+            return file.read(self.stop - self.start)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pieces that are tokenized together, into one shard.
+
+    Args:
+        number: from 0, in the corpus's order.
+        pieces: at least one.
+    """
+
+    number: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def cost(self) -> int:
+        """Bytes on disk."""
+        return sum(piece.cost for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How files are cut.
+
+    Args:
+        documents: what is one document of plain text: a line, a paragraph (blank lines between), or the file.
+        format: of all files; by default each file's suffix tells.
+        part_bytes: about how much text makes a part; 0 for a 256th of the files, within 1 and 64 MiB.
+
+    Raises:
+        ConfigError: `documents` is none of these.
+    """
+
+    documents: str = LINE
+    format: str = ""
+    part_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.documents not in DOCUMENTS:
+            raise ConfigError(f"documents={self.documents!r}: a document of plain text is one of {list(DOCUMENTS)}")
+
+    def for_files(self, paths: Sequence[Path]) -> Cutting:
+        """The same, with `part_bytes` decided.
+
+        Raises:
+            ConfigError: `documents` is about plain text, and none of the files holds any.
+        """
+        forms = {self.format_of(path) for path in paths}
+        if self.documents != LINE and TEXT not in forms:
+            raise ConfigError(
+                f"documents={self.documents!r} is about plain text, but the input is {' and '.join(sorted(forms))} "
+                f"({paths[0]}), of which each line or row is a document. Leave it (--documents) out; or, if the files "
+                "hold plain text, set the format to 'text' (--format text)"
+            )
+        total = sum(os.path.getsize(path) for path in paths)
+        return replace(self, part_bytes=self.part_bytes or min(max(total // _PARTS, _LEAST), _MOST))
+
+    def format_of(self, path: Path) -> str:
+        """What a file holds."""
+        return self.format or format_of(path)
+
+    def boundary(self, form: str) -> Any | None:
+        """The pattern behind which a file of a format may be cut, or None if it must not be."""
+        if form != TEXT:
+            return _END_OF_LINE
+        return {LINE: _END_OF_LINE, PARAGRAPH: _BLANK_LINE, WHOLE_FILE: None}[self.documents]
+
+
+def cut_into_parts(paths: Sequence[Path], cutting: Cutting) -> Iterator[Part]:
+    """Cut files into parts; small files share one.
+
+    Args:
+        paths: in the corpus's order.
+        cutting: how.
+    """
+    pieces: list[Piece] = []
+    number, size = 0, 0
+    cutting = cutting.for_files(paths)
+    for path in paths:
+        for piece in _pieces(path, cutting):
+            pieces.append(piece)
+            size += piece.cost if piece.data is None else len(piece.data)
+            if size >= cutting.part_bytes:
+                yield Part(number, tuple(pieces))
+                number, pieces, size = number + 1, [], 0
+    if pieces:
+        yield Part(number, tuple(pieces))
+
+
+def _pieces(path: Path, cutting: Cutting) -> Iterator[Piece]:
+    form = cutting.format_of(path)
+    if form == PARQUET:
+        if compression_of(path):
+            raise ConfigError(f"{path} is a compressed Parquet file; Parquet compresses by itself: decompress it first")
+        yield from _row_groups(path, cutting)
+    elif compression_of(path):
+        yield from _blocks(path, form, cutting)
+    else:
+        yield from _ranges(path, form, cutting)
+
+
+def _row_groups(path: Path, cutting: Cutting) -> Iterator[Piece]:
+    from libai_data.data.text.parquet import open_parquet
+
+    try:
+        with open_parquet(path) as file:
+            rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    except Broken as broken:
+        yield Piece(str(path), PARQUET, 0, 0, cost=os.path.getsize(path), problem=str(broken))
+        return
+    bytes_of_row = os.path.getsize(path) / max(1, sum(rows))
+    start = 0
+    for group in range(len(rows)):
+        cost = int(bytes_of_row * sum(rows[start : group + 1]))
+        if cost >= cutting.part_bytes or group == len(rows) - 1:
+            yield Piece(str(path), PARQUET, start, group + 1, cost=cost)
+            start = group + 1
+
+
+def _ranges(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
+    """Ranges of an uncompressed file, found without reading what lies between their ends."""
+    length, start, boundary = os.path.getsize(path), 0, cutting.boundary(form)
+    with open(path, "rb") as file:
+        while start < length:
+            stop = length if boundary is None else _next_cut(file, start + cutting.part_bytes, length, boundary)
+            yield Piece(str(path), form, start, stop, cost=stop - start)
+            start = stop
+
+
+def _next_cut(file: IO[bytes], place: int, length: int, boundary: Any) -> int:
+    """The first place behind a boundary that ends at or after `place`."""
+    # From a little before, so that no boundary is missed of which `place` is the middle.
+    start = max(0, place - 1)
+    found, read = b"", 1 << 16
+    while start + len(found) < length:
+        file.seek(start + len(found))
+        found += file.read(max(read, len(found)))
+        match = boundary.search(found)
+        if match:
+            return start + int(match.end())
+    return length
+
+
+def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
+    """Decompressed blocks of a file, which end at boundaries."""
+    boundary, rest, told = cutting.boundary(form), b"", 0
+    with open(path, "rb") as raw:
+        stream, whole = open_decompressed(path, raw), Piece(str(path), form, 0, 0)
+        while True:
+            block, problem = read_block(path, stream, cutting.part_bytes)
+            rest += block
+            # What a damage has cut off is no document.
+            end = len(rest) if not block and not problem else _last_cut(rest, boundary)
+            if end or problem:
+                yield replace(whole, data=rest[:end], cost=raw.tell() - told, problem=problem)
+                told = raw.tell()
+            if problem or not block:
+                return
+            rest = rest[end:]
+
+
+def _last_cut(data: bytes, boundary: Any | None) -> int:
+    """The place behind the last boundary in `data`, or 0."""
+    if boundary is None:
+        return 0
+    if boundary is _END_OF_LINE:
+        return data.rfind(b"\n") + 1
+    ends = [match.end() for match in boundary.finditer(data)]
+    return int(ends[-1]) if ends else 0

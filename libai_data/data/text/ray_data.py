@@ -1,0 +1,149 @@
+"""Tokenizing on a cluster, by Ray Data: the same parts become the same shards, whichever machine writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from libai_data.errors import ConfigError
+from libai_data.data.text.crew import Shard, TokenizingError, names_of_files
+from libai_data.data.text.parts import Part
+from libai_data.data.text.shards import ShardReport, Task, finished_shard, write_shard
+
+# A process that dies is replaced, but not for ever.
+_REPLACED: dict[str, Any] = {"max_restarts": 2, "max_task_retries": 2}
+# Parts of compressed files bring their text along, all of which Ray holds until it is tokenized.
+_TEXT_AT_ONCE = 256 << 20
+# A network file system may tell of a new file this late.
+_SECONDS_TO_APPEAR = 90.0
+
+
+def tokenize_on_ray(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[Shard]:
+    """Write the shard of each part, on whatever machines Ray has.
+
+    Ray is used as it runs in this process. If it does not, it is started, which joins the cluster of `RAY_ADDRESS` or
+    the one that runs on this machine, or begins one here; and is left when the last shard is there.
+
+    Args:
+        folder: of the shards; all machines have it, as they have the corpus and the tokenizer.
+        parts: taken as they are needed.
+        task: how.
+        workers: processes on all machines together; as many as Ray has processors for run at once.
+
+    Returns:
+        Each part with what became of it, as they are finished.
+
+    Raises:
+        ConfigError: Ray is not installed.
+        TokenizingError: A process failed over a part, or its shard did not come to be on this machine.
+    """
+    ray = _ray()
+    folder = folder.absolute()
+    with _running(ray):
+        for some in _held_together(parts):
+            yield from _on_cluster(ray, folder, some, task, workers)
+
+
+class _Tokenizing:
+    """Writes shards, in a process of the cluster."""
+
+    def __init__(self, folder: Path, task: Task, relative_to: str) -> None:
+        # Where there is no such folder, only absolute paths lead anywhere.
+        with suppress(OSError):
+            os.chdir(relative_to)
+        # The tokenizers' own threads would make each process take all of its machine's processors.
+        os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
+        self._folder, self._task = folder, task
+        self._tokenizer: Any = None
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        import traceback
+
+        part = pickle.loads(row["part"])
+        try:
+            self._tokenizer = self._tokenizer or self._task.tokenizer.load()
+            report = write_shard(self._folder, part, self._task, self._tokenizer)
+        except Exception:
+            return {"number": part.number, "report": "", "failure": f"{os.uname().nodename}:\n{traceback.format_exc()}"}
+        return {"number": part.number, "report": json.dumps(asdict(report)), "failure": ""}
+
+
+def _on_cluster(ray: Any, folder: Path, parts: list[Part], task: Task, workers: int) -> Iterator[Shard]:
+    by_number = {part.number: part for part in parts}
+    rows = ray.data.from_items([{"part": pickle.dumps(part)} for part in parts], override_num_blocks=len(parts))
+    shards = rows.map(
+        _Tokenizing,
+        fn_constructor_args=(folder, task, os.getcwd()),
+        concurrency=(1, workers),
+        num_cpus=1,
+        **_REPLACED,
+    )
+    try:
+        for row in shards.iter_rows():
+            part = by_number[row["number"]]
+            if row["failure"]:
+                raise TokenizingError(f"part {part.number} ({names_of_files(part)}) failed on {row['failure']}")
+            _await_shard(folder, part)
+            yield part, ShardReport(**json.loads(row["report"]))
+    except ray.exceptions.RayError as error:
+        raise TokenizingError(f"Ray gave up: {error}. What is finished is kept: run the same again") from error
+
+
+def _await_shard(folder: Path, part: Part) -> None:
+    """Wait until this machine sees a shard that another one has written."""
+    deadline = time.monotonic() + _SECONDS_TO_APPEAR
+    while finished_shard(folder, part.number) is None:
+        if time.monotonic() > deadline:
+            raise TokenizingError(
+                f"a process of the cluster has written shard {part.number}, but {folder} of this machine does not "
+                "have it; let --output-prefix be on a file system that all machines share"
+            )
+        time.sleep(0.2)
+
+
+def _held_together(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    """The parts in runs that bring no more text along than Ray is to hold."""
+    some: list[Part] = []
+    held = 0
+    for part in parts:
+        some.append(part)
+        held += sum(len(piece.data or b"") for piece in part.pieces)
+        if held >= _TEXT_AT_ONCE:
+            yield some
+            some, held = [], 0
+    if some:
+        yield some
+
+
+@contextmanager
+def _running(ray: Any) -> Iterator[None]:
+    """Ray runs, and tells on the console no more than it has to."""
+    own = not ray.is_initialized()
+    if own:
+        ray.init(log_to_driver=False)
+    context = ray.data.DataContext.get_current()
+    shown: tuple[bool, bool] = context.enable_progress_bars, context.print_on_execution_start
+    context.enable_progress_bars = context.print_on_execution_start = False
+    try:
+        yield
+    finally:
+        context.enable_progress_bars, context.print_on_execution_start = shown
+        if own:
+            ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.data
+        import ray.exceptions
+    except ImportError as error:
+        raise ConfigError(f"cluster='ray' needs Ray Data: pip install libai_data[cluster] ({error})") from error
+    return ray

@@ -1,0 +1,163 @@
+"""Training a tokenizer, BPE or WordPiece, on the documents of a corpus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from libai_data.config.argument_rules import check, whole
+from libai_data.atomic_files import written_whole
+from libai_data.errors import ConfigError
+from libai_data.data.text.documents import Document, read_piece
+from libai_data.data.text.files import find_inputs
+from libai_data.data.text.parts import Cutting, cut_into_parts
+
+BPE, WORDPIECE = "bpe", "wordpiece"
+MODELS = (BPE, WORDPIECE)
+_SPECIAL: dict[str, tuple[str, ...]] = {
+    BPE: ("<|endoftext|>",),
+    WORDPIECE: ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"),
+}
+_BYTES = 256
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a trained tokenizer is to be.
+
+    Args:
+        model: "bpe", byte-level as GPT-2's, or "wordpiece", as BERT's.
+        vocab_size: tokens, special ones included.
+        min_frequency: of a pair of tokens that becomes one.
+        lower_case: lower case and strip accents (WordPiece).
+        extra_ids: sentinels `<extra_id_0>` ... for T5, among the special tokens.
+
+    Raises:
+        ConfigError: There is no such model, or the vocabulary is too small for it.
+    """
+
+    model: str = BPE
+    vocab_size: int = 30000
+    min_frequency: int = 2
+    lower_case: bool = False
+    extra_ids: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise ConfigError(f"model={self.model!r}: a tokenizer to train is one of {list(MODELS)}")
+        if self.lower_case and self.model == BPE:
+            raise ConfigError("lower_case is for wordpiece; byte-level BPE keeps every byte")
+        check(
+            {"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)},
+            vocab_size=self.vocab_size,
+            min_frequency=self.min_frequency,
+            extra_ids=self.extra_ids,
+        )
+        least = len(self.special_tokens()) + (_BYTES if self.model == BPE else 1)
+        if self.vocab_size < least:
+            raise ConfigError(f"vocab_size is {self.vocab_size}; {self.model} needs at least {least}")
+
+    def special_tokens(self) -> list[str]:
+        """The special tokens, whose ids are the first ones, in this order."""
+        return [*_SPECIAL[self.model], *(f"<extra_id_{number}>" for number in range(self.extra_ids))]
+
+
+def train_tokenizer(
+    inputs: Sequence[str],
+    output: str,
+    training: Training,
+    *,
+    keys: Sequence[str] = ("text",),
+    cutting: Cutting | None = None,
+) -> int:
+    """Train a tokenizer, and write it as a `tokenizer.json`; the same input gives the same file, byte for byte.
+
+    Args:
+        inputs: files, globs or folders.
+        output: the file to write; its folder is made.
+        training: what the tokenizer is to be.
+        keys: of JSON objects, or columns, that hold text.
+        cutting: formats, and what one document of plain text is.
+
+    Returns:
+        The number of tokens: fewer than asked for if the corpus has no more, more if it has so many characters.
+
+    Raises:
+        ConfigError: No input, or no document in it.
+    """
+    documents = _Texts(find_inputs(inputs), keys, cutting or Cutting())
+    inner = _inner_characters(documents, training) if training.model == WORDPIECE else []
+    tokenizer, trainer = _untrained(training, training.vocab_size, inner)
+    tokenizer.train_from_iterator(iter(documents), trainer)
+    if not documents.count:
+        raise ConfigError(f"there is no document in {list(inputs)} to train a tokenizer on")
+    tokenizer = _without_special(tokenizer, inner)
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    return int(tokenizer.get_vocab_size())
+
+
+class _Texts:
+    """The texts of a corpus, read as they are needed; bad lines are left out."""
+
+    def __init__(self, paths: Sequence[Path], keys: Sequence[str], cutting: Cutting) -> None:
+        self._paths, self._keys, self._cutting = paths, keys, cutting
+        self.count = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for part in cut_into_parts(self._paths, self._cutting):
+            for piece in part.pieces:
+                for record in read_piece(piece, self._keys, self._cutting.documents):
+                    if isinstance(record, Document):
+                        self.count += any(map(str.strip, record.texts))
+                        yield from record.texts
+
+
+def _inner_characters(documents: _Texts, training: Training) -> list[str]:
+    """The characters within words, as WordPiece has them: "##a", "##b", ..., sorted.
+
+    The trainer numbers them as a hash table happens to hold them, and decides between equally frequent pairs by their
+    numbers; so it is told the numbers.
+    """
+    tokenizer, trainer = _untrained(training, 0, [])
+    tokenizer.train_from_iterator(iter(documents), trainer)
+    return sorted(
+        token for token in tokenizer.get_vocab(with_added_tokens=False) if len(token) == 3 and token[:2] == "##"
+    )
+
+
+def _without_special(tokenizer: Any, tokens: Sequence[str]) -> Any:
+    """The same tokenizer, in which `tokens` are tokens as others are."""
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = [added for added in content["added_tokens"] if added["content"] not in tokens]
+    return type(tokenizer).from_str(json.dumps(content))
+
+
+def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tuple[Any, Any]:
+    """A tokenizer, and what trains it; `first` are the tokens behind the special ones."""
+    try:
+        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+    except ModuleNotFoundError as error:
+        raise ConfigError("training needs the package tokenizers: pip install 'libai_data[text]'") from error
+    known: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "min_frequency": training.min_frequency,
+        "special_tokens": [*training.special_tokens(), *first],
+        "show_progress": False,
+    }
+    if training.model == BPE:
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        # So that every text can be encoded, whatever bytes the corpus has.
+        return tokenizer, trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **known)
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=training.lower_case)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer, trainers.WordPieceTrainer(**known)

@@ -1,0 +1,30 @@
+"""Transforms: from what lies on disk to what a model wants."""
+
+from libai_data.data.transforms.batch import BatchTransform
+from libai_data.data.transforms.colour import ColorJitter, RandomErasing
+from libai_data.data.transforms.decode import EncodedImage, decode_image
+from libai_data.data.transforms.foreign import Albumentations, Seeded
+from libai_data.data.transforms.geometry import CenterCrop, RandomFlip, RandomResizedCrop, Resize
+from libai_data.data.transforms.image import ImageToFloat
+from libai_data.data.transforms.mixup import Mixup
+from libai_data.data.transforms.pipeline import Compose, RandomTransform
+from libai_data.data.transforms.rand_augment import RandAugment
+
+__all__ = [
+    "Albumentations",
+    "BatchTransform",
+    "CenterCrop",
+    "ColorJitter",
+    "Compose",
+    "EncodedImage",
+    "ImageToFloat",
+    "Mixup",
+    "RandAugment",
+    "RandomErasing",
+    "RandomFlip",
+    "RandomResizedCrop",
+    "RandomTransform",
+    "Resize",
+    "Seeded",
+    "decode_image",
+]

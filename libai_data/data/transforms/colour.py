@@ -1,0 +1,127 @@
+"""Random changes of colour, and of what is to be seen at all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.data.transforms import operations
+from libai_data.data.transforms.geometry import probability
+from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
+
+_ATTEMPTS = 10
+
+
+class ColorJitter(RandomTransform):
+    """Changes brightness, contrast, saturation and hue by random amounts, in random order; as torchvision's.
+
+    Args:
+        brightness, contrast, saturation: factors are drawn from max(0, 1 - value) to 1 + value.
+        hue: turns are drawn from -hue to hue of the colour circle; at most 0.5.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    def __init__(
+        self, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0
+    ) -> None:
+        for name, value in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
+            if value < 0:
+                raise ConfigError(f"{name} is {value}; it must be at least 0")
+        if not 0 <= hue <= 0.5:
+            raise ConfigError(f"hue is {hue}; it must be from 0 to 0.5")
+        self._changes: list[tuple[Callable[[np.ndarray, float], np.ndarray], float, float]] = [
+            (operation, max(0.0, 1 - value), 1 + value)
+            for operation, value in (
+                (operations.brightness, brightness),
+                (operations.contrast, contrast),
+                (operations.colour, saturation),
+            )
+            if value
+        ]
+        if hue:
+            self._changes.append((operations.hue, -hue, hue))
+
+    def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
+        """Change the colours."""
+        pixels = pixels_of(image)
+        for number in generator.permutation(len(self._changes)).tolist():
+            operation, least, largest = self._changes[number]
+            pixels = operation(pixels, generator.uniform(least, largest))
+        return pixels
+
+
+class RandomErasing(RandomTransform):
+    """Fills a random box of images.
+
+    Source: Z. Zhong et al., "Random Erasing Data Augmentation" (AAAI 2020), algorithm 1.
+
+    Args:
+        p: the probability.
+        scale: area of the box, least and largest part of the image's.
+        ratio: height over width of the box, least and largest; drawn evenly by its logarithm.
+        value: what to fill it with: a number, one for each channel, or "random" for noise (uniform levels in uint8,
+            standard normal numbers in float32).
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        value: float | Sequence[float] | str = 0.0,
+    ) -> None:
+        self.p = probability(p)
+        for name, bounds in (("scale", scale), ("ratio", ratio)):
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
+        if isinstance(value, str) and value != "random":
+            raise ConfigError(f"value is {value!r}; it must be a number, one for each channel, or 'random'")
+        self.scale = float(scale[0]), float(scale[1])
+        self.ratio = float(ratio[0]), float(ratio[1])
+        self.value = value
+
+    def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
+        """Fill a box, or not.
+
+        Args:
+            image: as other transforms take it, or float32 [C, H, W], as after `ImageToFloat`.
+            generator: where to draw from.
+        """
+        is_float = isinstance(image, np.ndarray) and image.dtype == np.float32 and image.ndim == 3
+        pixels = image if is_float else pixels_of(image)
+        if generator.random() >= self.p:
+            return pixels
+        height, width = pixels.shape[1:] if is_float else pixels.shape[:2]
+        for _ in range(_ATTEMPTS):
+            area = height * width * generator.uniform(*self.scale)
+            ratio = math.exp(generator.uniform(math.log(self.ratio[0]), math.log(self.ratio[1])))
+            own_height, own_width = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < own_height < height and 0 < own_width < width:
+                top = int(generator.integers(0, height - own_height + 1))
+                left = int(generator.integers(0, width - own_width + 1))
+                erased = pixels.copy()
+                rows, columns = slice(top, top + own_height), slice(left, left + own_width)
+                target = erased[:, rows, columns] if is_float else erased[rows, columns]
+                target[...] = self._filling(target, is_float, generator)
+                return erased
+        return pixels
+
+    def _filling(self, target: np.ndarray, is_float: bool, generator: np.random.Generator) -> Any:
+        if isinstance(self.value, str):
+            if is_float:
+                return generator.standard_normal(target.shape, dtype=np.float32)
+            return generator.integers(0, 256, target.shape, dtype=np.uint8)
+        value = np.asarray(self.value)
+        channels = target.shape[0] if is_float else 1 if target.ndim == 2 else target.shape[2]
+        if value.size not in (1, channels):
+            raise SchemaError(f"value has {value.size} numbers, but the image {channels} channels; give one for each")
+        return value.reshape(-1, 1, 1) if is_float else value

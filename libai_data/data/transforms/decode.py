@@ -1,0 +1,222 @@
+"""Decoding images: JPEG by libjpeg-turbo, straight to about the size that is needed, all else by Pillow."""
+
+from __future__ import annotations
+
+import io
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from PIL import ExifTags, Image
+
+from libai_data.errors import ConfigError, FormatError, nearest
+from libai_data.data.transforms.libraries import libjpeg_turbo
+from libai_data.data.transforms.scratch import scratch
+
+MODES = ("RGB", "L")
+
+_JPEG = b"\xff\xd8\xff"
+_EXIF = b"Exif\x00\x00"
+_EXIF_WITHIN = 4096
+_ORIENTATION = {name: number for number, name in ExifTags.TAGS.items()}["Orientation"]
+_REDUCTIONS = (8, 4, 2)
+"""By these libjpeg-turbo decodes faster than in full; by 5/8 to 7/8 it is slower, and no better."""
+
+
+def decode_image(data: bytes, mode: str = "RGB") -> np.ndarray:
+    """Decode an image in full, turned as its EXIF orientation says.
+
+    Args:
+        data: the file's bytes: JPEG, PNG, WebP, BMP, GIF (its first frame) or TIFF.
+        mode: "RGB", or "L" for greyscale.
+
+    Returns:
+        uint8 [H, W, 3], or [H, W] for "L". Of 16 bits a channel the upper 8; transparency is left out.
+
+    Raises:
+        FormatError: The image is truncated, corrupt, of no known format or form of pixels, or has more pixels than
+            twice Pillow's `Image.MAX_IMAGE_PIXELS`.
+        ConfigError: There is no such mode.
+    """
+    return EncodedImage(data, mode).decode()
+
+
+class EncodedImage:
+    """An image that is not decoded yet, so that a transform which crops can have it decoded at the scale it needs.
+
+    `numpy.asarray` decodes it in full.
+
+    Args:
+        data: the file's bytes; see `decode_image`.
+        mode: "RGB", or "L" for greyscale.
+
+    Raises:
+        ConfigError: There is no such mode.
+    """
+
+    def __init__(self, data: bytes, mode: str = "RGB") -> None:
+        if mode not in MODES:
+            raise ConfigError(f"mode is {mode!r}; it must be one of {MODES}.{nearest(mode, MODES)}")
+        self.data = data
+        self.mode = mode
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in pixels, as the image is to be seen.
+
+        Raises:
+            FormatError: See `decode_image`.
+        """
+        height, width = self._stored_size
+        return (width, height) if self._orientation >= 5 else (height, width)
+
+    def decode(self, reduction: int = 1) -> np.ndarray:
+        """Decode the whole image.
+
+        Args:
+            reduction: 1, 2, 4 or 8; a JPEG is decoded at this fraction of its height and width, rounded up, in less
+                time; any other image is not reduced.
+
+        Returns:
+            uint8 [H, W, 3] or [H, W].
+
+        Raises:
+            FormatError: See `decode_image`.
+        """
+        return self._upright(reduction, rough=False)
+
+    def _upright(self, reduction: int, rough: bool) -> np.ndarray:
+        pixels = self._decode_stored(reduction, rough)
+        return pixels if self._orientation == 1 else np.ascontiguousarray(_turned(pixels, self._orientation))
+
+    def region(
+        self, top: int, left: int, height: int, width: int, at_least: tuple[int, int], rough: bool = False
+    ) -> np.ndarray:
+        """Decode a region, at the smallest scale at which it is not smaller than what it is to be resized to.
+
+        Args:
+            top, left, height, width: of the region, in pixels of the whole image. Of a reduced image, the nearest whole
+                pixels are taken.
+            at_least: height and width that are needed of it.
+            rough: quickly, for pixels that are resized at once: a JPEG's colours are enlarged without interpolation,
+                its transform is the fast one, and the pixels lie in memory that this thread's next rough region takes.
+
+        Returns:
+            uint8 [h, w, 3] or [h, w], where h and w lie between what is needed, less one for rounding, and the region's
+            own size.
+
+        Raises:
+            FormatError: See `decode_image`.
+        """
+        fits = (each for each in _REDUCTIONS if height >= at_least[0] * each and width >= at_least[1] * each)
+        reduction = next(fits, 1) if self._header[2] else 1
+        pixels = self._upright(reduction, rough)
+        rows = _reduced(top, height, reduction, pixels.shape[0])
+        return pixels[rows, _reduced(left, width, reduction, pixels.shape[1])]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        pixels = self.decode()
+        return pixels if dtype is None else pixels.astype(dtype)
+
+    @cached_property
+    def _is_jpeg(self) -> bool:
+        return self.data[:3] == _JPEG
+
+    @cached_property
+    def _stored_size(self) -> tuple[int, int]:
+        return self._header[:2]
+
+    @cached_property
+    def _header(self) -> tuple[int, int, bool]:
+        """Height and width as they are stored, and whether libjpeg-turbo is to decode the image."""
+        if self._is_jpeg:
+            try:
+                height, width, colours, _ = libjpeg_turbo().decode_jpeg_header(self.data)
+            except ValueError as error:
+                raise FormatError(f"the JPEG's header cannot be read: {error}") from error
+            _check_pixels(height, width)
+            # How inks become colours is a matter of convention, and Pillow's is what people compare with.
+            return height, width, colours not in ("CMYK", "YCCK")
+        image = self._opened
+        return image.height, image.width, False
+
+    @cached_property
+    def _orientation(self) -> int:
+        """As EXIF numbers it; 1 is upright."""
+        if self._is_jpeg and _EXIF not in self.data[:_EXIF_WITHIN]:
+            return 1
+        try:
+            found = self._opened.getexif().get(_ORIENTATION, 1)
+        except FormatError:
+            raise
+        except Exception:  # of many kinds for malformed metadata, which say nothing about the pixels
+            return 1
+        return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+    @property
+    def _opened(self) -> Image.Image:
+        try:
+            image = Image.open(io.BytesIO(self.data))
+        except Exception as error:
+            if isinstance(error, Image.DecompressionBombError):
+                raise FormatError(f"the image is too large: {error}") from error
+            raise FormatError(
+                f"no image of a known format: {error} ({len(self.data)} bytes that begin with {self.data[:8]!r})"
+            ) from error
+        _check_pixels(image.height, image.width)
+        return image
+
+    def _decode_stored(self, reduction: int, rough: bool) -> np.ndarray:
+        height, width, by_turbo = self._header
+        if not by_turbo:
+            return self._decode_by_pillow()
+        form = "GRAY" if self.mode == "L" else "RGB"
+        options: dict[str, Any] = {}
+        if reduction > 1:
+            options.update(min_height=-(-height // reduction), min_width=-(-width // reduction))
+        if rough:
+            options.update(fastdct=True, fastupsample=True, buffer=scratch("decoded", (height * width * 3,)))
+        try:
+            pixels = libjpeg_turbo().decode_jpeg(self.data, form, **options)
+        except ValueError as error:
+            raise FormatError(f"the JPEG of {width} x {height} pixels is truncated or corrupt: {error}") from error
+        return pixels[:, :, 0] if self.mode == "L" else pixels
+
+    def _decode_by_pillow(self) -> np.ndarray:
+        image = self._opened
+        try:
+            if image.mode.startswith("I"):
+                return self._of_16_bits(np.asarray(image))
+            if image.mode != "F":
+                return np.array(image.convert(self.mode))
+        except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
+            raise FormatError(f"the {image.format} image is truncated or corrupt: {error}") from error
+        raise FormatError(f"the {image.format} image has pixels of floating point; save it with 8 or 16 bits a channel")
+
+    def _of_16_bits(self, values: np.ndarray) -> np.ndarray:
+        upper = (np.clip(values, 0, 0xFFFF).astype(np.uint16) >> 8).astype(np.uint8)
+        return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
+
+
+def _check_pixels(height: int, width: int) -> None:
+    most = Image.MAX_IMAGE_PIXELS
+    if most is not None and height * width > 2 * most:
+        raise FormatError(
+            f"the image has {width} x {height} pixels, more than {2 * most}; if it may be so large, raise "
+            "PIL.Image.MAX_IMAGE_PIXELS, of which twice as many are allowed"
+        )
+
+
+def _reduced(begin: int, length: int, reduction: int, size: int) -> slice:
+    """A stretch of pixels where one of `size` stands for `reduction`; at least one pixel."""
+    first = min(round(begin / reduction), size - 1)
+    return slice(first, max(first + 1, round((begin + length) / reduction)))
+
+
+def _turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """Stored pixels as they are to be seen. Source: Exif 2.32 (CIPA DC-008), 4.6.4, tag Orientation."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    flips_rows = orientation in (3, 4, 7, 8)
+    flips_columns = orientation in (2, 3, 6, 7)
+    return pixels[:: -1 if flips_rows else 1, :: -1 if flips_columns else 1]

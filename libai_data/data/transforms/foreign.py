@@ -1,0 +1,85 @@
+"""Transforms of other libraries, with what they draw seeded for the sample."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable
+
+import numpy as np
+from PIL import Image
+
+from libai_data.errors import ConfigError, nearest
+from libai_data.data.random.global_generators import known_generators, seeded
+from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
+
+TAKES = ("pillow", "array")
+_SEEDS = 1 << 32
+_turns = threading.Lock()
+
+
+class Seeded(RandomTransform):
+    """A transform of another library, such as flowvision or torchvision, or of one's own.
+
+    While it runs, Python's, numpy's, torch's and OneFlow's global generators are seeded for the sample, the latter two
+    if they are imported. Afterwards they are put back; OneFlow's, which takes 2 ms, to some hundred numbers later, as
+    OneFlow 0.9 tells no exact place. A loader does the same for all that a dataset draws; this is for what draws from
+    OneFlow, which a loader cannot watch.
+
+    Args:
+        transform: from an image to an image or an array.
+        takes: what it takes: a Pillow image, or a uint8 "array".
+
+    Raises:
+        ConfigError: `takes` is something else.
+    """
+
+    def __init__(self, transform: Callable[[Any], Any], takes: str = "pillow") -> None:
+        if takes not in TAKES:
+            raise ConfigError(f"takes is {takes!r}; it must be one of {TAKES}.{nearest(takes, TAKES)}")
+        self.transform = transform
+        self.takes = takes
+
+    def apply(self, image: Any, generator: np.random.Generator) -> Any:
+        """Apply the transform."""
+        seed = int(generator.integers(_SEEDS))
+        while True:
+            known = known_generators()
+            with seeded(seed):
+                made = self.transform(self._as_taken(image))
+            # What it has just imported by itself was not seeded.
+            if known_generators() == known:
+                return made
+
+    def _as_taken(self, image: Any) -> Any:
+        if self.takes == "array":
+            return pixels_of(image)
+        return image if isinstance(image, Image.Image) else Image.fromarray(pixels_of(image))
+
+
+class Albumentations(RandomTransform):
+    """A transform of albumentations 2, such as its `Compose`.
+
+    It has generators of its own, which are seeded for each sample (0.3 ms for a few transforms); threads take turns.
+
+    Args:
+        transform: takes `image=` and returns a dict with `image`.
+
+    Raises:
+        ConfigError: It has no `set_random_seed`, as those of albumentations before 2.0 and single transforms.
+    """
+
+    seeds_generators = True
+
+    def __init__(self, transform: Any) -> None:
+        if not callable(getattr(transform, "set_random_seed", None)):
+            raise ConfigError(
+                f"{type(transform).__name__} has no set_random_seed; it must be a transform of albumentations 2"
+            )
+        self.transform = transform
+
+    def apply(self, image: Any, generator: np.random.Generator) -> Any:
+        """Apply the transform."""
+        pixels = pixels_of(image)
+        with _turns:
+            self.transform.set_random_seed(int(generator.integers(_SEEDS)))
+            return self.transform(image=pixels)["image"]

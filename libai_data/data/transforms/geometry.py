@@ -1,0 +1,190 @@
+"""Transforms that crop, resize and flip images."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from libai_data.errors import ConfigError
+from libai_data.data.transforms.decode import EncodedImage
+from libai_data.data.transforms.libraries import opencv
+from libai_data.data.transforms.pipeline import RandomTransform, pixels_of, size_of
+from libai_data.data.transforms.scratch import scratch
+
+Size = Union[int, Sequence[int]]
+
+_ATTEMPTS = 10
+_NO_ALIASING_BELOW = 1.25
+_FEW_PIXELS_BELOW = 2.0
+_SMOOTHING = 0.42
+
+
+def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize an image by linear interpolation, over as many pixels as one of the result stands for.
+
+    Args:
+        pixels: uint8 [H, W, 3] or [H, W].
+        size: height and width of the result.
+    """
+    cv2 = opencv()
+    height, width = size
+    if pixels.shape[:2] == (height, width):
+        return pixels.copy()
+    shrinks = max(pixels.shape[0] / height, pixels.shape[1] / width)
+    if shrinks <= _NO_ALIASING_BELOW:
+        return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_LINEAR)
+    if shrinks <= _FEW_PIXELS_BELOW:
+        # Smoothed by as much as they shrink: a third of the time of INTER_AREA, and as near to what Pillow makes.
+        smooth = scratch("smooth", pixels.shape)
+        border = cv2.BORDER_REPLICATE | cv2.BORDER_ISOLATED
+        cv2.GaussianBlur(pixels, (3, 3), _SMOOTHING * math.sqrt(shrinks**2 - 1), dst=smooth, borderType=border)
+        return cv2.resize(smooth, (width, height), interpolation=cv2.INTER_LINEAR)
+    return cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+
+
+class Resize:
+    """Resizes images.
+
+    Args:
+        size: of the shorter side, the other one in proportion; or height and width.
+
+    Raises:
+        ConfigError: A size below 1.
+    """
+
+    takes_encoded = True
+
+    def __init__(self, size: Size) -> None:
+        pair = _pair(size)
+        self.size = size if isinstance(size, int) else pair
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Resize an image; a JPEG that is not decoded yet is decoded at the scale needed."""
+        height, width = size_of(image)
+        target = self._target(height, width)
+        if isinstance(image, EncodedImage):
+            return resized(image.region(0, 0, height, width, target), target)
+        return resized(pixels_of(image), target)
+
+    def _target(self, height: int, width: int) -> tuple[int, int]:
+        if not isinstance(self.size, int):
+            return self.size
+        shorter = min(height, width)
+        return max(1, height * self.size // shorter), max(1, width * self.size // shorter)
+
+
+class CenterCrop:
+    """Cuts the middle out of images; smaller ones are filled up with black.
+
+    Args:
+        size: of the sides, or height and width.
+
+    Raises:
+        ConfigError: A size below 1.
+    """
+
+    takes_encoded = True
+
+    def __init__(self, size: Size) -> None:
+        self.size = _pair(size)
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Crop an image."""
+        pixels = pixels_of(image)
+        height, width = self.size
+        missing = max(0, height - pixels.shape[0]), max(0, width - pixels.shape[1])
+        if any(missing):
+            before = missing[0] // 2, missing[1] // 2
+            edges = (before[0], missing[0] - before[0], before[1], missing[1] - before[1])
+            pixels = opencv().copyMakeBorder(pixels, *edges, opencv().BORDER_CONSTANT, value=0)
+        top, left = (round((found - wanted) / 2) for found, wanted in zip(pixels.shape, self.size))
+        return pixels[top : top + height, left : left + width]
+
+
+class RandomResizedCrop(RandomTransform):
+    """Cuts a random region out of images and resizes it. A JPEG is decoded at the scale that the region needs.
+
+    Source: C. Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), section 6; defaults and what happens if no
+    region fits are torchvision's.
+
+    Args:
+        size: of the sides of the result, or height and width.
+        scale: area of the region, least and largest part of the image's.
+        ratio: width over height of the region, least and largest; drawn evenly by its logarithm.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    def __init__(
+        self, size: Size, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
+    ) -> None:
+        self.size = _pair(size)
+        for name, bounds in (("scale", scale), ("ratio", ratio)):
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
+        self.scale = float(scale[0]), float(scale[1])
+        self.ratio = float(ratio[0]), float(ratio[1])
+
+    def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
+        """Cut and resize."""
+        top, left, height, width = self.region(*size_of(image), generator)
+        if isinstance(image, EncodedImage):
+            return resized(image.region(top, left, height, width, self.size, rough=True), self.size)
+        return resized(pixels_of(image)[top : top + height, left : left + width], self.size)
+
+    def region(self, height: int, width: int, generator: np.random.Generator) -> tuple[int, int, int, int]:
+        """Draw top, left, height and width of the region of an image."""
+        least, largest = (math.log(bound) for bound in self.ratio)
+        for _ in range(_ATTEMPTS):
+            area = height * width * generator.uniform(*self.scale)
+            ratio = math.exp(generator.uniform(least, largest))
+            own_width, own_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < own_width <= width and 0 < own_height <= height:
+                top = int(generator.integers(0, height - own_height + 1))
+                return top, int(generator.integers(0, width - own_width + 1)), own_height, own_width
+        own_height = min(height, max(1, round(width / self.ratio[0])))
+        own_width = min(width, max(1, round(height * self.ratio[1])))
+        return (height - own_height) // 2, (width - own_width) // 2, own_height, own_width
+
+
+class RandomFlip(RandomTransform):
+    """Flips images at random.
+
+    Args:
+        p: the probability.
+        vertical: upside down, instead of left to right.
+
+    Raises:
+        ConfigError: `p` is out of range.
+    """
+
+    def __init__(self, p: float = 0.5, vertical: bool = False) -> None:
+        self.p = probability(p)
+        self.vertical = vertical
+
+    def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
+        """Flip, or not."""
+        pixels = pixels_of(image)
+        return opencv().flip(pixels, 0 if self.vertical else 1) if generator.random() < self.p else pixels
+
+
+def probability(p: float) -> float:
+    """A probability, checked.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    if not 0 <= p <= 1:
+        raise ConfigError(f"p is {p}; a probability is from 0 to 1")
+    return p
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
+        raise ConfigError(f"size is {size!r}; it must be an int of at least 1, or (height, width)")
+    return pair

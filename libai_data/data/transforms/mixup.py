@@ -1,0 +1,179 @@
+"""Mixup and CutMix: images mixed in pairs, and their labels in the same shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.data.random.sample_random import BatchRandom
+from libai_data.data.transforms.batch import BatchTransform
+from libai_data.data.transforms.libraries import opencv
+from libai_data.data.transforms.soft_labels import LABELS, SoftLabels
+
+IMAGES = "images"
+_MODES = ("batch", "pair", "elem")
+
+
+class _Mix(NamedTuple):
+    """How a row is mixed with its partner.
+
+    Args:
+        own: share of the row itself; what is left is its partner's.
+        box: what of the image is the partner's: top, bottom, left, right; None where all of it is blended.
+    """
+
+    own: float = 1.0
+    box: tuple[int, int, int, int] | None = None
+
+
+class Mixup(BatchTransform):
+    """Mixes each image with that of the row beside it: row 0 with 1, 2 with 3, and so on through the global batch.
+
+    The rows of a pair never lie on different ranks, and the order of the rows is random already, so that the result is
+    the same on every layout, and nothing is sent. The arguments are those of timm's and flowvision's Mixup, which LiBai
+    uses. Needs the fields `images` (float32 [C, H, W], or uint8 [H, W, C] or [H, W]) and `labels` (integer []), and
+    makes the latter float32 [num_classes].
+
+    Args:
+        mixup_alpha: of the Beta distribution of the shares, where two images are blended; 0 never blends. Source: H.
+            Zhang et al., "mixup: Beyond Empirical Risk Minimization" (ICLR 2018).
+        cutmix_alpha: of that of the areas, where a box of one image is cut out and replaced by the other's; 0 never
+            cuts. Source: S. Yun et al., "CutMix" (ICCV 2019), algorithm A1.
+        cutmix_minmax: the box's height and width as least and largest part of the image's, instead of `cutmix_alpha`.
+        prob: probability that anything is mixed.
+        switch_prob: probability of CutMix where both are on.
+        mode: "batch" draws once for a batch, "pair" for each pair of rows, "elem" for each row.
+        label_smoothing: see `SoftLabels`.
+        num_classes: how many classes there are.
+
+    Raises:
+        ConfigError: An argument is out of range, or neither is on.
+    """
+
+    rows_together = 2
+
+    def __init__(
+        self,
+        mixup_alpha: float = 1.0,
+        cutmix_alpha: float = 0.0,
+        cutmix_minmax: Sequence[float] | None = None,
+        prob: float = 1.0,
+        switch_prob: float = 0.5,
+        mode: str = "batch",
+        label_smoothing: float = 0.1,
+        num_classes: int = 1000,
+    ) -> None:
+        if mode not in _MODES:
+            raise ConfigError(f"mode is {mode!r}; it must be one of {_MODES}.{nearest(mode, _MODES)}")
+        for name, value in (("prob", prob), ("switch_prob", switch_prob)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value}; it must be from 0 to 1")
+        if cutmix_minmax is not None:
+            if len(cutmix_minmax) != 2 or not 0 <= cutmix_minmax[0] <= cutmix_minmax[1] <= 1:
+                raise ConfigError(f"cutmix_minmax is {list(cutmix_minmax)}; it must be [least, largest], from 0 to 1")
+            cutmix_alpha = 1.0
+        if min(mixup_alpha, cutmix_alpha) < 0 or max(mixup_alpha, cutmix_alpha) == 0:
+            raise ConfigError(
+                f"mixup_alpha is {mixup_alpha} and cutmix_alpha {cutmix_alpha}; at least one must be above 0, and none "
+                "below"
+            )
+        SoftLabels((), num_classes, label_smoothing)
+        self.mixup_alpha = mixup_alpha
+        self.cutmix_alpha = cutmix_alpha
+        self.cutmix_minmax = None if cutmix_minmax is None else (float(cutmix_minmax[0]), float(cutmix_minmax[1]))
+        self.prob = prob
+        self.switch_prob = switch_prob
+        self.mode = mode
+        self.label_smoothing = label_smoothing
+        self.num_classes = num_classes
+
+    def prepared(self, dataset: Any) -> SoftLabels:
+        """The dataset with labels that can be mixed."""
+        return SoftLabels(dataset, self.num_classes, self.label_smoothing)
+
+    def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
+        """Mix rows in pairs; see `BatchTransform`.
+
+        Raises:
+            SchemaError: There are no images, or of another form.
+        """
+        images, labels = _images_of(fields), fields[LABELS]
+        plane = images.shape[2:4] if images.dtype.kind == "f" else images.shape[1:3]
+        mixes = self._mixes(random, len(images), (int(plane[0]), int(plane[1])))
+        for row in range(0, len(images), 2):
+            _mix_pair(images[row : row + 2], labels[row : row + 2], mixes[row : row + 2])
+
+    def _mixes(self, random: BatchRandom, rows: int, plane: tuple[int, int]) -> list[_Mix]:
+        if self.mode == "batch":
+            return [self._draw(random.of_batch(), plane)] * rows
+        if self.mode == "elem":
+            return [self._draw(random.of_row(row), plane) for row in range(rows)]
+        drawn = [self._draw(random.of_row(row), plane) for row in range(0, rows, 2)]
+        return [mix for mix in drawn for _ in range(2)]
+
+    def _draw(self, generator: np.random.Generator, plane: tuple[int, int]) -> _Mix:
+        if generator.random() >= self.prob:
+            return _Mix()
+        if not self.cutmix_alpha or (self.mixup_alpha and generator.random() >= self.switch_prob):
+            return _Mix(generator.beta(self.mixup_alpha, self.mixup_alpha))
+        top, bottom, left, right = self._box(generator, *plane)
+        return _Mix(1 - (bottom - top) * (right - left) / (plane[0] * plane[1]), (top, bottom, left, right))
+
+    def _box(self, generator: np.random.Generator, height: int, width: int) -> tuple[int, int, int, int]:
+        if self.cutmix_minmax is not None:
+            least, largest = self.cutmix_minmax
+            sizes = [int(generator.integers(int(size * least), int(size * largest) + 1)) for size in (height, width)]
+            top, left = (int(generator.integers(0, whole - own + 1)) for whole, own in zip((height, width), sizes))
+            return top, top + sizes[0], left, left + sizes[1]
+        side = math.sqrt(1 - generator.beta(self.cutmix_alpha, self.cutmix_alpha))
+        top, bottom = _stretch(generator, height, side)
+        return (top, bottom, *_stretch(generator, width, side))
+
+
+def _stretch(generator: np.random.Generator, size: int, part: float) -> tuple[int, int]:
+    """A stretch of this part of `size` pixels, about a place anywhere, cut off at the borders."""
+    half, centre = int(size * part) // 2, int(generator.integers(0, size))
+    return max(centre - half, 0), min(centre + half, size)
+
+
+def _images_of(fields: dict[str, np.ndarray]) -> np.ndarray:
+    if IMAGES not in fields:
+        raise SchemaError(f"to mix images, samples need a field '{IMAGES}'; they have {list(fields)}")
+    images = fields[IMAGES]
+    if images.dtype == np.float32 and images.ndim == 4:
+        return images
+    if images.dtype == np.uint8 and images.ndim in (3, 4):
+        return images
+    raise SchemaError(
+        f"field '{IMAGES}' is {images.dtype} {list(images.shape[1:])}; to be mixed, images must be float32 [C, H, W] "
+        "or uint8 [H, W, C]"
+    )
+
+
+def _mix_pair(images: np.ndarray, labels: np.ndarray, mixes: Sequence[_Mix]) -> None:
+    first, second = images
+    # One of the two is changed first.
+    before = first.copy()
+    _mix_image(first, second, mixes[0])
+    _mix_image(second, before, mixes[1])
+    own = np.array([[mix.own] for mix in mixes], np.float32)
+    labels[...] = labels * own + labels[::-1] * (1 - own)
+
+
+def _mix_image(image: np.ndarray, partner: np.ndarray, mix: _Mix) -> None:
+    if mix.box is not None:
+        rows, columns = slice(*mix.box[:2]), slice(*mix.box[2:])
+        box = (rows, columns) if image.dtype == np.uint8 else (slice(None), rows, columns)
+        image[box] = partner[box]
+    elif mix.own < 1:
+        _blend(image, partner, mix.own)
+
+
+def _blend(image: np.ndarray, partner: np.ndarray, own: float) -> None:
+    # As one plane, of which OpenCV writes the result straight into the image's memory.
+    flat = image.reshape(len(image), -1)
+    opencv().addWeighted(flat, own, partner.reshape(len(partner), -1), 1 - own, 0, dst=flat)

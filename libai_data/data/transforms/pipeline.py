@@ -1,0 +1,149 @@
+"""Transforms one after the other, each sample's with a random generator of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.data.random.sample_random import passing_generator, sample_generator
+from libai_data.data.transforms.decode import EncodedImage
+
+
+class RandomTransform:
+    """Base of the transforms that draw; they change an image by `apply`, and never in place.
+
+    Called alone, one draws from the generator of the sample that is being read; a `Compose` gives all of its own the
+    same one, in turn.
+    """
+
+    takes_encoded = True
+
+    def __call__(self, image: Any) -> np.ndarray:
+        """Transform an image: a uint8 array [H, W, 3] or [H, W], a Pillow image or an `EncodedImage`."""
+        return self.apply(image, sample_generator())
+
+    def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
+        """Transform an image.
+
+        Args:
+            image: see `__call__`.
+            generator: where to draw from.
+        """
+        raise NotImplementedError
+
+
+class Compose:
+    """Applies transforms in turn.
+
+    Args:
+        transforms: `RandomTransform`s, or any callables from an image (an array after the first one) to an image.
+
+    Raises:
+        ConfigError: There is none.
+    """
+
+    def __init__(self, transforms: Sequence[Any]) -> None:
+        self.transforms = list(transforms)
+        if not self.transforms:
+            raise ConfigError("Compose was given no transforms; name at least one")
+        self._draws = any(_draws(part) for part in self.transforms)
+        self._writer: Any = next((part for part in self.transforms if hasattr(part, "write")), None)
+
+    @property
+    def takes_encoded(self) -> bool:
+        """Whether the first transform decodes the image by itself, and so need not be given pixels."""
+        return getattr(self.transforms[0], "takes_encoded", False)
+
+    def __call__(self, image: Any, out: np.ndarray | None = None) -> Any:
+        """Transform an image.
+
+        Args:
+            image: a uint8 array [H, W, 3] or [H, W], a Pillow image or an `EncodedImage`.
+            out: where to write the result, if it may be written straight to memory.
+
+        Returns:
+            What the last transform returns: `out`, where that could be.
+        """
+        with self._generator() as generator:
+            return self.apply(image, generator, out)
+
+    def apply(self, image: Any, generator: np.random.Generator | None, out: np.ndarray | None = None) -> Any:
+        """Transform an image, with numbers drawn from a generator; see `__call__`."""
+        for part in self.transforms:
+            image = self._applied(part, image, generator, out)
+        return image
+
+    def stages(self, image: Any) -> Iterator[tuple[str, Any]]:
+        """Name of each transform, and what it made."""
+        generator = sample_generator()
+        for part in self.transforms:
+            image = self._applied(part, image, generator, None)
+            yield getattr(part, "__name__", type(part).__name__), image
+
+    def _generator(self) -> Any:
+        return passing_generator() if self._draws else nullcontext()
+
+    def _applied(self, part: Any, image: Any, generator: np.random.Generator | None, out: np.ndarray | None) -> Any:
+        if generator is not None and _draws(part):
+            return part.apply(image, generator)
+        if out is not None and part is self._writer:
+            return part.write(image, out)
+        return part(image)
+
+
+def _draws(part: Any) -> bool:
+    return isinstance(part, RandomTransform) or (isinstance(part, Compose) and part._draws)
+
+
+def pixels_of(image: Any) -> np.ndarray:
+    """The pixels of an image in any form.
+
+    Returns:
+        uint8 [H, W, 3] or [H, W].
+
+    Raises:
+        SchemaError: It has pixels of another form.
+        FormatError: It cannot be decoded.
+    """
+    pixels = np.asarray(image)
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+        raise SchemaError(f"the image is {pixels.dtype} {list(pixels.shape)}; expected uint8 [H, W, 3] or [H, W]")
+    if not pixels.size:
+        raise SchemaError(f"the image is {list(pixels.shape)}, and has no pixels")
+    return pixels
+
+
+def size_of(image: Any) -> tuple[int, int]:
+    """Height and width of an image in any form, which is not decoded for it."""
+    if isinstance(image, EncodedImage):
+        return image.size
+    height, width = pixels_of(image).shape[:2]
+    return height, width
+
+
+def transform_into(transform: Any, image: Any, out: np.ndarray, name: str) -> None:
+    """Transform an image straight into its place in a batch, where the transform can do that.
+
+    Args:
+        transform: any callable.
+        image: what it takes.
+        out: the place.
+        name: of the field, for errors.
+
+    Raises:
+        SchemaError: What it makes has another shape or dtype than the place.
+    """
+    made = transform(image, out) if isinstance(transform, Compose) else transform(image)
+    if made is out:
+        return
+    array = np.asarray(made)
+    if array.shape != out.shape or array.dtype != out.dtype:
+        raise SchemaError(
+            f"field '{name}' is {array.dtype} {list(array.shape)}, in the samples before it {out.dtype} "
+            f"{list(out.shape)}; let the transform make all samples alike"
+        )
+    out[...] = array

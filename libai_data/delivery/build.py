@@ -1,0 +1,376 @@
+"""From a config to loaders: LiBai's builders, one implementation behind their five names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
+from itertools import accumulate
+from math import inf
+from numbers import Real
+from typing import Any, Callable, Optional, Union
+
+from omegaconf import ListConfig
+
+from libai_data.config import LazyCall, instantiate
+from libai_data.config.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
+from libai_data.data.datasets.blend import BlendedDataset
+from libai_data.data.datasets.combine import ConcatDataset, Subset
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.data.transforms.batch import BatchTransform
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.shared_loader import SharedLoader
+from libai_data.errors import ConfigError, DataPipelineError, nearest
+from libai_data.loader.collate import Collator
+from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.schema import Overrides, TensorPart
+from libai_data.mesh.current import get_data_parallel_size, get_mesh
+
+_PARTS = ("training", "validation", "testing")
+Mixer = Callable[[list[Any]], Any]
+_ENDLESS = LazyCall(CyclicSampler)(shuffle=True)
+_ONE_ROUND = LazyCall(SingleRoundSampler)(shuffle=False, drop_last=False)
+_ONE_SHUFFLED_ROUND = LazyCall(SingleRoundSampler)(shuffle=True, drop_last=False)
+
+_CALL = Rule("a LazyCall", lambda value: isinstance(value, Mapping) and "_target_" in value)
+_RULES = {
+    "train_batch_size": BATCH_SIZE,
+    "test_batch_size": BATCH_SIZE,
+    "dataset_mixer": FUNCTION,
+    **dict.fromkeys(("sampler", "train_sampler", "test_sampler"), _CALL),
+    "splits": or_none(list_of(Sequence, "splits, one for each dataset, such as [[7, 2, 1]]")),
+    "weights": or_none(list_of(Real, "numbers")),
+}
+
+Loader = Union[DataLoader, SharedLoader]
+TrainLoaders = tuple[Loader, Optional[Loader], Optional[Loader]]
+
+
+def build_nlp_train_loader(
+    dataset: Any,
+    train_batch_size: int,
+    test_batch_size: int | None = None,
+    sampler: Any = _ENDLESS,
+    num_workers: int = 4,
+    consumed_samples: int = 0,
+    seed: int = 0,
+    collate_fn: Collator | None = None,
+    dataset_mixer: Mixer = ConcatDataset,
+    mixup_func: Any = None,
+    layouts: Overrides | None = None,
+    readers: str = "data_parallel",
+    **loader_options: Any,
+) -> TrainLoaders:
+    """Build the loader of an endless training stream.
+
+    Args:
+        dataset: a dataset, its config (`LazyCall`), or a list of these.
+        train_batch_size: samples of a batch for one data-parallel rank.
+        test_batch_size: unused; trainers set it on every training loader.
+        sampler: config of the sampler; dataset, batch size, rank and seed are filled in.
+        num_workers: processes that read; 0 reads in the trainer's own.
+        consumed_samples: samples that all ranks together have taken so far.
+        seed: decides the order and what random transforms draw.
+        collate_fn: makes a batch of a list of samples; by default they are stacked.
+        dataset_mixer: makes one dataset of several.
+        mixup_func: `Mixup`, or another `BatchTransform`, applied to each batch by whoever reads it; or what takes and
+            returns images and labels, applied to each rank's own rows by the trainer; or the config of either.
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
+        readers: who reads: "data_parallel" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
+        **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
+
+    Returns:
+        The training loader, and None twice (no validation, no test loader).
+
+    Raises:
+        ConfigError: An argument is out of range, or the dataset smaller than a global batch.
+    """
+    check(_RULES, train_batch_size=train_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
+    loader = _build_loader(
+        lambda: _one_dataset(dataset, dataset_mixer),
+        sampler,
+        readers,
+        {"micro_batch_size": train_batch_size, "seed": seed, "consumed_samples": consumed_samples},
+        num_workers=num_workers,
+        collate_fn=instantiate(collate_fn),
+        layouts=layouts,
+        mixup_func=instantiate(mixup_func),
+        **loader_options,
+    )
+    return loader, None, None
+
+
+def build_nlp_test_loader(
+    dataset: Any,
+    test_batch_size: int,
+    sampler: Any = _ONE_ROUND,
+    num_workers: int = 4,
+    seed: int = 0,
+    collate_fn: Collator | None = None,
+    dataset_mixer: Mixer = ConcatDataset,
+    layouts: Overrides | None = None,
+    readers: str = "data_parallel",
+    **loader_options: Any,
+) -> Loader:
+    """Build a loader of one round over a dataset; the arguments are those of `build_nlp_train_loader`.
+
+    Returns:
+        The loader. Its last batch is filled up; `batch_info(batch).valid` tells how many rows count.
+    """
+    check(_RULES, test_batch_size=test_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
+    return _build_loader(
+        lambda: _one_dataset(dataset, dataset_mixer),
+        sampler,
+        readers,
+        {"micro_batch_size": test_batch_size, "seed": seed},
+        num_workers=num_workers,
+        collate_fn=instantiate(collate_fn),
+        layouts=layouts,
+        **loader_options,
+    )
+
+
+build_image_train_loader = build_nlp_train_loader
+
+
+def build_image_test_loader(
+    dataset: Any,
+    test_batch_size: int,
+    sampler: Any = _ONE_SHUFFLED_ROUND,
+    num_workers: int = 4,
+    seed: int = 0,
+    collate_fn: Collator | None = None,
+    dataset_mixer: Mixer = ConcatDataset,
+    layouts: Overrides | None = None,
+    readers: str = "data_parallel",
+    **loader_options: Any,
+) -> Loader:
+    """`build_nlp_test_loader`, but shuffled by default, as LiBai's is."""
+    return build_nlp_test_loader(
+        dataset,
+        test_batch_size,
+        sampler,
+        num_workers,
+        seed,
+        collate_fn,
+        dataset_mixer,
+        layouts,
+        readers,
+        **loader_options,
+    )
+
+
+def build_nlp_train_val_test_loader(
+    dataset: Any,
+    splits: Sequence[Sequence[float]],
+    weights: Sequence[float] | None,
+    train_val_test_num_samples: Sequence[int] | None,
+    train_batch_size: int,
+    test_batch_size: int,
+    train_sampler: Any = _ENDLESS,
+    test_sampler: Any = _ONE_ROUND,
+    num_workers: int = 4,
+    consumed_samples: int = 0,
+    seed: int = 0,
+    collate_fn: Collator | None = None,
+    dataset_mixer: Mixer = ConcatDataset,
+    layouts: Overrides | None = None,
+    readers: str = "data_parallel",
+    **loader_options: Any,
+) -> TrainLoaders:
+    """Build training, validation and test loaders over three parts of each dataset.
+
+    Args:
+        dataset: a dataset, its config, or a list of these.
+        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]].
+        weights: for each dataset its weight in the training stream, which then is a `BlendedDataset`; None takes each
+            sample once an epoch, as validation and test always do.
+        train_val_test_num_samples: LiBai's hint to datasets that draw samples in advance; not needed here.
+        train_batch_size: samples of a training batch for one data-parallel rank.
+        test_batch_size: samples of a validation or test batch for one data-parallel rank.
+        train_sampler: config of the training sampler.
+        test_sampler: config of the validation and test sampler.
+        num_workers, consumed_samples, seed, collate_fn, dataset_mixer, layouts, **loader_options: as in
+            `build_nlp_train_loader`.
+
+    Returns:
+        Training, validation and test loader; None for validation or test where all of its proportions are 0.
+
+    Raises:
+        ConfigError: Numbers of datasets, splits and weights differ, a split is malformed or leaves a part without a
+            sample, weights are malformed, or there are weights beside a `dataset_mixer`.
+    """
+    check(
+        _RULES,
+        train_batch_size=train_batch_size,
+        test_batch_size=test_batch_size,
+        dataset_mixer=dataset_mixer,
+        splits=splits,
+        weights=weights,
+        train_sampler=train_sampler,
+        test_sampler=test_sampler,
+    )
+    splits = splits or []
+    proportions = [_proportions(split) for split in splits]
+    if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:
+        raise ConfigError(
+            f"weights are {list(weights)}, and there is a dataset_mixer beside them; leave one of the two out"
+        )
+
+    @lru_cache(maxsize=1)
+    def parts() -> list[list[Subset]]:
+        datasets = _datasets(dataset)
+        _check_lengths(len(datasets), splits=splits, weights=weights)
+        return [cut(each, split) for each, split in zip(datasets, splits)]
+
+    def loader_of(stage: int, sampler: Any, **arguments: Any) -> Loader | None:
+        if not any(split[stage] for split in proportions):
+            return None
+
+        def open_part() -> Any:
+            kept = [number for number, part in enumerate(parts()) if len(part[stage])]
+            if not kept:
+                raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[stage]}")
+            datasets = [parts()[number][stage] for number in kept]
+            if weights is not None and len(kept) > 1 and stage == 0:
+                return BlendedDataset(datasets, [weights[number] for number in kept])
+            return _mixed(datasets, dataset_mixer)
+
+        return _build_loader(
+            open_part,
+            sampler,
+            readers,
+            {"seed": seed, **arguments},
+            num_workers=num_workers,
+            collate_fn=instantiate(collate_fn),
+            layouts=layouts,
+            **loader_options,
+        )
+
+    train = loader_of(0, train_sampler, micro_batch_size=train_batch_size, consumed_samples=consumed_samples)
+    if train is None:
+        raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[0]}")
+    return (
+        train,
+        loader_of(1, test_sampler, micro_batch_size=test_batch_size),
+        loader_of(2, test_sampler, micro_batch_size=test_batch_size),
+    )
+
+
+def cut(dataset: Any, split: Sequence[float]) -> list[Subset]:
+    """Cut a dataset into three contiguous parts.
+
+    Args:
+        dataset: the whole.
+        split: three proportions of any sum, none negative; missing ones are 0.
+
+    Returns:
+        Three parts that cover the dataset, each within one sample of its proportion.
+
+    Raises:
+        ConfigError: The split is malformed.
+    """
+    proportions = _proportions(split)
+    edges = [round(len(dataset) * total / sum(proportions)) for total in (0.0, *accumulate(proportions))]
+    return [Subset(dataset, start, stop) for start, stop in zip(edges[:-1], edges[1:])]
+
+
+def _proportions(split: Sequence[float]) -> list[float]:
+    try:
+        proportions = [float(part) for part in split] + [0.0] * (3 - len(split))
+    except (TypeError, ValueError):
+        proportions = []
+    if len(proportions) != 3 or not min(proportions) >= 0 or not 0 < sum(proportions) < inf:
+        raise ConfigError(f"a split is {split!r}; it takes up to three proportions, such as [7, 2, 1]")
+    return proportions
+
+
+def _shown(splits: Sequence[Sequence[float]]) -> list[list[float]]:
+    return [list(split) for split in splits]
+
+
+def _build_loader(
+    open_dataset: Callable[[], Any], sampler: Any, readers: str, arguments: dict[str, Any], **options: Any
+) -> Loader:
+    """Build dataset, sampler and loader, each where it is needed.
+
+    Args:
+        open_dataset: makes the dataset; called by the ranks that read.
+        sampler: config of the sampler.
+        readers: who reads.
+        arguments: what to fill into the sampler beside dataset and rank.
+        **options: arguments of `DataLoader`.
+    """
+    known = [
+        name for name, option in inspect.signature(DataLoader).parameters.items() if option.kind is option.KEYWORD_ONLY
+    ]
+    for name in options:
+        if name not in known:
+            names = [*known, "readers"]
+            raise ConfigError(f"a loader takes no '{name}'; it takes {names}.{nearest(name, names)}")
+
+    def make_stream(dataset: Any, shards: tuple[int, ...]) -> Any:
+        rank, size = shards[0], get_data_parallel_size()
+        filled_in = dict(arguments, dataset=dataset, data_parallel_rank=rank, data_parallel_size=size)
+        stream = _instantiated(sampler, filled_in)
+        return stream if shards == (rank,) else _serving(stream, shards, readers)
+
+    def make_loader(dataset: Any, stream: Any) -> DataLoader:
+        return DataLoader(dataset, stream, seed=arguments["seed"], **options)
+
+    plan = ReadPlan(get_mesh(), readers)
+    if readers != "data_parallel":
+        mixup_func = options.get("mixup_func")
+        by_trainer = None if isinstance(mixup_func, BatchTransform) else mixup_func
+        return SharedLoader(plan, open_dataset, make_stream, make_loader, by_trainer)
+    mesh = plan.mesh
+    if mesh.tensor_parallel_size > 1:
+        # Only here: whoever reads for a whole node needs whole samples.
+        options["tensor_part"] = TensorPart(mesh.tensor_parallel_rank, mesh.tensor_parallel_size)
+    dataset = open_dataset()
+    return make_loader(dataset, make_stream(dataset, plan.shards_read_by(mesh.rank)))
+
+
+def _serving(stream: Any, shards: tuple[int, ...], readers: str) -> StreamSampler:
+    if not isinstance(stream, StreamSampler):
+        raise ConfigError(
+            f"readers={readers} needs a sampler that knows every rank's part, as CyclicSampler and SingleRoundSampler "
+            f"do; {type(stream).__name__} does not"
+        )
+    return stream.serving(shards)
+
+
+def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:
+    try:
+        return instantiate(deepcopy(sampler), **arguments)
+    except DataPipelineError as error:
+        # Of a default sampler there is no key to name; whoever makes this call names the key of the loader.
+        if not error.config_path and isinstance(error.__cause__, DataPipelineError):
+            raise error.__cause__ from None
+        raise
+
+
+def _datasets(dataset: Any) -> list[Any]:
+    built = instantiate(dataset)
+    return list(built) if isinstance(built, (list, tuple, ListConfig)) else [built]
+
+
+def _one_dataset(dataset: Any, mixer: Mixer) -> Any:
+    return _mixed(_datasets(dataset), mixer)
+
+
+def _mixed(datasets: list[Any], mixer: Mixer) -> Any:
+    if not datasets:
+        raise ConfigError("dataset is an empty list; name at least one dataset")
+    for each in datasets:
+        if not hasattr(each, "__getitem__"):
+            raise ConfigError(f"dataset is {each!r}; it must be a dataset, a LazyCall of one, or a list of these")
+    return datasets[0] if len(datasets) == 1 else mixer(datasets)
+
+
+def _check_lengths(datasets: int, splits: Sequence[Any], weights: Sequence[Any] | None) -> None:
+    for name, values in (("splits", splits), ("weights", weights)):
+        if values is not None and len(values) != datasets:
+            raise ConfigError(f"{name} has {len(values)} entries for {datasets} datasets; give one for each")

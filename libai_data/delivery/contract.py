@@ -1,0 +1,178 @@
+"""Whether the ranks are being fed what the layout promises: looked at every so many batches while training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+
+from libai_data.delivery.gather import checksum_of, digest_of, gather_words
+from libai_data.delivery.schema_check import raise_differences, signature_of
+from libai_data.errors import ContractError, ranks_by_value
+from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.structures import BatchInfo, DistTensorData, RowIndices
+
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER, _FIELDS = range(8)
+_ABSENT = -1
+_NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
+
+
+def check_contract(
+    fields: Mapping[str, DistTensorData],
+    info: BatchInfo | None,
+    rows: RowIndices | None,
+    order: str = "",
+    parts: AbstractSet[str] = frozenset(),
+    absent: AbstractSet[str] = frozenset(),
+) -> None:
+    """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
+
+    All ranks must have the same fields, follow the same order and stand at the same step, epoch and position. Ranks
+    that differ only in tensor or pipeline coordinate must hold equal bytes of each field, and have read equal samples.
+    Those that differ in data coordinate must have read different samples.
+
+    Args:
+        fields: this rank's local tensors.
+        info: where the batch stands; None if it comes from no loader.
+        rows: which samples this rank read; None where another read for it.
+        order: what decides the order of the samples, in words.
+        parts: fields of which tensor peers hold different parts, and so different bytes.
+        absent: fields whose bytes this rank was not sent, since its stage does not need them.
+
+    Raises:
+        SchemaError: On every rank alike: the fields differ.
+        ContractError: On every rank alike, naming step, field or rows, and the ranks that differ.
+    """
+    mesh = get_mesh()
+    if mesh.world_size == 1:
+        return
+    heads = check_places(fields, info, rows, order)
+    count = int(heads[0, _SIZE]) // mesh.data_parallel_size
+    whole = {name: value for name, value in fields.items() if name not in parts}
+    table = gather_words(np.concatenate([_checksums(whole, absent), _samples(rows, count)]))
+    problems = _different_bytes(table, list(whole), mesh)
+    _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh))
+
+
+def check_places(
+    fields: Mapping[str, DistTensorData], info: BatchInfo | None, rows: RowIndices | None = None, order: str = ""
+) -> np.ndarray:
+    """Compare fields, shapes and place of this batch, not what it holds. Collective, like `check_contract`.
+
+    Args:
+        fields, info, rows, order: as of `check_contract`.
+
+    Returns:
+        What the ranks told, int64 [world size, words].
+
+    Raises:
+        SchemaError: On every rank alike: the fields differ.
+        ContractError: On every rank alike: places, orders or numbers of rows differ.
+    """
+    signature = signature_of(fields)
+    heads = gather_words(_head(info, rows, order, digest_of(repr(signature).encode())))
+    # Ranks with batches of different sizes differ in their shapes only because of that.
+    if len(set(heads[:, _FIELDS].tolist())) > 1 and len(set(heads[:, _SIZE].tolist())) == 1:
+        raise_differences(signature)
+    _refuse(heads, [*_different_orders(heads, order), *_different_places(heads)])
+    return heads
+
+
+def _refuse(heads: np.ndarray, problems: Sequence[str]) -> None:
+    if problems:
+        raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
+
+
+def _head(info: BatchInfo | None, rows: RowIndices | None, order: str, fields: int) -> np.ndarray:
+    place = (0, 0, 0, 0, 0) if info is None else (info.step, info.epoch, info.position, info.size, info.valid)
+    return np.array([*place, rows is not None, digest_of(order.encode()), fields], dtype=np.int64)
+
+
+def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -> np.ndarray:
+    words = [_ABSENT if name in absent else checksum_of(value.tensor.numpy()) for name, value in fields.items()]
+    return np.array(words, dtype=np.int64)
+
+
+def _samples(rows: RowIndices | None, count: int) -> np.ndarray:
+    """Epochs and indices of the rows, as many words on each rank."""
+    words = np.full((2, count), -1, dtype=np.int64)
+    if rows is not None:
+        words[0], words[1] = rows.epochs, rows.indices
+    return words.reshape(-1)
+
+
+def _different_orders(heads: np.ndarray, order: str) -> list[str]:
+    if len(set(heads[:, _ORDER].tolist())) == 1:
+        return []
+    orders = [broadcast_py_object(order, src=rank) for rank in range(len(heads))]
+    return [f"the order of the samples differs: {_by_value(orders)}"]
+
+
+def _different_places(heads: np.ndarray) -> list[str]:
+    found = [
+        f"the {name} differs: {_by_value(heads[:, column].tolist())}"
+        for column, name in enumerate(_NAMES)
+        if len(set(heads[:, column].tolist())) > 1
+    ]
+    if len(set(heads[:, _SIZE].tolist())) > 1:
+        found.append("lists of a batch_sampler of your own must be equally long on all ranks")
+    return found
+
+
+def _by_value(values: Sequence[object]) -> str:
+    """Each value of the ranks, once, and who has it."""
+    told = ranks_by_value(dict(enumerate(values))).items()
+    return ", but ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in told)
+
+
+def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) -> list[str]:
+    found = []
+    for column, name in enumerate(names):
+        for shard, ranks in ranks_by_shard(mesh).items():
+            words = {rank: table[rank, column] for rank in ranks}
+            odd = _odd_ones_out({rank: word.tobytes() for rank, word in words.items() if word != _ABSENT})
+            if odd:
+                found.append(
+                    f"field '{name}': rank {odd[0]} holds other bytes than rank {odd[1]} (both of shard {shard})"
+                )
+    return found
+
+
+def _samples_read_wrongly(heads: np.ndarray, samples: np.ndarray, mesh: ParallelMesh) -> list[str]:
+    found = []
+    reader_of: dict[tuple[int, int], int] = {}
+    valid_rows = int(heads[0, _VALID])
+    for shard, ranks in ranks_by_shard(mesh).items():
+        readers = [rank for rank in ranks if heads[rank, _HAS_ROWS]]
+        odd = _odd_ones_out({rank: samples[rank].tobytes() for rank in readers})
+        if odd:
+            found.append(f"rank {odd[0]} has read other samples than rank {odd[1]} (both of shard {shard})")
+        if not readers:
+            continue
+        epochs, indices = samples[readers[0]].reshape(2, -1)
+        padding = max(0, (shard + 1) * len(indices) - valid_rows) if valid_rows else 0
+        for sample in list(zip(epochs.tolist(), indices.tolist()))[: max(0, len(indices) - padding)]:
+            other = reader_of.setdefault(sample, readers[0])
+            if other != readers[0]:
+                found.append(
+                    f"sample {sample[1]} of epoch {sample[0]} was read by rank {other} and by rank {readers[0]} (a "
+                    "sampler of your own that repeats samples on purpose needs check_every=0)"
+                )
+                break
+    return found
+
+
+def ranks_by_shard(mesh: ParallelMesh) -> dict[int, list[int]]:
+    """The ranks at each coordinate of the data axis."""
+    groups: dict[int, list[int]] = {}
+    for rank in range(mesh.world_size):
+        groups.setdefault(rank // mesh.tensor_parallel_size % mesh.data_parallel_size, []).append(rank)
+    return groups
+
+
+def _odd_ones_out(values: dict[int, bytes]) -> tuple[int, ...]:
+    """The first rank whose value is not the first one's, and the rank it was compared with."""
+    ranks = list(values)
+    return next(((rank, ranks[0]) for rank in ranks[1:] if values[rank] != values[ranks[0]]), ())

@@ -1,0 +1,317 @@
+"""Feeds: where a rank that does not read for itself alone gets batches from."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from libai_data.errors import PeerError, SchemaError, error_text
+from libai_data.loader.arena import Arena
+from libai_data.loader.batches import ReadyBatch, info_of
+from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.iteration import Iteration
+from libai_data.loader.schema import Layout
+from libai_data.loader.slots import ArraySpec, views
+from libai_data.mesh.peers.channel import Channel
+from libai_data.structures import BatchInfo, RowIndices
+
+MOST_UNTAKEN = 4
+"""Batches that may wait for one rank of the node; then its leader waits too, so that memory stays bounded."""
+
+_KEPT = MOST_UNTAKEN + 3
+"""Batches that wait for other ranks, are in their hands, or on their way back."""
+
+
+@dataclass(frozen=True)
+class NodeBatch:
+    """A batch as it lies in the memory that the ranks of a node share.
+
+    Args:
+        info: its place in the stream.
+        rows: which samples it holds, where this process read them.
+        arrays: of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
+        layouts: of each field.
+        place: offset and size in the arena.
+        specs: where each array lies within this place.
+    """
+
+    info: BatchInfo
+    rows: RowIndices | None
+    arrays: dict[str, np.ndarray]
+    layouts: dict[str, Layout]
+    place: tuple[int, int]
+    specs: tuple[ArraySpec, ...]
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error as the ranks that did not cause it are told of it; the rank that did prints its traceback."""
+    return error_text(error).strip().partition(chr(10))[0]
+
+
+def for_oneself(batch: NodeBatch, arena: Arena) -> dict[str, np.ndarray]:
+    """A batch's arrays, to be written to without any other rank's seeing it; they keep the batch's memory in use."""
+    lease = arena.private_lease(*batch.place)
+    weakref.finalize(lease, _let_go_of, batch).atexit = False
+    return views(lease, batch.specs)
+
+
+def _let_go_of(batch: NodeBatch) -> None:
+    """Called when nobody refers to a batch's private memory any more; until then its slot is not to be used again."""
+
+
+class Feed(Protocol):
+    """Gives the batches of one pass after the other."""
+
+    def begin(self, position: int) -> None:
+        """Begin a pass at this position of the stream; an earlier one is over."""
+
+    def next(self) -> NodeBatch | None:
+        """Wait for the next batch; None at the end of the pass."""
+
+    def next_if_ready(self) -> NodeBatch | None:
+        """The next batch if it can be had without waiting."""
+
+    def close(self) -> None:
+        """End all that was started."""
+
+
+class LocalFeed:
+    """Reads the batches: on a node's leader, or on rank 0.
+
+    Args:
+        loader: reads the shards of all ranks it serves.
+        shards: how many these are.
+        also_kept: batches that wait to be sent to other nodes.
+    """
+
+    def __init__(self, loader: DataLoader, shards: int, also_kept: int = 0) -> None:
+        self._loader = loader
+        self._shards = shards
+        self._kept = _KEPT + also_kept
+        self._pass: Iteration | None = None
+
+    def begin(self, position: int) -> None:
+        """Begin a pass at this position of the stream; an earlier one is over."""
+        self._pass = self._loader.begin(position, also_kept=self._kept)
+
+    def next(self) -> NodeBatch | None:
+        """Wait for the next batch; None at the end of the pass."""
+        batch = next(self._pass, None) if self._pass is not None else None
+        return None if batch is None else self._shared(batch)
+
+    def next_if_ready(self) -> NodeBatch | None:
+        """The next batch if it has been read by now."""
+        batch = self._pass.next_if_ready() if self._pass is not None else None
+        return None if batch is None else self._shared(batch)
+
+    def _shared(self, batch: ReadyBatch) -> NodeBatch:
+        self._check_rows(batch)
+        if batch.slot is None:
+            batch = self._loader.copied_into_slot(batch)
+        slot = batch.slot
+        if slot is None:
+            raise RuntimeError("a batch that was copied into a slot has none")
+        read = batch.index_batch
+        rows, place = RowIndices(read.epochs, read.indices), (slot.offset, slot.size)
+        return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, place, batch.specs)
+
+    def _check_rows(self, batch: ReadyBatch) -> None:
+        """A collator may make anything of its samples, but what is for several ranks must be cut between rows."""
+        rows = len(batch.index_batch.indices)
+        for name, array in batch.arrays.items():
+            if self._shards > 1 and (not array.ndim or len(array) != rows):
+                raise SchemaError(
+                    f"field '{name}' has shape {list(array.shape)}, but a batch for {self._shards} data-parallel ranks "
+                    f"needs one row for each of its {rows} samples; let the collator keep the rows, or use "
+                    "readers=data_parallel"
+                )
+
+    def close(self) -> None:
+        """End the workers."""
+        self._loader.close()
+
+
+class LinkFeed:
+    """Takes batches over from the leader of the node, by mapping the memory they lie in.
+
+    Args:
+        channel: to the leader.
+        leader: its rank, named in errors.
+        for_itself: what this rank writes into a batch, the others do not see.
+    """
+
+    def __init__(self, channel: Channel, leader: int, for_itself: bool = False) -> None:
+        self._channel = channel
+        self._leader = leader
+        self._for_itself = for_itself
+        self._arena = Arena(channel.receive_descriptor())
+        self._generation = 0
+        self._taken = 0
+        self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] = ((), {})
+        self._in_use: set[int] = set()
+        # Appended to by finalizers, in any thread.
+        self._released: deque[int] = deque()
+
+    def begin(self, position: int) -> None:
+        """Wait for batches of a new pass; those of an earlier one are given back unseen."""
+        self._generation += 1
+
+    def next(self) -> NodeBatch | None:
+        """Wait for the next batch; None at the end of the pass.
+
+        Raises:
+            PeerError: The leader failed or is gone.
+        """
+        while True:
+            self._report()
+            try:
+                kind, generation, content = self._channel.receive()
+            except (EOFError, OSError) as error:
+                raise PeerError(
+                    f"rank {self._leader}, which hands out the batches on this node, is gone; its output tells why"
+                ) from error
+            if kind == "form":
+                self._form = content
+            elif kind == "batch":
+                self._taken += 1
+                batch = self._map(*content)
+                if generation == self._generation:
+                    return batch
+            elif generation == self._generation:
+                if kind == "error":
+                    raise PeerError(f"rank {self._leader}, which hands out the batches on this node, failed: {content}")
+                return None
+
+    def next_if_ready(self) -> NodeBatch | None:
+        """None: nobody waits for what this rank takes in."""
+        return None
+
+    def _map(self, number: int, place: tuple[int, int], info: BatchInfo) -> NodeBatch:
+        specs, layouts = self._form
+        lease = self._arena.private_lease(*place) if self._for_itself else self._arena.lease(*place)
+        weakref.finalize(lease, self._released.append, number).atexit = False
+        self._in_use.add(number)
+        return NodeBatch(info, None, views(lease, specs), layouts, place, specs)
+
+    def _report(self) -> None:
+        """Tell the leader how many batches were taken, and which this rank has let go of."""
+        numbers = self._let_go()
+        with suppress(OSError):  # The leader is gone; receiving says so.
+            self._channel.send(("news", (self._taken, numbers)))
+
+    def _let_go(self) -> list[int]:
+        numbers: list[int] = []
+        while self._released:
+            numbers.append(self._released.popleft())
+        self._in_use.difference_update(numbers)
+        return numbers
+
+    def close(self) -> None:
+        """Take leave of the leader, and let go of the memory; batches that are in use stay as they are."""
+        self._let_go()
+        with suppress(OSError):
+            self._channel.send(("leave", self._in_use))
+        self._channel.close()
+        self._arena.close()
+
+
+class NodePublisher:
+    """Tells the other ranks of a node of each batch, and keeps it until all have let go of it.
+
+    Args:
+        followers: channel to each, by rank.
+        arena: descriptor of the memory that the batches lie in; the first thing that each follower is sent.
+    """
+
+    def __init__(self, followers: dict[int, Channel], arena: int) -> None:
+        self._followers = followers
+        for channel in followers.values():
+            channel.send_descriptor(arena)
+        self._held: dict[int, tuple[NodeBatch, list[int]]] = {}
+        self._taken = dict.fromkeys(followers, 0)
+        self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] | None = None
+        self._generation = 0
+        self._published = 0
+
+    def begin(self) -> None:
+        """Begin a new pass."""
+        self._generation += 1
+
+    def publish(self, batch: NodeBatch) -> None:
+        """Hand a batch out to all followers; waits for one that is far behind.
+
+        Raises:
+            PeerError: A follower is gone without leave; it is named.
+        """
+        for rank in list(self._followers):
+            self._hear_what_waits(rank)
+            while rank in self._followers and self._published - self._taken[rank] >= MOST_UNTAKEN:
+                self._hear(rank)
+        form = (batch.specs, batch.layouts)
+        if form != self._form:
+            self._form = form
+            self._tell("form", form)
+        if self._followers:
+            self._held[self._published] = (batch, list(self._followers))
+        self._tell("batch", (self._published, batch.place, batch.info))
+        self._published += 1
+
+    def end(self) -> None:
+        """Say that the pass is over."""
+        self._tell("end", None)
+
+    def fail(self, error: BaseException) -> None:
+        """Say that reading failed, to whoever is still there."""
+        for channel in self._followers.values():
+            with suppress(OSError):
+                channel.send(("error", self._generation, in_one_line(error)))
+
+    def _tell(self, kind: str, content: object) -> None:
+        for rank, channel in list(self._followers.items()):
+            try:
+                channel.send((kind, self._generation, content))
+            except ConnectionError:
+                # It may have taken its leave while this was on its way.
+                while rank in self._followers:
+                    self._hear(rank)
+
+    def _hear_what_waits(self, rank: int) -> None:
+        while rank in self._followers and self._followers[rank].speaks():
+            self._hear(rank)
+
+    def _hear(self, rank: int) -> None:
+        """Wait for what a follower has to say, and take note of it."""
+        try:
+            kind, content = self._followers[rank].receive()
+        except (EOFError, OSError) as error:
+            raise PeerError(f"rank {rank} of this node is gone; its output tells why") from error
+        if kind == "leave":
+            self._followers.pop(rank).close()
+            self._let_go(rank, [number for number in self._held if number not in content])
+        else:
+            self._taken[rank], released = content
+            self._let_go(rank, released)
+
+    def _let_go(self, rank: int, numbers: list[int]) -> None:
+        for number in numbers:
+            _, holders = self._held[number]
+            if rank in holders:
+                holders.remove(rank)
+            if not holders:
+                del self._held[number]
+
+    def close(self, untaken: int = 0) -> None:
+        """Let go of the followers and of what they held.
+
+        Args:
+            untaken: the last batches that nobody will take any more.
+        """
+        for channel in self._followers.values():
+            channel.close()
+        self._followers.clear()
+        self._held.clear()

@@ -1,0 +1,274 @@
+"""Batches between nodes: rank 0 sends the leader of each other node the rows of the fields that its ranks need.
+
+A sending thread for each node, and a receiving one there, move bytes while the models compute; sockets bound what is
+under way.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.delivery.feeds import MOST_UNTAKEN, NodeBatch, in_one_line
+from libai_data.errors import PeerError
+from libai_data.loader.arena import Arena
+from libai_data.loader.schema import Layout
+from libai_data.loader.slots import SlotRing, bytes_of, lay_out
+from libai_data.mesh.peers.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
+from libai_data.structures import BatchInfo
+
+_SECONDS_TO_SEND_A_FAILURE = 2.0
+_SECONDS_BETWEEN_LOOKS = 0.05
+
+_KEPT = MOST_UNTAKEN + 5
+"""Batches beyond those that have arrived: one that arrives, and those that the ranks of the node wait for or hold."""
+
+Message = tuple[dict[str, Any], list[memoryview]]
+
+
+class NetworkPublisher:
+    """Sends one node's rows of each batch, from a thread of its own.
+
+    Args:
+        link: to the node's leader.
+        node: named in errors.
+        shards: those of its ranks, ascending.
+        data_parallel_size: shards of a whole batch.
+        ahead: batches that may wait to be sent.
+        is_sent: of a field with this placement_idx, whether the bytes are sent, and not only shape and dtype.
+    """
+
+    def __init__(
+        self,
+        link: socket.socket,
+        node: int,
+        shards: Sequence[int],
+        data_parallel_size: int,
+        ahead: int,
+        is_sent: Callable[[int], bool] = lambda placement_idx: True,
+    ) -> None:
+        self._link = link
+        self._node = node
+        self._shards = shards
+        self._data_parallel_size = data_parallel_size
+        self._ahead = ahead
+        self._is_sent = is_sent
+        self._generation = 0
+        # What the two threads share, and tell each other of.
+        self._changed = threading.Condition()
+        self._waiting: deque[Message] = deque()
+        self._sending = False
+        self._closing = False
+        self._has_left = False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._send_all, name=f"send to node {node}", daemon=True)
+        self._thread.start()
+
+    def begin(self) -> None:
+        """Begin a new pass."""
+        self._generation += 1
+
+    def publish(self, batch: NodeBatch) -> None:
+        """Send a batch, or rather the rows of it that the node needs; waits while too many wait to be sent.
+
+        Raises:
+            PeerError: The node is gone without leave.
+        """
+        fields = []
+        buffers: list[memoryview] = []
+        for name, array in batch.arrays.items():
+            rows = len(array) // self._data_parallel_size
+            pieces = [array[shard * rows : (shard + 1) * rows] for shard in self._shards]
+            layout = batch.layouts[name]
+            shape = [rows * len(pieces), *array.shape[1:]]
+            is_sent = self._is_sent(layout.placement_idx)
+            fields.append([name, array.dtype.str, shape, list(layout.sbp_list), layout.placement_idx, is_sent])
+            if is_sent:
+                buffers += [
+                    np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data for piece in pieces if piece.size
+                ]
+        self._put({"kind": "batch", "info": batch.info._asdict(), "fields": fields}, buffers)
+
+    def end(self) -> None:
+        """Say that the pass is over."""
+        self._put({"kind": "end"}, [])
+
+    def fail(self, error: BaseException) -> None:
+        """Say that reading failed, if the node is still there; waits a moment, since this process may end next."""
+        head = {"kind": "error", "message": in_one_line(error), "generation": self._generation}
+        with self._changed:
+            if self._failure is None and not self._has_left:
+                self._waiting.append((head, []))
+                self._changed.notify_all()
+                self._changed.wait_for(self._all_is_sent, _SECONDS_TO_SEND_A_FAILURE)
+
+    def _put(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
+        with self._changed:
+            self._changed.wait_for(self._has_room)
+            if self._has_left or self._closing:
+                return
+            if self._failure is not None:
+                raise PeerError(f"node {self._node} is gone: {self._failure}; its output tells why") from self._failure
+            self._waiting.append(({**head, "generation": self._generation}, buffers))
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._waiting) < self._ahead or self._failure is not None or self._has_left or self._closing
+
+    def _all_is_sent(self) -> bool:
+        return not (self._waiting or self._sending) or self._failure is not None or self._has_left
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._closing
+
+    def _send_all(self) -> None:
+        while True:
+            with self._changed:
+                self._sending = False
+                self._changed.notify_all()
+                self._changed.wait_for(self._has_work)
+                if not self._waiting:
+                    return
+                message = self._waiting.popleft()
+                self._sending = True
+                self._changed.notify_all()
+            try:
+                self._send(*message)
+            except Exception as error:  # Whatever it is, who publishes next must hear of it.
+                with self._changed:
+                    self._has_left, self._failure = self._has_taken_leave(), error
+                    self._waiting.clear()
+                    self._changed.notify_all()
+                return
+            del message  # It keeps the batch's memory in use.
+
+    def _send(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
+        send_head(self._link, head)
+        for buffer in buffers:
+            self._link.sendall(buffer)
+
+    def _has_taken_leave(self) -> bool:
+        """Whether the node said that it needs no more, before it closed the connection."""
+        self._link.settimeout(0)
+        try:
+            return receive_head(self._link).get("kind") == "leave"
+        except (OSError, EOFError, ValueError, PeerError):
+            return False
+
+    def close(self, untaken: int = 0) -> None:
+        """Send what the node still needs, and hang up.
+
+        Args:
+            untaken: the last batches that nobody will take any more.
+        """
+        with self._changed:
+            for _ in range(min(untaken, len(self._waiting))):
+                self._waiting.pop()
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=SECONDS_UNHEARD)
+        self._link.close()
+
+
+class NetworkFeed:
+    """Receives a node's rows of each batch from rank 0, in a thread of its own, ahead of the models' need.
+
+    Args:
+        link: to rank 0.
+        arena: memory that the node's ranks share.
+        ahead: batches to receive ahead of the one asked for.
+    """
+
+    def __init__(self, link: socket.socket, arena: Arena, ahead: int) -> None:
+        self._link = link
+        self._ring = SlotRing(arena, planned=ahead + _KEPT)
+        self._generation = 0
+        self._received: queue.Queue[tuple[str, int, Any]] = queue.Queue(ahead)
+        self._gone: PeerError | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._receive_all, name="receive from rank 0", daemon=True)
+        self._thread.start()
+
+    def begin(self, position: int) -> None:
+        """Wait for batches of a new pass; those of an earlier one are dropped."""
+        self._generation += 1
+
+    def next(self) -> NodeBatch | None:
+        """Wait for the next batch; None at the end of the pass.
+
+        Raises:
+            PeerError: Rank 0 failed or is gone.
+        """
+        while True:
+            if self._gone is not None:
+                raise self._gone
+            found = self._meant(self._received.get())
+            if found is not None:
+                return found[0]
+
+    def next_if_ready(self) -> NodeBatch | None:
+        """The next batch if it has arrived by now."""
+        with self._received.mutex:
+            waits = bool(self._received.queue) and self._received.queue[0][:2] == ("batch", self._generation)
+        return self.next() if waits else None
+
+    def _meant(self, message: tuple[str, int, Any]) -> tuple[NodeBatch | None] | None:
+        """What a message says to the present pass, if it says anything to it."""
+        kind, generation, content = message
+        if kind == "gone":
+            # Nothing comes any more: whoever asks again is told again.
+            self._gone = PeerError(f"rank 0, which reads for all, sends no more: {content}; its output tells why")
+            raise self._gone from content
+        if generation != self._generation:
+            return None
+        if kind == "error":
+            raise PeerError(f"rank 0, which reads for all, failed: {content}")
+        return (content,)
+
+    def _receive_all(self) -> None:
+        try:
+            # Hanging up does not end what has been sent before.
+            while not self._closing:
+                head = receive_head(self._link)
+                content = self._receive_batch(head) if head["kind"] == "batch" else head.get("message")
+                self._received.put((head["kind"], head["generation"], content))
+                del content
+        except Exception as error:  # Whatever it is, who waits for a batch must hear of it.
+            if not self._closing:
+                self._received.put(("gone", 0, error))
+
+    def _receive_batch(self, head: dict[str, Any]) -> NodeBatch:
+        fields = head["fields"]
+        specs = lay_out((name, np.dtype(dtype), shape) for name, dtype, shape, *_ in fields)
+        slot = self._ring.acquire(bytes_of(specs))
+        arrays = self._ring.hand_out(slot, specs)
+        for name, *_, is_sent in fields:
+            array = arrays[name]
+            if not is_sent:
+                array.fill(0)
+            elif array.size:
+                receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
+        layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index, _ in fields}
+        return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, (slot.offset, slot.size), specs)
+
+    def close(self) -> None:
+        """Take leave of rank 0, and hang up."""
+        self._closing = True
+        with suppress(OSError):
+            self._link.settimeout(_SECONDS_TO_SEND_A_FAILURE)
+            send_head(self._link, {"kind": "leave"})
+        with suppress(OSError):
+            # Closing alone would not wake the thread that receives.
+            self._link.shutdown(socket.SHUT_RDWR)
+        while self._thread.is_alive():
+            # It may wait for room for a batch that nobody will take.
+            with suppress(queue.Empty):
+                self._received.get(timeout=_SECONDS_BETWEEN_LOOKS)
+        self._link.close()

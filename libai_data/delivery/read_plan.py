@@ -1,0 +1,94 @@
+"""The plan: which ranks read which part of each global batch, and where each rank finds its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from libai_data.errors import ConfigError, MeshError, nearest
+from libai_data.mesh.parallel_mesh import ParallelMesh
+
+READERS = ("data_parallel", "node", "rank0")
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """Who reads what. A *shard* is the part of a global batch that belongs to one coordinate of the data axis.
+
+    Args:
+        mesh: of the job; its rank is not looked at.
+        readers: "data_parallel": every rank reads its own shard; "node": the first rank of each node reads for all of
+            its node; "rank0": rank 0 reads for all.
+
+    Raises:
+        ConfigError: Unknown readers.
+    """
+
+    mesh: ParallelMesh
+    readers: str
+
+    def __post_init__(self) -> None:
+        if self.readers not in READERS:
+            raise ConfigError(f"readers is {self.readers!r}; known are {READERS}.{nearest(self.readers, READERS)}")
+
+    def shard_of(self, rank: int) -> int:
+        """The shard that a rank works on."""
+        return rank // self.mesh.tensor_parallel_size % self.mesh.data_parallel_size
+
+    def node_of(self, rank: int) -> int:
+        """The node that a rank runs on."""
+        return rank // self.mesh.ranks_per_node
+
+    def ranks_of(self, node: int) -> range:
+        """The ranks of a node, ascending; the first one leads it."""
+        first = node * self.mesh.ranks_per_node
+        return range(first, first + self.mesh.ranks_per_node)
+
+    def leader_of(self, rank: int) -> int:
+        """The rank that hands batches out on a rank's node."""
+        return self.ranks_of(self.node_of(rank))[0]
+
+    def shards_of_node(self, node: int) -> tuple[int, ...]:
+        """The shards that the ranks of a node work on, ascending: what is delivered there."""
+        return tuple(sorted({self.shard_of(rank) for rank in self.ranks_of(node)}))
+
+    def shards_read_by(self, rank: int) -> tuple[int, ...]:
+        """The shards that a rank reads from the dataset; none if another reads for it."""
+        if self.readers == "data_parallel":
+            return (self.shard_of(rank),)
+        if self.readers == "rank0":
+            return tuple(range(self.mesh.data_parallel_size)) if rank == 0 else ()
+        return self.shards_of_node(self.node_of(rank)) if rank == self.leader_of(rank) else ()
+
+    def shards_in_memory_of(self, node: int) -> tuple[int, ...]:
+        """The shards that a batch's memory on a node holds: those of its ranks, or all where rank 0 reads for all."""
+        if self.readers == "rank0" and node == 0:
+            return tuple(range(self.mesh.data_parallel_size))
+        return self.shards_of_node(node)
+
+    def is_sent_to(self, node: int, placement_idx: int) -> bool:
+        """Whether a node gets the bytes of a field that belongs to this layer, or only its shape and dtype.
+
+        Args:
+            node: the node.
+            placement_idx: of the field.
+        """
+        if self.readers != "rank0" or node == 0:
+            return True
+        try:
+            stage = self.mesh.layer_stage(placement_idx)
+        except MeshError:
+            return True  # Every rank will find out, and say of which field, when it makes the tensor global.
+        # Asked for each batch, field and node: so without looking at each rank.
+        ranks, size = self.ranks_of(node), self.mesh.data_parallel_size * self.mesh.tensor_parallel_size
+        return ranks[0] < (stage + 1) * size and stage * size <= ranks[-1]
+
+    def rows_of(self, rank: int, held: tuple[int, ...], micro_batch_size: int) -> slice:
+        """A rank's rows within memory that holds some shards one behind the other.
+
+        Args:
+            rank: the rank.
+            held: the shards, ascending.
+            micro_batch_size: rows of one shard.
+        """
+        first = held.index(self.shard_of(rank)) * micro_batch_size
+        return slice(first, first + micro_batch_size)

@@ -1,0 +1,141 @@
+"""Whether all ranks are about to make the same global tensors: compared once, before the first bytes are trusted."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.delivery.gather import digest_of, gather_words
+from libai_data.errors import SchemaError, nearest
+from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.structures import DistTensorData
+
+FieldSignature = tuple[str, str, tuple[int, ...], tuple[str, ...], int]
+"""Name, dtype, local shape, sbp_list and placement_idx of a batch's field."""
+
+
+def signature_of(batch: Mapping[str, DistTensorData]) -> list[FieldSignature]:
+    """What the ranks must agree on, field by field, in order."""
+    return [
+        (
+            name,
+            str(value.tensor.dtype).replace("oneflow.", ""),
+            tuple(value.shape),
+            tuple(value.sbp_list),
+            value.placement_idx,
+        )
+        for name, value in batch.items()
+    ]
+
+
+def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
+    """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
+
+    Args:
+        signature: of this rank's batch.
+
+    Raises:
+        SchemaError: On every rank alike, naming the field and the ranks that differ.
+    """
+    mesh = get_mesh()
+    if mesh.world_size == 1:
+        return
+    digests = gather_words(np.array([digest_of(repr(signature).encode())]))
+    if len(np.unique(digests)) > 1:
+        raise_differences(signature)
+
+
+def raise_differences(signature: list[FieldSignature]) -> None:
+    """Tell every rank how the fields differ. Collective, like the comparison that found it out.
+
+    Args:
+        signature: of this rank's batch.
+
+    Raises:
+        SchemaError: On every rank alike.
+    """
+    signatures = [broadcast_py_object(signature, src=rank) for rank in range(get_mesh().world_size)]
+    raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
+
+
+def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
+    names: dict[str, list[int]] = {}
+    for rank, signature in enumerate(signatures):
+        for field in signature:
+            names.setdefault(field[0], []).append(rank)
+    ranks = set(range(len(signatures)))
+    found = [
+        f"field '{name}' is missing on rank {_listed(ranks - set(holders))}"
+        for name, holders in names.items()
+        if len(holders) < len(ranks)
+    ]
+    if found:
+        return found
+    for name in names:
+        variants: dict[str, list[int]] = {}
+        for rank, signature in enumerate(signatures):
+            field = next(field for field in signature if field[0] == name)
+            variants.setdefault(f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}", []).append(rank)
+        if len(variants) > 1:
+            shown = ", but ".join(f"{variant} on rank {_listed(ranks)}" for variant, ranks in variants.items())
+            found.append(f"field '{name}' is {shown}{_advice(signatures, name)}")
+    return found or [
+        "the fields come in another order: "
+        + ", ".join(f"rank {rank} has {[field[0] for field in signature]}" for rank, signature in enumerate(signatures))
+    ]
+
+
+def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
+    """What to do where samples were padded to other lengths, as each reader knows its own samples only."""
+    fields = [field for signature in signatures for field in signature if field[0] == name]
+    shapes = {field[2] for field in fields}
+    differ_in_shape_alone = len({(field[1], field[3], field[4]) for field in fields}) == 1
+    same_rows = len({(len(shape), shape[:1]) for shape in shapes}) == 1
+    if not (differ_in_shape_alone and same_rows):
+        return ""
+    return (
+        " (a collator that pads to the longest sees what its own process reads: pad to one length, as PadCollator does "
+        "with fixed=True, or let rank 0 read for all with readers=rank0)"
+    )
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(str(rank) for rank in sorted(ranks))
+
+
+def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]) -> None:
+    """Refuse a batch whose fields are not the arguments of `forward`.
+
+    Args:
+        forward: the model's forward method, bound.
+        field_names: names of the batch's fields.
+
+    Raises:
+        SchemaError: Naming the fields that `forward` does not take and the arguments that it misses.
+    """
+    names = list(field_names)
+    parameters = [
+        parameter
+        for parameter in inspect.signature(forward).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY)
+    ]
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    problems = [
+        f"forward takes no field '{name}' (it takes {known}).{nearest(name, known)}"
+        for name in names
+        if name not in known and not takes_any
+    ]
+    problems += [
+        f"forward needs '{parameter.name}', which the dataset does not give (it gives {names})."
+        f"{nearest(parameter.name, names)}"
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and parameter.default is parameter.empty
+        and parameter.name not in names
+    ]
+    if problems:
+        raise SchemaError(" ".join(problems) + " Name the fields of the dataset's Instances after forward's arguments.")

@@ -1,0 +1,395 @@
+"""A loader on every rank, of which one per node, or rank 0 alone, reads: the read modes "node" and "rank0"."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Union
+
+from libai_data.data.datasets.blend import Blend
+from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
+from libai_data.data.samplers.schedule import Ranges, StepSchedule
+from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
+from libai_data.delivery.network import NetworkFeed, NetworkPublisher
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.errors import ConfigError, DataPipelineError, PassError, PeerError
+from libai_data.loader.arena import Arena
+from libai_data.loader.batches import assemble
+from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.fingerprint import restore_stream
+from libai_data.loader.iteration import Pass
+from libai_data.loader.schema import Layout
+from libai_data.mesh.current import broadcast_py_object
+from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
+from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
+from libai_data.structures import Agreement, Instance, RowIndices
+
+_SENT_AHEAD = 4
+"""Batches that may be on their way to another node."""
+
+_HANDED_OUT_AHEAD = 1
+"""Batches that other ranks may take before this one does."""
+
+
+class DatasetFacts:
+    """What a rank that does not open the dataset knows of it.
+
+    Args:
+        name: of its class.
+        samples: its length.
+        blend: of what it is a blend.
+        is_stream_transform: whether it is a `StreamTransform`.
+    """
+
+    def __init__(self, name: str, samples: int, blend: Blend | None = None, is_stream_transform: bool = False) -> None:
+        self.name = name
+        self.blend = blend
+        self.is_stream_transform = is_stream_transform
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What a rank that reads lets the others know."""
+
+    dataset_name: str = ""
+    samples: int = 0
+    collates: bool = False
+    check_every: int = 0
+    fingerprint: str = "{}"
+    blend: Blend | None = None
+    is_stream_transform: bool = False
+
+
+Publisher = Union[NodePublisher, NetworkPublisher]
+
+
+class SharedLoader:
+    """Has the interface of `DataLoader`, and gives each rank the same batches, but reads each sample once.
+
+    Making one is collective: all ranks must make their loaders in the same order, on the main thread. So is beginning a
+    pass, and taking a batch.
+
+    Args:
+        plan: who reads what; "node" or "rank0".
+        open_dataset: makes the dataset; called on the ranks that read, and on no others.
+        make_stream: makes the sampler of these shards over a dataset, or over `DatasetFacts`.
+        make_loader: makes the loader of a dataset and a sampler.
+        mixup_func: kept for the trainer, which applies it to each batch.
+
+    Raises:
+        DataPipelineError: A rank could not open the dataset or make its loader; raised on all ranks.
+        PeerError: Ranks did not find each other.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        open_dataset: Callable[[], Any],
+        make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
+        make_loader: Callable[[Any, StreamSampler], DataLoader],
+        mixup_func: Any = None,
+    ) -> None:
+        self._plan = plan
+        self._rank = rank = plan.mesh.rank
+        self._held = plan.shards_in_memory_of(plan.node_of(rank))
+        self.mixup_func = mixup_func
+        self._loader: DataLoader | None = None
+        told = self._open(open_dataset, make_stream, make_loader)
+        facts = DatasetFacts(told.dataset_name, told.samples, told.blend, told.is_stream_transform)
+        self.fingerprint: dict[str, Any] = json.loads(told.fingerprint)
+        self.dataset: Any = self._loader.dataset if self._loader is not None else facts
+        self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
+        if not isinstance(self.stream, StreamSampler):
+            raise ConfigError(
+                f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
+                f"SingleRoundSampler do; {type(self.stream).__name__} does not"
+            )
+        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream))
+        # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
+        shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
+        self._has_peers = len(set(shards)) < len(shards)
+        self._arena: Arena | None = None
+        self._publishers: list[Publisher] = []
+        self._feed = self._connect()
+        self._ready: deque[NodeBatch | None] = deque()
+        self._failure_ahead: Exception | None = None
+        self._passes = 0
+        self._why_over = ""
+        # A loader that nobody closes must take leave of the other ranks too: when it is gone, or its process ends.
+        self._hang_up = weakref.finalize(self, _hang_up, self._feed, self._publishers, self._ready)
+
+    def _open(
+        self,
+        open_dataset: Callable[[], Any],
+        make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
+        make_loader: Callable[[Any, StreamSampler], DataLoader],
+    ) -> _Told:
+        """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
+        plan = self._plan
+
+        def opened() -> _Told:
+            dataset = open_dataset()
+            self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
+            blend = getattr(dataset, "blend", None)
+            return _Told(
+                type(dataset).__name__,
+                len(dataset),
+                loader.collates,
+                loader.check_every,
+                json.dumps(loader.fingerprint),
+                blend if isinstance(blend, Blend) else None,
+                isinstance(dataset, StreamTransform),
+            )
+
+        readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
+        answers: dict[int, _Told] = self._told_by(readers, opened, "open the dataset")
+        if len(set(answers.values())) > 1:
+            raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
+        return answers[0]
+
+    def _told_by(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
+        """Let some ranks act, and all ranks know what each of them returns; a failure of one is raised on all."""
+        told, failure = None, None
+        if self._rank in ranks:
+            try:
+                told = act()
+            except (Exception, SystemExit) as error:
+                failure = error
+        problem = "" if failure is None else in_one_line(failure)
+        answers = {rank: broadcast_py_object((told, problem), src=rank) for rank in ranks}
+        if failure is not None:
+            raise failure
+        for rank, (_, problem) in answers.items():
+            if problem:
+                raise PeerError(f"rank {rank}, which reads for others, could not {what}: {problem}")
+        return {rank: answer for rank, (answer, _) in answers.items()}
+
+    def _connect(self) -> Feed:
+        """Find the other ranks: rank 0 the leaders, each leader the ranks of its node."""
+        plan, mesh, rank = self._plan, self._plan.mesh, self._rank
+        node, leader = plan.node_of(rank), plan.leader_of(rank)
+        crosses = plan.readers == "rank0" and mesh.num_nodes > 1
+        network: Any = None
+
+        def begun() -> tuple[str, str, int]:
+            nonlocal network
+            network, port = open_network_link() if crosses else (None, 0)
+            # Every user of the machine can read the name; the secret is for the network.
+            return secrets.token_hex(16), secrets.token_hex(16), port
+
+        name, secret, port = self._told_by([0], begun, "listen for other nodes")[0]
+        name = f"{name}/{node}"
+        opened: list[Any] = []
+
+        def open_node() -> None:
+            opened.extend((open_node_link(name), Arena() if self._loader is None else self._loader.shared_arena()))
+
+        leaders = sorted({plan.leader_of(other) for other in range(mesh.world_size)})
+        self._told_by(leaders, open_node, "open the link of its node")
+        if rank != leader:
+            return LinkFeed(connect_to_leader(name, rank, leader), leader, self._has_peers)
+        listener, arena = opened
+        if self._loader is not None:
+            feed: Feed = LocalFeed(self._loader, len(self._held), _SENT_AHEAD + 1 if crosses else 0)
+        else:
+            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            feed = NetworkFeed(connect_to_rank0(host, port, node, secret), arena, _SENT_AHEAD)
+        self._arena = arena
+        followers = [other for other in plan.ranks_of(node) if other != leader]
+        self._publishers.append(NodePublisher(accept_followers(listener, followers), arena.descriptor))
+        if network is not None:
+            links = accept_leaders(network, range(1, mesh.num_nodes), secret)
+            self._publishers += [
+                NetworkPublisher(
+                    link,
+                    other,
+                    plan.shards_of_node(other),
+                    mesh.data_parallel_size,
+                    _SENT_AHEAD,
+                    partial(plan.is_sent_to, other),
+                )
+                for other, link in sorted(links.items())
+            ]
+        return feed
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a batch over all data-parallel ranks."""
+        return self.stream.global_batch_size
+
+    @property
+    def endless(self) -> bool:
+        """Whether a pass has no end; otherwise each pass is an epoch."""
+        return bool(self.stream.endless)
+
+    @property
+    def collates(self) -> bool:
+        """Whether a collator makes the batches, so that their shapes may change."""
+        return self._agreement.per_batch
+
+    def __len__(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        return self.stream.batches_per_round()
+
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet, from where the stream goes on; an older one is broken off."""
+        if not self._hang_up.alive:
+            raise PeerError("this loader was closed, which let go of the other ranks; make a new one on all ranks")
+        self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
+        first = self.stream.next_pass()
+        self._agreement.order = order_in_words(self.stream)
+        if self._loader is not None:
+            self._loader.stream.take_over(self.stream)
+            self._loader.stream.cursor = first
+        for publisher in self._publishers:
+            publisher.begin()
+        self._feed.begin(first.position)
+        return Pass(self.stream, first, partial(self._take, self._passes))
+
+    def _take(self, number: int) -> tuple[Instance, Cursor] | None:
+        """This rank's part of the next batch; None at the end of the pass.
+
+        Args:
+            number: of the pass that asks; only the newest is given anything.
+
+        Raises:
+            DataPipelineError: Reading failed, here or on the rank that reads for this one.
+        """
+        if number != self._passes:
+            raise PassError(self._why_over)
+        try:
+            if not self._ready:
+                self._publish(self._next())
+            self._publish_what_is_ready()
+        except BaseException as error:
+            self._fail(error)
+            raise
+        batch = self._ready.popleft()
+        if batch is None:
+            return None
+        cursor = self.stream.after(batch.info)
+        self.stream.note_start(cursor.position, batch.info.next_start)
+        return self._own_part(batch), cursor
+
+    def _next(self) -> NodeBatch | None:
+        if self._failure_ahead is not None:
+            raise self._failure_ahead
+        return self._feed.next()
+
+    def _publish(self, batch: NodeBatch | None) -> None:
+        for publisher in self._publishers:
+            if batch is None:
+                publisher.end()
+            else:
+                publisher.publish(batch)
+        self._ready.append(batch)
+
+    def _publish_what_is_ready(self) -> None:
+        """Hand out what has been read ahead, so that no other rank waits for this one to come back."""
+        while self._publishers and self._failure_ahead is None and len(self._ready) <= _HANDED_OUT_AHEAD:
+            try:
+                batch = self._feed.next_if_ready()
+            except Exception as error:
+                # It is raised where that batch would have been given, as on a rank that reads for itself.
+                self._failure_ahead = error
+                return
+            if batch is None:
+                return
+            self._publish(batch)
+
+    def _break_off(self, why: str) -> None:
+        """End the newest pass; its iterator raises `why` from now on."""
+        self._passes += 1
+        self._why_over = why
+        self._forget_what_is_ready()
+
+    def _forget_what_is_ready(self) -> None:
+        self._ready.clear()
+        self._failure_ahead = None
+
+    def _fail(self, error: BaseException) -> None:
+        self._forget_what_is_ready()
+        for publisher in self._publishers:
+            with suppress(DataPipelineError):
+                publisher.fail(error)
+
+    def _own_part(self, batch: NodeBatch) -> Instance:
+        rows = batch.info.size // self._plan.mesh.data_parallel_size
+        # A batch for one shard alone is its own, whatever a collator made of its rows.
+        own = slice(None) if len(self._held) == 1 else self._plan.rows_of(self._rank, self._held, rows)
+        whole = batch.arrays if self._arena is None or not self._has_peers else for_oneself(batch, self._arena)
+        arrays = {name: array[own] for name, array in whole.items()}
+        read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
+        instance = assemble(arrays, batch.layouts, batch.info, read, self._agreement)
+        instance._absent = self._absent(batch.layouts)
+        return instance
+
+    def _absent(self, layouts: Mapping[str, Layout]) -> frozenset[str]:
+        """Fields whose bytes were not sent to this node, since none of its ranks needs them."""
+        node = self._plan.node_of(self._rank)
+        return frozenset(name for name, each in layouts.items() if not self._plan.is_sent_to(node, each.placement_idx))
+
+    def follow(
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
+    ) -> None:
+        """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
+        can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch that was taken, as JSON; the same on all ranks."""
+        return {**self.stream.state_dict(), "dataset": self.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Continue where `state` was saved, with the next `iter(loader)`; all ranks must restore the same one.
+
+        Args:
+            state: of a loader.
+            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+
+        Raises:
+            CheckpointError: The state belongs to another dataset or stream; both values are shown.
+        """
+        restore_stream(self.stream, self.fingerprint, state, override)
+        self._break_off("a state was restored, which the next iter(loader) begins with")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter(loader)` begin with this epoch; to be called on all ranks."""
+        self.stream.set_epoch(epoch)
+        self._break_off("an epoch was set, which the next iter(loader) begins with")
+
+    def stats(self) -> dict[str, Any]:
+        """Where the time went, on a rank that reads; empty on others."""
+        return self._loader.stats() if self._loader is not None else {}
+
+    def close(self) -> None:
+        """End the workers and take leave of the other ranks; batches that are in use stay valid.
+
+        It cannot be iterated again. Every rank closes its loader when it has taken its last batch; no other waits.
+        """
+        self._break_off("the loader was closed")
+        self._hang_up()
+
+
+def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:
+    untaken = len(ready)
+    ready.clear()
+    # First of all nothing is written any more: what other ranks have yet to take lies in memory that is let go of next.
+    feed.close()
+    for publisher in publishers:
+        publisher.close(untaken)
+    publishers.clear()

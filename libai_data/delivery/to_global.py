@@ -1,0 +1,97 @@
+"""From a batch of local tensors to the keyword arguments of `model.forward`: global tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from libai_data.data.nesting import is_texts, put_together, taken_apart
+from libai_data.delivery.contract import check_contract, check_places
+from libai_data.delivery.schema_check import check_same_on_all_ranks, signature_of
+from libai_data.errors import MeshError, SchemaError
+from libai_data.mesh.current import get_mesh
+from libai_data.mesh.global_tensor import local_to_global
+from libai_data.mesh.peers.liveness import begin_collective
+from libai_data.structures import DistTensorData, Fields, Instance, fields_of
+
+
+def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
+    """Make the global tensors of a batch. Collective: each rank must call it, with its own part, on the main thread.
+
+    The ranks' fields are compared at the first batch of a loader, whenever contents are compared too, and at each batch
+    that a collator made, that a sampler of the user's own listed, or that comes from no loader.
+
+    Args:
+        batch: fields [rows of this rank, ...]; bare tensors get the default layout. Fields may be nested (mappings,
+            tuples, lists); lists of strings stay as they are, this rank's. Or each field is a batch itself.
+        device_type: "cpu" or "cuda"; by default the mesh's.
+
+    Returns:
+        Field name -> global tensor [rows of all data-parallel ranks, ...], nested as the batch is.
+
+    Raises:
+        SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
+        ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank alike).
+        MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
+        PeerError: Another rank has left the job, and will not take this batch.
+    """
+    begin_collective()
+    given = fields_of(batch)
+    if all(type(value) is DistTensorData for value in given.values()):
+        return _all_global(batch, given, device_type)
+    if all(isinstance(value, Instance) for value in given.values()):
+        return {name: to_global(value, device_type) for name, value in given.items()}
+    leaves: dict[str, Any] = {}
+    skeleton = taken_apart(given, leaves)
+    fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
+    made = _all_global(batch, fields, device_type)
+    return {
+        name: put_together(part, lambda leaf: made.get(leaf.path, leaves[leaf.path])) for name, part in skeleton.items()
+    }
+
+
+def _all_global(batch: Fields, fields: dict[str, DistTensorData], device_type: str | None) -> dict[str, Any]:
+    _compare_with_other_ranks(batch, fields)
+    parts = batch._parts if isinstance(batch, Instance) else frozenset()
+    return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
+
+
+def compare_with_other_ranks(batch: Instance) -> None:
+    """Make the comparison of `to_global`, for whoever makes the fields global one by one. Collective, main thread.
+
+    Raises:
+        SchemaError: The ranks' fields differ (on every rank alike); the field is named.
+        ContractError: So do their contents; looked at every `check_every` batches.
+    """
+    leaves: dict[str, Any] = {}
+    taken_apart(fields_of(batch), leaves)
+    _compare_with_other_ranks(
+        batch, {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
+    )
+
+
+def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) -> None:
+    agreement = batch._agreement if isinstance(batch, Instance) else None
+    is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
+    if is_due and isinstance(batch, Instance) and agreement is not None:
+        check_contract(fields, batch._info, batch._rows, agreement.order, batch._parts, batch._absent)
+    elif agreement is not None and agreement.per_batch and get_mesh().world_size > 1:
+        check_places(fields, batch._info if isinstance(batch, Instance) else None)
+    elif agreement is None or not agreement.fields_agree:
+        check_same_on_all_ranks(signature_of(fields))
+    if agreement is not None:
+        agreement.fields_agree = not agreement.per_batch
+        agreement.batches += 1
+
+
+def _laid_out(name: str, value: Any) -> DistTensorData:
+    try:
+        return value if isinstance(value, DistTensorData) else DistTensorData(value)
+    except SchemaError as error:
+        raise SchemaError(f"field '{name}': {error}") from error
+
+
+def _global(name: str, value: DistTensorData, device_type: str | None, is_part: bool) -> Any:
+    try:
+        return local_to_global(value.tensor, value.sbp_list, value.placement_idx, device_type, is_part)
+    except (SchemaError, MeshError) as error:
+        raise type(error)(f"field '{name}': {error}") from error

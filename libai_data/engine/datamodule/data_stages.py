@@ -1,0 +1,205 @@
+"""A data module's way through its stages: prepared once, set up for each, its loaders sharded over the mesh."""
+
+from __future__ import annotations
+
+import logging
+from collections import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.config.argument_rules import BATCH_SIZE, check, or_none
+from libai_data.delivery import to_global
+from libai_data.delivery.gather import gather_words
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.shared_loader import SharedLoader
+from libai_data.engine.datamodule.lightning import changed_by_hooks, is_lightning, is_lightnings_own, overrides_hooks
+from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.iterables.combined import CombinedLoader
+from libai_data.iterables.from_iterable import from_iterable
+from libai_data.iterables.items import ArgumentNames
+from libai_data.iterables.iterable_loader import IterableLoader, NestedBatches
+from libai_data.iterables.plain_state import decoded, encoded
+from libai_data.loader.dataloader import DataLoader
+from libai_data.mesh.current import get_mesh
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("fit", "validate", "test", "predict")
+_OURS = (DataLoader, SharedLoader, IterableLoader, NestedBatches, CombinedLoader)
+
+
+class DataStages:
+    """Takes a data module through its stages, on all ranks alike; with a trainer or without.
+
+    ::
+
+        stages = DataStages(datamodule)
+        stages.enter("fit")
+        for batch in stages.loaders("train")[0]:
+            loss = model(**stages.inputs(batch))
+        stages.leave("fit")
+
+    Args:
+        datamodule: a `DataModule`, or anything with its methods, such as a LightningDataModule.
+        train_batch_size: rows of a training batch for one data-parallel rank; None takes batches of other tools as
+            global batches. Loaders of this package keep their own.
+        test_batch_size: the same for the other loaders.
+        argument_names: names for the values of batches that are tuples, in their order: the arguments of
+            `model.forward`.
+    """
+
+    def __init__(
+        self,
+        datamodule: Any,
+        train_batch_size: int | None = None,
+        test_batch_size: int | None = None,
+        argument_names: Sequence[str] | None = None,
+    ) -> None:
+        rules = dict.fromkeys(("train_batch_size", "test_batch_size"), or_none(BATCH_SIZE))
+        check(rules, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
+        self.datamodule = datamodule
+        self._sizes = {"train": train_batch_size}
+        self._test_batch_size = test_batch_size
+        self._names = None if argument_names is None else ArgumentNames(argument_names)
+        self._is_prepared = False
+        self._entered: set[str] = set()
+        self._loaders: dict[str, list[Any]] = {}
+
+    def enter(self, stage: str) -> None:
+        """Prepare the data, the first time, and set them up for a stage. Collective.
+
+        Args:
+            stage: "fit", "validate", "test" or "predict".
+
+        Raises:
+            ConfigError: There is no such stage.
+            PeerError: `prepare_data` failed on another rank.
+        """
+        if stage not in STAGES:
+            raise ConfigError(f"stage is {stage!r}; known are {STAGES}.{nearest(str(stage), STAGES)}")
+        if not self._is_prepared:
+            self._prepare()
+            self._is_prepared = True
+        if stage not in self._entered:
+            self.datamodule.setup(stage=stage)
+            self._entered.add(stage)
+
+    def _prepare(self) -> None:
+        mesh = get_mesh()
+        per_node = getattr(self.datamodule, "prepare_data_per_node", True)
+        preparing = ReadPlan(mesh, "node").leader_of(mesh.rank) if per_node else 0
+        failure: Exception | None = None
+        if preparing == mesh.rank:
+            try:
+                self.datamodule.prepare_data()
+            except Exception as error:
+                failure = error
+        # The others wait here, as long as it takes.
+        failed = np.flatnonzero(gather_words(np.array([failure is not None], dtype=np.int64))[:, 0]).tolist()
+        if failure is not None:
+            raise failure
+        if failed:
+            raise PeerError(
+                f"prepare_data of {type(self.datamodule).__name__} failed on rank(s) {failed}; their output tells why"
+            )
+
+    def leave(self, stage: str) -> None:
+        """Close the stage's loaders, and tear down what was set up for it."""
+        if stage not in self._entered:
+            return
+        self._entered.discard(stage)
+        for kind in {"fit": ("train", "val"), "validate": ("val",)}.get(stage, (stage,)):
+            for loader in self._loaders.pop(kind, []):
+                if callable(getattr(loader, "close", None)):
+                    loader.close()
+        self.datamodule.teardown(stage=stage)
+
+    def loaders(self, kind: str) -> list[Any]:
+        """The loaders of a kind, made when they are first asked for.
+
+        What is no loader of this package is dealt out by `from_iterable`: training batches without end, others padded
+        (marked) at the end. Several training loaders become one; see `CombinedLoader`.
+
+        Args:
+            kind: "train", "val", "test" or "predict".
+
+        Raises:
+            ConfigError: No training loader, or more in a list than the model has arguments.
+        """
+        if kind not in self._loaders:
+            made = self._made(f"{kind}_dataloader")
+            if kind == "train" and isinstance(made, abc.Mapping):
+                self._loaders[kind] = [self._combined(made, None)]
+                return self._loaders[kind]
+            several = list(made) if isinstance(made, (list, tuple)) else [] if made is None else [made]
+            # The training builders return None for validation and test loaders that they have not built.
+            several = [loader for loader in several if loader is not None]
+            if kind == "train" and not several:
+                raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
+            if kind == "train" and len(several) > 1:
+                self._loaders[kind] = [self._combined(self._by_argument(several), list)]
+            else:
+                self._loaders[kind] = [self._dealt_out(loader, kind) for loader in several]
+        return self._loaders[kind]
+
+    def _combined(self, loaders: Mapping[str, Any], unnamed: type | None) -> CombinedLoader:
+        if not loaders:
+            raise ConfigError(f"train_dataloader of {type(self.datamodule).__name__} returned no loader")
+        return CombinedLoader({name: self._dealt_out(each, "train") for name, each in loaders.items()}, unnamed)
+
+    def _by_argument(self, loaders: Sequence[Any]) -> dict[str, Any]:
+        names = self._names or ()
+        if len(loaders) > len(names):
+            raise ConfigError(
+                f"train_dataloader of {type(self.datamodule).__name__} returned a list of {len(loaders)} loaders, but "
+                f"the model's forward has {len(names)} argument(s) known by name: {list(names)}; return a dict, from "
+                "each argument to the loader of what it is given, or one loader, over a blend of the datasets"
+            )
+        return dict(zip(names, loaders))
+
+    def _made(self, method: str) -> Any:
+        """What the module makes; nothing where it has not overridden what Lightning refuses."""
+        # Lightning's `from_datasets` sets them on the object.
+        defined = vars(self.datamodule).get(method) or getattr(type(self.datamodule), method, None)
+        if defined is None or (is_lightnings_own(defined.__module__) and defined.__module__.endswith(".hooks")):
+            return None
+        return getattr(self.datamodule, method)()
+
+    def _dealt_out(self, loader: Any, kind: str) -> Any:
+        if isinstance(loader, _OURS):
+            return loader
+        size = self._sizes.get(kind, self._test_batch_size)
+        ends = "cycle" if kind == "train" else "pad"
+        # Each has names of its own, which remember to what they were given.
+        names = None if self._names is None else ArgumentNames(self._names)
+        return from_iterable(loader, size, fields=names, batches=True, ends=ends)
+
+    def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> dict[str, Any]:
+        """Make the model's arguments of a batch, by the module's hooks. Collective.
+
+        Those of a LightningDataModule get and return torch tensors, as its loaders yield them (`changed_by_hooks`), of
+        which global tensors are made afterwards.
+
+        Args:
+            batch: of one of the loaders.
+            device: "cuda" or "cpu".
+            dataloader_idx: which of several loaders it comes from.
+        """
+        if is_lightning(self.datamodule):
+            if overrides_hooks(self.datamodule):
+                batch = changed_by_hooks(self.datamodule, batch, dataloader_idx, self._names)
+            return to_global(batch, device_type=device)
+        batch = self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
+        arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
+        changed: dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
+        return changed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The module's own state, as JSON."""
+        return {"state": encoded(self.datamodule.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the module its state back."""
+        self.datamodule.load_state_dict(decoded(state["state"]))

@@ -1,0 +1,201 @@
+"""How a trainer uses a data module: where its loaders, its batches and its predictions come from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.config import instantiate, try_get_key
+from libai_data.config.signatures import target_of
+from libai_data.engine.batches import mixed_up
+from libai_data.engine.datamodule.data_stages import DataStages
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator
+from libai_data.engine.evaluation.inference import inference_on_dataset
+from libai_data.engine.step_plan import step_plan
+from libai_data.errors import ConfigError
+from libai_data.mesh.current import get_data_parallel_size
+
+GetBatch = Callable[..., dict[str, Any]]
+
+
+def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
+    """The stages of a data module, with the batch sizes and the model of a config.
+
+    Args:
+        cfg: the whole config, its batch sizes completed.
+        datamodule: the data module; by default `cfg.datamodule`.
+
+    Returns:
+        None if there is no data module.
+
+    Raises:
+        ConfigError: What is given is none.
+    """
+    if datamodule is None:
+        datamodule = instantiate(try_get_key(cfg, "datamodule"))
+    if datamodule is None:
+        return None
+    for method in ("prepare_data", "setup", "teardown", "train_dataloader"):
+        if not callable(getattr(datamodule, method, None)):
+            raise ConfigError(
+                f"datamodule is a {type(datamodule).__name__}, which has no {method}; derive it from "
+                "libai_data.DataModule"
+            )
+    return DataStages(
+        datamodule,
+        step_plan(cfg).first.micro_batch_size,
+        cfg.train.test_micro_batch_size,
+        _argument_names(cfg),
+    )
+
+
+def _argument_names(cfg: Any) -> list[str]:
+    """The arguments of the model, for batches that are tuples."""
+    model = target_of(try_get_key(cfg, "model"), "model")
+    forward = getattr(model, "forward", None)
+    if forward is None:
+        return []
+    parameters = inspect.signature(forward).parameters.values()
+    return [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.name != "self"]
+
+
+def get_batch_of(stages: DataStages, dataloader_idx: int = 0) -> GetBatch:
+    """The `get_batch` of a loader of a data module: its hooks make the model's arguments."""
+
+    def get_batch(data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
+        return stages.inputs(mixed_up(data, mixup_func, input_placement_device), input_placement_device, dataloader_idx)
+
+    return get_batch
+
+
+class Predictions(DatasetEvaluator):
+    """Collects what a model returns, on rank 0, in the order of the samples."""
+
+    input_fields = ()
+
+    def __init__(self) -> None:
+        self._outputs: list[dict[str, np.ndarray]] = []
+
+    def reset(self) -> None:
+        """Forget all."""
+        self._outputs.clear()
+
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Keep the outputs of a batch."""
+        self._outputs.append({name: tensor.numpy() for name, tensor in outputs.items()})
+
+    def evaluate(self) -> dict[str, Any]:
+        """Output of the model -> array [samples, ...]."""
+        names = self._outputs[0] if self._outputs else {}
+        return {name: np.concatenate([each[name] for each in self._outputs]) for name in names}
+
+
+class RunsStages:
+    """The part of a trainer that evaluates and predicts with the loaders of its data module."""
+
+    cfg: Any
+    data: DataStages | None
+    _runs: str = "fit"
+
+    @property
+    def training(self) -> bool:
+        """Whether the model is being trained; data modules ask for this and the like, as of Lightning's trainer."""
+        return self._runs == "fit"
+
+    @property
+    def validating(self) -> bool:
+        """Whether the model is being validated, while it trains too."""
+        return self._runs == "validate"
+
+    @property
+    def testing(self) -> bool:
+        """Whether the model is being tested."""
+        return self._runs == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Whether predictions are being made."""
+        return self._runs == "predict"
+
+    @contextmanager
+    def _running(self, stage: str) -> Iterator[None]:
+        before, self._runs = self._runs, stage
+        try:
+            yield
+        finally:
+            self._runs = before
+
+    def eval_model(self) -> Any:
+        """The model, or its graph, for evaluation."""
+        raise NotImplementedError
+
+    def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def evaluate(self, stage: str = "validate") -> dict[str, Any]:
+        """Evaluate on the validation or test loaders of the data module.
+
+        Args:
+            stage: "validate" or "test".
+
+        Returns:
+            As `test`.
+
+        Raises:
+            ConfigError: There is no data module, no such stage, or no loader for it.
+        """
+        kinds = {"validate": "val", "test": "test"}
+        if stage not in kinds:
+            raise ConfigError(f"stage is {stage!r}; only 'validate' and 'test' are evaluated")
+        with self._running(stage):
+            results = self._test_on(self._entered(stage, kinds[stage]))
+        if self.data is not None:
+            self.data.leave(stage)
+        return results
+
+    def predict(self) -> Any:
+        """Run the model over the predict loaders of the data module, each sample once.
+
+        Returns:
+            Output of the model -> array [samples, ...], on every rank; with several loaders a list of these.
+
+        Raises:
+            ConfigError: There is no data module, or no loader.
+        """
+        with self._running("predict"):
+            return self._predict()
+
+    def _predict(self) -> Any:
+        predictions: list[dict[str, Any]] = []
+        loaders = self._entered("predict", "predict")
+        if self.data is None:
+            return predictions
+        train = self.cfg.train
+        for number, loader in enumerate(loaders):
+            predictions.append(
+                inference_on_dataset(
+                    self.eval_model(),
+                    loader,
+                    train.test_micro_batch_size * get_data_parallel_size(),
+                    float("inf"),
+                    get_batch_of(self.data, number),
+                    train.input_placement_device,
+                    Predictions(),
+                )
+            )
+        self.data.leave("predict")
+        return predictions[0] if len(predictions) == 1 else predictions
+
+    def _entered(self, stage: str, kind: str) -> list[Any]:
+        """The loaders of a stage that was just entered."""
+        if self.data is None:
+            raise ConfigError(f"stage {stage!r} needs a data module: DefaultTrainer(cfg, datamodule=...)")
+        self.data.enter(stage)
+        loaders = self.data.loaders(kind)
+        if not loaders:
+            raise ConfigError(f"{type(self.data.datamodule).__name__} has no {kind}_dataloader")
+        return loaders

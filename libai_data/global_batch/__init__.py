@@ -1,6 +1,0 @@
-"""Local tensors in, global tensors out."""
-
-from libai_data.global_batch.schema_check import check_forward_fields
-from libai_data.global_batch.to_global import to_global
-
-__all__ = ["check_forward_fields", "to_global"]

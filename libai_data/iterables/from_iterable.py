@@ -1,0 +1,272 @@
+"""`from_iterable`: a loader of anything that yields samples or batches, or gives them by their index."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from libai_data.config import LazyCall, instantiate
+from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.data.samplers.single_round import ShortEndSampler
+from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.delivery.feeds import in_one_line
+from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.shared_loader import SharedLoader
+from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.iterables.collation import PieceCollator
+from libai_data.iterables.iterable_loader import IterableLoader, NestedBatches
+from libai_data.iterables.iterable_source import Source
+from libai_data.iterables.kinds import is_map_style
+from libai_data.iterables.map_style import Opened, open_samples
+from libai_data.iterables.rows import ReadingOptions
+from libai_data.iterables.stream import IterableStream, TakenRows
+from libai_data.loader.collate import Collator, trivial_batch_collator
+from libai_data.loader.dataloader import RULES, DataLoader
+from libai_data.loader.schema import Overrides
+from libai_data.mesh.current import broadcast_py_object, get_mesh
+
+ENDS = ("short", "pad", "drop", "cycle")
+
+_DECIDED = (
+    *("dataset", "sampler", "batch_sampler", "train_batch_size", "test_batch_size"),
+    *("consumed_samples", "dataset_mixer"),
+)
+"""Arguments of the builders that follow from those of `from_iterable`."""
+
+_RULES = {
+    **RULES,
+    "fields": or_none(list_of(str, "names")),
+    "micro_batch_size": or_none(BATCH_SIZE),
+    "batches": or_none(FLAG),
+    "shuffle": FLAG,
+}
+
+
+def from_iterable(
+    source: Any,
+    micro_batch_size: int | None = None,
+    *,
+    fields: Sequence[str] | None = None,
+    batches: bool | None = None,
+    ends: str = "short",
+    shuffle: bool = False,
+    seed: int = 0,
+    num_workers: int = 0,
+    readers: str = "data_parallel",
+    collate_fn: Collator | None = None,
+    layouts: Overrides | None = None,
+    mixup_func: Any = None,
+    prefetch: int = 4,
+    timeout: float = 600.0,
+    check_every: int = 100,
+    **loader_options: Any,
+) -> Any:
+    """Make a loader of an iterable of samples or batches.
+
+    What has a length and gives samples by their index (a list, a torch dataset, a Grain MapDataset, a Hugging Face
+    dataset) becomes a `DataLoader`, with all that this can do. All else is a stream: it is read in its own order, once
+    by each rank that reads, and dealt out to the data-parallel ranks. Collective with readers "node" and "rank0".
+
+    Args:
+        source: an iterable, a function that returns one (a generator function, a factory), or its config (`LazyCall`).
+            A factory may take the keywords `epoch`, and `shard` and `num_shards`: then it is opened for each
+            data-parallel rank, and must yield that rank's samples alone.
+        micro_batch_size: samples of a batch for one data-parallel rank. None takes each batch of the iterable as a
+            global batch.
+        fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
+        batches: whether the iterable yields batches. By default loaders of torch, OneFlow, DALI and FFCV do, and
+            pipelines of WebDataset or Grain that end with a batching stage.
+        ends: what happens to the last rows of an epoch if they fill no global batch. "short" makes a smaller batch of
+            them. "pad" repeats the last row until the batch is full. With both, `batch_info(batch).valid` says how many
+            rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.
+            "drop" leaves the last rows out. "cycle" has no epochs: it begins the source again within the batch, without
+            end. A factory that takes shards needs "drop" or "cycle".
+        shuffle: another order each epoch; for what gives samples by their index.
+        seed: of this order, and of random transforms.
+        num_workers: processes that read what gives samples by their index; a stream is read ahead by a thread.
+        readers: who reads: "data_parallel" (every rank), "node" or "rank0"; see `ReadPlan`.
+        collate_fn: makes a batch of a list of samples, as they come; by default `default_collate`.
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
+        mixup_func: applied to each batch by the trainer, or its config.
+        prefetch: batches to read ahead.
+        timeout: seconds without a sample after which a stream, or a worker, counts as hung; 0 waits for ever.
+        check_every: batches from one comparison between the ranks of what they hold to the next; 0 never compares.
+        **loader_options: further arguments of `DataLoader`, for what gives samples by their index.
+
+    Returns:
+        A loader with the methods of `DataLoader`.
+
+    Raises:
+        ConfigError: An argument is out of range, or does not fit the source.
+        PeerError: The rank that reads for this one could not open the source.
+    """
+    if ends not in ENDS:
+        raise ConfigError(f"ends is {ends!r}; known are {ENDS}.{nearest(str(ends), ENDS)}")
+    plan = ReadPlan(get_mesh(), readers)
+    collate_fn, mixup_func = instantiate(collate_fn), instantiate(mixup_func)
+    check(
+        _RULES,
+        fields=fields,
+        micro_batch_size=micro_batch_size,
+        batches=batches,
+        shuffle=shuffle,
+        seed=seed,
+        num_workers=num_workers,
+        collate_fn=collate_fn,
+        mixup_func=mixup_func,
+        prefetch=prefetch,
+        timeout=timeout,
+        check_every=check_every,
+    )
+    if collate_fn is trivial_batch_collator:
+        collate_fn = None
+    shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
+    opened, told = _open(plan, source, batches, fields, collate_fn)
+    if told.is_map_style:
+        options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}
+        return _map_style(opened, told, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
+    _refuse_for_streams(shuffle=shuffle, num_workers=num_workers, **loader_options)
+    if told.batches and collate_fn is not None:
+        raise ConfigError(f"collate_fn makes batches of samples, but {told.name} yields batches; leave one of them out")
+    if told.takes_shard and ends in ("short", "pad"):
+        raise ConfigError(
+            f"ends={ends!r} keeps the last rows of {told.name} by marking the first rows of a batch as valid, "
+            "but each of its shards may end at another row. Say ends='drop' to leave out what fills no global batch, "
+            "ends='cycle' for an endless stream, or take a factory without shards"
+        )
+    if not told.batches or told.takes_shard:
+        _needed(micro_batch_size)
+    reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout)
+    return _stream(plan, opened.source, told, micro_batch_size, ends, reading, collate_fn, shared)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What all ranks must know of the source."""
+
+    is_map_style: bool = False
+    name: str = ""
+    batches: bool = False
+    takes_shard: bool = False
+    skeleton: Mapping[str, Any] | None = None
+    problem: str = ""
+
+
+def _open(
+    plan: ReadPlan, source: Any, batches: bool | None, fields: Sequence[str] | None, collate_fn: Any
+) -> tuple[Opened, _Told]:
+    """Open the source where it is read, and let all ranks know what it is, or that it failed."""
+    opened, told = Opened(), _Told()
+    failure: Exception | None = None
+    if plan.shards_read_by(plan.mesh.rank):
+        try:
+            thing = instantiate(source)
+            if is_map_style(thing) and not batches:
+                opened = open_samples(thing, fields, collate_fn)
+                told = _Told(True, type(thing).__name__, skeleton=opened.skeleton)
+            else:
+                opened = Opened(source=Source(thing, batches))
+                told = _Told(False, opened.source.name, opened.source.batches, opened.source.takes_shard)  # type: ignore
+        except Exception as error:
+            failure = error
+            told = _Told(problem=in_one_line(error))
+    if plan.readers != "data_parallel":
+        told = broadcast_py_object(told, src=0)
+    if failure is not None:
+        raise failure
+    if told.problem:
+        raise PeerError(f"rank 0, which reads for others, could not open the source: {told.problem}")
+    return opened, told
+
+
+def _needed(micro_batch_size: int | None) -> int:
+    if micro_batch_size is None:
+        raise ConfigError("micro_batch_size is missing: the source yields samples; say how many make a rank's batch")
+    return micro_batch_size
+
+
+def _refuse_for_streams(**options: Any) -> None:
+    for name, value in options.items():
+        if value or name not in ("shuffle", "num_workers"):
+            raise ConfigError(
+                f"{name}={value!r} is for sources that give samples by their index; a stream comes in its own order, "
+                "read ahead by one thread"
+            )
+
+
+def _map_style(
+    opened: Opened,
+    told: _Told,
+    micro_batch_size: int,
+    ends: str,
+    shuffle: bool,
+    seed: int,
+    readers: str,
+    options: dict[str, Any],
+) -> Any:
+    for name in options:
+        if name in _DECIDED:
+            raise ConfigError(
+                f"from_iterable takes no '{name}': micro_batch_size, shuffle, seed and ends decide it; for a sampler "
+                "of your own, use DataLoader(dataset, batch_sampler)"
+            )
+    arguments = {"seed": seed, "readers": readers, "collate_fn": opened.collator, **options}
+    if ends == "cycle":
+        sampler = LazyCall(CyclicSampler)(shuffle=shuffle)
+        loader, _, _ = build_nlp_train_loader(opened.dataset, micro_batch_size, sampler=sampler, **arguments)
+    else:
+        del arguments["mixup_func"]
+        kind = ShortEndSampler if ends == "short" else SingleRoundSampler
+        one_round = LazyCall(kind)(shuffle=shuffle, drop_last=ends == "drop")
+        loader = build_nlp_test_loader(
+            opened.dataset, micro_batch_size, sampler=one_round, mixup_func=options["mixup_func"], **arguments
+        )
+    return loader if told.skeleton is None else NestedBatches(loader, told.skeleton)
+
+
+def _stream(
+    plan: ReadPlan,
+    source: Source | None,
+    told: _Told,
+    micro_batch_size: int | None,
+    ends: str,
+    reading: ReadingOptions,
+    collate_fn: Any,
+    options: dict[str, Any],
+) -> IterableLoader:
+    mesh = plan.mesh
+    made: dict[str, Any] = {}
+
+    def open_rows() -> TakenRows:
+        if source is None:
+            raise RuntimeError("a rank that reads has no source")
+        return TakenRows(source, reading)
+
+    def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
+        rows = dataset if isinstance(dataset, TakenRows) else None
+        stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends)
+        if rows is not None:
+            made["stream"] = stream
+        return stream
+
+    def make_loader(dataset: Any, stream: Any) -> DataLoader:
+        made["collator"] = collator = PieceCollator(reading.names, collate_fn)
+        return DataLoader(dataset, stream, collate_fn=collator, **options)
+
+    inner: Any
+    if plan.readers == "data_parallel":
+        rows = open_rows()
+        inner = make_loader(rows, make_stream(rows, plan.shards_read_by(mesh.rank)))
+    else:
+        inner = SharedLoader(plan, open_rows, make_stream, make_loader, options["mixup_func"])
+    return IterableLoader(
+        inner,
+        made.get("stream"),
+        made.get("collator"),
+        told.name,
+        reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
+        may_end_apart=told.takes_shard,
+        is_shared=plan.readers != "data_parallel",
+    )

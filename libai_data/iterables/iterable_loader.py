@@ -1,0 +1,250 @@
+"""The loader over an iterable: what the read modes deliver, kept in step on all ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.nesting import Leaf, array_to_text, is_flat, put_together
+from libai_data.data.samplers.sampler import Cursor
+from libai_data.delivery.contract import ranks_by_shard
+from libai_data.delivery.gather import gather_words
+from libai_data.errors import ContractError, PeerError
+from libai_data.iterables.collation import PieceCollator
+from libai_data.iterables.items import ArgumentNames
+from libai_data.iterables.stream import IterableStream
+from libai_data.loader.iteration import Pass, Take
+from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.structures import Instance
+
+_FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
+
+
+class NestedBatches:
+    """Gives batches of a loader the nested form that their samples had.
+
+    Args:
+        inner: `DataLoader` or `SharedLoader` whose batches have a field for each leaf.
+        skeleton: of the batches; None if all fields are tensors.
+    """
+
+    def __init__(self, inner: Any, skeleton: Mapping[str, Any] | None) -> None:
+        self._inner = inner
+        self.skeleton = skeleton
+        self.mixup_func = inner.mixup_func
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        return len(self._inner)
+
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet."""
+        inner = self._inner.new_pass()
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take))
+
+    def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
+        taken = take()
+        return None if taken is None else (self.nested(taken[0]), taken[1])
+
+    def nested(self, batch: Instance) -> Instance:
+        """A batch in its nested form."""
+        if self.skeleton is None:
+            return batch
+        leaves = batch.get_fields()
+
+        def value_of(leaf: Leaf) -> Any:
+            value = leaves[leaf.path]
+            return value if leaf.text is None else array_to_text(value.tensor.numpy(), leaf.text)
+
+        nested = copy.copy(batch)
+        nested._fields = {name: put_together(part, value_of) for name, part in self.skeleton.items()}
+        return nested
+
+
+class IterableLoader:
+    """Iterates over batches of an iterable, each an Instance of OneFlow tensors [rows of this rank, ...].
+
+    It has the methods of `DataLoader`. Beginning a pass, and taking a batch, is collective: the ranks make sure that
+    all have one, so that they take equally many steps.
+
+    Args:
+        inner: `DataLoader` or `SharedLoader` over the rows.
+        stream: the sampler of the rows that this rank reads; None if another reads for it.
+        collator: of the inner loader, on a rank that reads.
+        name: of the iterable.
+        reading_ranks: how many ranks go through the iterable.
+        may_end_apart: the ranks have shards that may have unequal lengths: the round ends with the first.
+        is_shared: not all ranks read.
+    """
+
+    def __init__(
+        self,
+        inner: Any,
+        stream: IterableStream | None,
+        collator: PieceCollator | None,
+        name: str,
+        reading_ranks: int,
+        may_end_apart: bool,
+        is_shared: bool,
+    ) -> None:
+        self._inner = inner
+        self._form = NestedBatches(inner, None)
+        self._stream = stream
+        self._collator = collator
+        self._name = name
+        self._compares = reading_ranks > 1
+        self._may_end_apart = may_end_apart
+        self._is_shared = is_shared
+        self._form_is_known = False
+        self.mixup_func = inner.mixup_func
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Rows of a batch over all data-parallel ranks; None until the iterable's first batch has told."""
+        size: int | None = self._inner.global_batch_size
+        return size
+
+    @property
+    def endless(self) -> bool:
+        """Whether a pass has no end; otherwise each pass is an epoch."""
+        return bool(self._inner.endless)
+
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def new_pass(self) -> Pass:
+        """Make a pass, which is not begun yet, from where the stream goes on."""
+        inner = self._inner.new_pass()
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take))
+
+    def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
+        """The next batch of a pass; None at its end, which comes for all ranks at once.
+
+        Raises:
+            SampleError: The iterable raised, or yielded nothing for too long; on the rank that reads it.
+            PeerError: That happened on another rank.
+            ContractError: The ranks do not read the same rows, or the iterable ended on some of them only.
+        """
+        taken: tuple[Instance, Cursor] | None = None
+        failure: Exception | None = None
+        try:
+            taken = take()
+        except Exception as error:
+            failure = error
+        try:
+            if self._compares and not self._all_have_one(taken is not None, failure is not None):
+                taken = None
+        except Exception as error:
+            failure = failure or error
+        if failure is not None:
+            raise failure
+        return None if taken is None else (self._in_form(taken[0]), taken[1])
+
+    def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
+        """Compare with all other ranks; whether each of them has a batch."""
+        status = _FAILED if has_failed else _HAS_BATCH if has_one else _ENDED
+        taken = self._stream.taken_rows() if self._stream is not None else (0, 0, 0)
+        table = gather_words(np.array([status, *taken], dtype=np.int64))
+        failed = _ranks(table[:, 0] == _FAILED)
+        if failed:
+            raise PeerError(f"rank(s) {failed} could not read {self._name}; their output tells why")
+        ended = _ranks(table[:, 0] == _ENDED)
+        if 0 < len(ended) < len(table) and not self._may_end_apart:
+            raise ContractError(
+                f"{self._name} has ended on rank(s) {ended}, but goes on for the others; it must yield the same on "
+                "each rank that reads it, or be read by one (readers='rank0')"
+            )
+        for ranks in ranks_by_shard(get_mesh()).values() if self._may_end_apart else [range(len(table))]:
+            self._compare_rows(table[:, 1:], [rank for rank in ranks if table[rank, 1]])
+        return not ended
+
+    def _compare_rows(self, taken: np.ndarray, readers: list[int]) -> None:
+        """Refuse that ranks which go through the same rows have taken other ones for this batch."""
+        odd = [rank for rank in readers if taken[rank, 0] != taken[readers[0], 0]]
+        if not odd:
+            return
+        last = f"{self.global_batch_size} rows" if self.global_batch_size else "rows"
+        places = dict.fromkeys(f"row {taken[rank, 2]} of round {taken[rank, 1]}" for rank in (readers[0], odd[0]))
+        raise ContractError(
+            f"{self._name} yields other samples on rank(s) {odd} than on rank {readers[0]}, among the last {last} "
+            f"before {' or '.join(places)}. Seed shuffling and random transforms alike on all ranks, do not let it "
+            "shard by rank (the loader does that), and let it raise instead of skipping bad samples; or use "
+            "readers='rank0'"
+        )
+
+    def _in_form(self, batch: Instance) -> Instance:
+        if not self._form_is_known:
+            skeleton = self._collator.skeleton if self._collator is not None else None
+            if self._is_shared:
+                skeleton = broadcast_py_object(skeleton, src=0)
+            self._form.skeleton = None if skeleton is None or is_flat(skeleton) else skeleton
+            self._form_is_known = True
+        nested = self._form.nested(batch)
+        names = self._collator.names if self._collator is not None else None
+        if isinstance(names, ArgumentNames):
+            nested._unnamed = names.given_to
+        return nested
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch that was taken, as JSON.
+
+        On a rank that reads, with what leads back to it: round, row, a digest of the first rows, and the iterable's own
+        state if it can tell it. The checkpoint keeps that of rank 0, which always reads.
+        """
+        state: dict[str, Any] = dict(self._inner.state_dict())
+        if self._stream is not None:
+            state["iterable"] = self._stream.details(state)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on where `state` was saved; takes effect with the next `iter(loader)`. All ranks must restore the same.
+
+        Args:
+            state: of a loader over this iterable.
+            override: what may differ on purpose, of `OVERRIDES` of the samplers; with "seed", the rows before the
+                restored place may be others than they were.
+
+        Raises:
+            CheckpointError: The state belongs to another kind of stream.
+        """
+        details = state.get("iterable", {})
+        if "seed" in override:
+            details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}
+        rest = {name: value for name, value in state.items() if name != "iterable"}
+        if "epoch" in details and state.get("ends") != "cycle":
+            rest.setdefault("epoch", details["epoch"])
+        # At the beginning of a round there is nothing to go back to.
+        if self._stream is not None and rest.get("position"):
+            self._stream.restore(rest, details)
+        self._inner.load_state_dict(rest, override)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter(loader)` begin with this epoch; to be called on all ranks."""
+        self._inner.set_epoch(epoch)
+
+    def stats(self) -> dict[str, Any]:
+        """Where the time went, on a rank that reads; empty on others."""
+        stats: dict[str, Any] = self._inner.stats()
+        return stats
+
+    def close(self) -> None:
+        """End the reading ahead; batches that are in use stay valid."""
+        if self._stream is not None:
+            self._stream.close()
+        self._inner.close()
+
+
+def _ranks(chosen: np.ndarray) -> list[int]:
+    return [int(rank) for rank in np.flatnonzero(chosen)]

@@ -1,0 +1,236 @@
+"""What an iterable is: how its rounds are opened, whether it yields batches, and what it can tell of its state."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import weakref
+from collections import abc
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable
+
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.iterables.dali import PipelineRounds
+from libai_data.iterables.kinds import (
+    is_dali,
+    is_dali_pipeline,
+    is_ffcv,
+    is_loader,
+    is_own_loader,
+    knows_its_rounds,
+    short_batch,
+    without_node_splitting,
+    yields_batches,
+)
+from libai_data.iterables.plain_state import decoded, encoded
+
+logger = logging.getLogger(__name__)
+
+SaveState = Callable[[], str]
+"""Gives the state of what is being iterated over, as JSON text."""
+
+
+class Source:
+    """An iterable, or what makes one, round after round.
+
+    Args:
+        thing: a list of batches, an iterable that can be iterated again, or a function that returns an iterable or
+            iterator: a generator function, a factory. A function may take the keywords `epoch`, and `shard` and
+            `num_shards`.
+        batches: whether it yields batches instead of samples; None for what its kind says.
+
+    Raises:
+        ConfigError: It is neither iterable nor callable.
+    """
+
+    def __init__(self, thing: Any, batches: bool | None = None) -> None:
+        self.name = getattr(thing, "__qualname__", type(thing).__name__)
+        if is_own_loader(thing):
+            raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
+        self.batches = yields_batches(thing) if batches is None else batches
+        self.short_batch = short_batch(thing) if self.batches else 0
+        """Rows of the last batch of a round, where it is known to be shorter than the others; else 0."""
+        thing = PipelineRounds(thing) if is_dali_pipeline(thing) else without_node_splitting(thing)
+        self._thing = thing
+        self._is_factory = callable(thing) and not hasattr(thing, "__iter__") and not isinstance(thing, type)
+        if not self._is_factory and not hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"):
+            raise ConfigError(
+                f"a loader cannot be made of {thing!r:.100} ({type(thing).__name__}); pass an iterable, a generator "
+                "function or a dataset"
+            )
+        if isinstance(thing, (str, bytes, abc.Mapping)):
+            raise ConfigError(f"a {type(thing).__name__} is no iterable of samples; pass what it names or holds")
+        accepted = _keywords(thing) if self._is_factory else ()
+        self.takes_shard = "shard" in accepted and "num_shards" in accepted
+        self._takes_epoch = "epoch" in accepted
+        self._rounds_begun = 0
+        self._last_iterator: Callable[[], Any] = _nothing
+        self._is_broken_off = False
+        self._fresh_state: str | None = None
+
+    def rounds_to_replay(self, epoch: int) -> int:
+        """How many earlier rounds must be gone through before this one is what it would be in an unbroken run.
+
+        A function is called anew each round. Of iterables that do not know their rounds, such as a torch DataLoader
+        that shuffles, a round may depend on how many there were before it.
+        """
+        if self._is_factory or knows_its_rounds(self._thing):
+            return 0
+        return max(0, epoch - self._rounds_begun)
+
+    def open(
+        self, epoch: int, shard: int, num_shards: int, state: str | None = None
+    ) -> tuple[Iterator[Any], SaveState | None]:
+        """Begin a round.
+
+        Args:
+            epoch: number of the round.
+            shard: which part of the samples is wanted, where a factory takes it.
+            num_shards: of how many.
+            state: what `SaveState` gave, to go on there.
+
+        Returns:
+            The iterator, and what gives its state if it can tell it.
+
+        Raises:
+            ConfigError: It can be iterated only once, or after a break goes on in the middle.
+        """
+        thing = self._made(epoch, shard, num_shards)
+        self._rounds_begun = max(self._rounds_begun, epoch + 1)
+        keeps_state = _keeps_state(thing)
+        if keeps_state and hasattr(thing, "set_epoch"):
+            self._begin_anew(thing)
+        if hasattr(thing, "set_epoch"):
+            thing.set_epoch(epoch)
+        if keeps_state:
+            if state is not None:
+                thing.load_state_dict(decoded(state))
+            return self._adapted(self._noting_the_end(thing, state)), self._saver(thing.state_dict)
+        iterator = iter(thing)
+        # torch's loader begins anew the one that holds its persistent workers.
+        if iterator is self._last_iterator() and not (is_loader(thing) or hasattr(thing, "reset")):
+            raise self.goes_once()
+        self._last_iterator = _reference(iterator)
+        for save, load in (("get_state", "set_state"), ("state_dict", "load_state_dict")):
+            if hasattr(iterator, save) and hasattr(iterator, load):
+                if state is not None:
+                    getattr(iterator, load)(decoded(state))
+                return self._adapted(iterator), self._saver(getattr(iterator, save))
+        if state is not None:
+            raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
+        return self._adapted(iterator), None
+
+    def _begin_anew(self, thing: Any) -> None:
+        """Put an iterable whose round was broken off where it stood at first: many would go on in the middle."""
+        if thing is not self._thing:
+            return
+        if self._fresh_state is None:
+            self._fresh_state = _state_of(thing)
+        elif self._is_broken_off:
+            thing.load_state_dict(decoded(self._fresh_state))
+
+    def _noting_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
+        """Begin to iterate over what keeps a state."""
+        must_move = thing is self._thing and self._is_broken_off and state is None and not hasattr(thing, "set_epoch")
+        stood_at = _state_of(thing) if must_move else None
+        iterator = iter(thing)
+        if stood_at is not None and stood_at == _state_of(thing):
+            raise ConfigError(
+                f"{self.name} was broken off in the middle of a round, and goes on there when it is iterated again, "
+                "behind what was read ahead. Give it set_epoch(epoch), let iter() begin a round anew, or take each "
+                "round to its end"
+            )
+
+        def to_the_end() -> Iterator[Any]:
+            self._is_broken_off = True
+            yield from iterator
+            self._is_broken_off = False
+
+        return to_the_end()
+
+    def goes_once(self) -> ConfigError:
+        """The error of what has no second round."""
+        return ConfigError(
+            f"{self.name} is an iterator, or holds one, which can be gone through only once; pass the function that "
+            "makes it, so that each round, and a resumed training, gets a new one"
+        )
+
+    def _saver(self, get: Callable[[], Any]) -> SaveState | None:
+        """What gives the state; None if a checkpoint cannot hold it, so that samples are counted instead."""
+        try:
+            encoded(get())
+        except CheckpointError as error:
+            logger.warning("The state of %s is not used; a resume counts its samples instead: %s", self.name, error)
+            return None
+        return lambda: encoded(get())
+
+    def _made(self, epoch: int, shard: int, num_shards: int) -> Any:
+        if self._is_factory:
+            arguments: dict[str, Any] = {"epoch": epoch} if self._takes_epoch else {}
+            if self.takes_shard:
+                arguments.update(shard=shard, num_shards=num_shards)
+            return self._thing(**arguments)
+        if _is_its_own_iterator(self._thing) and self._rounds_begun:
+            if not hasattr(self._thing, "reset"):
+                raise self.goes_once()
+            self._thing.reset()
+        # A shallow copy takes the state of this round, and leaves the original as it was.
+        return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
+
+    def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        if is_dali(self._thing):
+            return (outputs for pipelines in iterator for outputs in _as_list(pipelines))
+        if is_ffcv(self._thing):
+            # It writes each batch over an older one, which may still be in use.
+            return (copy.deepcopy(batch) for batch in iterator)
+        return iterator
+
+
+def _state_of(thing: Any) -> str | None:
+    """The state of an iterable; None if a checkpoint cannot hold it."""
+    try:
+        return encoded(thing.state_dict())
+    except CheckpointError:
+        return None
+
+
+def _nothing() -> None:
+    """What a dead reference gives."""
+
+
+def _reference(iterator: Any) -> Callable[[], Any]:
+    """Gives the iterator as long as somebody else has it; one that cannot be referred to weakly, always."""
+    try:
+        return weakref.ref(iterator)
+    except TypeError:
+        return lambda: iterator
+
+
+def _keywords(function: Any) -> Iterable[str]:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+
+
+def _is_its_own_iterator(thing: Any) -> bool:
+    return hasattr(thing, "__next__")
+
+
+def _as_list(pipelines: Any) -> list[Any]:
+    return list(pipelines) if isinstance(pipelines, (list, tuple)) else [pipelines]
+
+
+def _keeps_state(thing: Any) -> bool:
+    """Whether an iterable can be put where its state says, exactly."""
+    if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+        return False
+    # Hugging Face's streams lose what is in a shuffle buffer; counting does not.
+    examples = getattr(thing, "_ex_iterable", None)
+    while examples is not None:
+        if "BufferShuffled" in type(examples).__name__:
+            return False
+        examples = getattr(examples, "ex_iterable", None)
+    return True

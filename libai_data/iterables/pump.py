@@ -1,0 +1,137 @@
+"""Reading ahead: a thread goes through an iterable while the trainer computes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+from libai_data.errors import SampleError
+from libai_data.iterables.iterable_source import SaveState
+
+_LOOK_SECONDS = 0.2
+"""How long either side waits before it looks whether it still should."""
+
+_END_SECONDS = 5.0
+
+Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some consecutive items of an iterable.
+
+    Args:
+        items: samples or batches, in order; fewer than asked for at the end.
+        state: of the iterable after them, as JSON text, if it can tell.
+        is_last: the iterable has ended.
+        error: what it raised instead of the next item.
+    """
+
+    items: list[Any]
+    state: str | None = None
+    is_last: bool = False
+    error: BaseException | None = None
+
+
+class _Shared:
+    """What thread and trainer share; the thread knows nothing of the `Pump`, so that this can be forgotten."""
+
+    def __init__(self, ahead: int) -> None:
+        self.groups: queue.Queue[Group] = queue.Queue(ahead)
+        self.stop = threading.Event()
+        self.items = 0
+
+    def put(self, group: Group) -> None:
+        while not self.stop.is_set():
+            try:
+                self.groups.put(group, timeout=_LOOK_SECONDS)
+                return
+            except queue.Full:
+                continue
+
+
+class Pump:
+    """Goes through one round of an iterable in a thread of its own, in which alone it is used.
+
+    Args:
+        open_round: begins the round.
+        size: items of a group.
+        ahead: groups that wait at most.
+        name: of the iterable, for errors.
+        timeout: seconds without an item after which it counts as hung; 0 waits for ever.
+    """
+
+    def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float) -> None:
+        self._shared = _Shared(ahead)
+        self._name = name
+        self._timeout = timeout
+        thread = threading.Thread(
+            target=_run, args=(self._shared, open_round, size), name=f"reads {name} ahead", daemon=True
+        )
+        self._thread = thread
+        # Also when the process ends: OneFlow does not wait for the other ranks where a thread is left, and they abort.
+        self._stop = weakref.finalize(self, _end, self._shared, thread)
+        thread.start()
+
+    def next_group(self) -> Group:
+        """Wait for the next group.
+
+        Raises:
+            SampleError: The iterable raised, or nothing came in time; it is named.
+        """
+        seen, since = self._shared.items, time.monotonic()
+        while True:
+            try:
+                group = self._shared.groups.get(timeout=_LOOK_SECONDS)
+                break
+            except queue.Empty:
+                if self._shared.items != seen:
+                    seen, since = self._shared.items, time.monotonic()
+                if self._timeout and time.monotonic() - since > self._timeout:
+                    raise SampleError(
+                        f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
+                        "round; look at what it waits for, or raise timeout"
+                    ) from None
+        if group.error is not None:
+            raise SampleError(
+                f"{self._name} raised {type(group.error).__name__} after {self._shared.items} item(s) of this round: "
+                f"{group.error}"
+            ) from group.error
+        return group
+
+    def close(self) -> None:
+        """End the thread; one that hangs in the iterable is left behind, and ends with the process."""
+        self._stop()
+
+
+def _end(shared: _Shared, thread: threading.Thread) -> None:
+    shared.stop.set()
+    with suppress(queue.Empty):
+        while True:  # So that it need not wait for room.
+            shared.groups.get_nowait()
+    if thread is not threading.current_thread():
+        thread.join(_END_SECONDS)
+
+
+def _run(shared: _Shared, open_round: Open, size: int) -> None:
+    try:
+        iterator, save = open_round()
+        ended = False
+        while not ended and not shared.stop.is_set():
+            items: list[Any] = []
+            while len(items) < size and not shared.stop.is_set():
+                try:
+                    items.append(next(iterator))
+                except StopIteration:
+                    ended = True
+                    break
+                shared.items += 1
+            shared.put(Group(items, save() if save is not None else None, ended))
+    except BaseException as error:
+        shared.put(Group([], error=error))

@@ -1,0 +1,270 @@
+"""The rows of an iterable, one after the other, round after round, with places to return to."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from libai_data.delivery.gather import digest_of
+from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.iterables.collation import BatchRow
+from libai_data.iterables.digest import running_digest
+from libai_data.iterables.items import array_in, leaves_of_batch, named, rows_in
+from libai_data.iterables.iterable_source import Source
+from libai_data.iterables.pump import Pump
+from libai_data.mesh.current import is_main_process
+from libai_data.structures import Instance
+
+
+class Row(NamedTuple):
+    """A row and where it is: in which round, and which of its rows.
+
+    Args:
+        epoch: the round.
+        number: which one there.
+        piece: a sample as it came, or a `BatchRow`.
+    """
+
+    epoch: int
+    number: int
+    piece: Any
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A row of a round before which the iterable had told its state."""
+
+    index: int
+    state: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Between two rows.
+
+    Args:
+        epoch: the round.
+        index: rows of it that were taken.
+        digest: of all rows of the round up to here; "" if it is not known.
+        mark: the newest one not behind the place.
+    """
+
+    epoch: int = 0
+    index: int = 0
+    digest: str = ""
+    mark: Mark | None = None
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How iterables are gone through.
+
+    Args:
+        names: of the fields; see `named`.
+        cycle: begin again at the end, for ever.
+        ahead: batches to read ahead.
+        timeout: seconds without an item after which an iterable counts as hung.
+    """
+
+    names: Sequence[str] | None = None
+    cycle: bool = False
+    ahead: int = 4
+    timeout: float = 600.0
+
+
+class RowReader:
+    """Takes rows of an iterable.
+
+    Args:
+        source: the iterable.
+        options: how to go through it.
+        shard: which part of it, where it takes shards.
+        num_shards: of how many.
+    """
+
+    def __init__(self, source: Source, options: ReadingOptions, shard: int = 0, num_shards: int = 1) -> None:
+        self._source = source
+        self._options = options
+        self._shard, self._num_shards = shard, num_shards
+        self._waiting: deque[Row] = deque()
+        self._pump: Pump | None = None
+        self._group_size = 1
+        self._epoch = 0
+        self._next_index = 0
+        self._before: Mark | None = None
+        self._after: Mark | None = None
+        self.place = Place()
+        self.taken_word = 0
+        self._has_had_rows = False
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def begin(self, place: Place, group_size: int) -> None:
+        """Go to a place, by the state that its mark holds or by counting.
+
+        Args:
+            place: where to go.
+            group_size: rows that will be taken at a time; a number of samples that is fetched ahead together.
+
+        Raises:
+            CheckpointError: The rows on the way are not those from before, or there are fewer.
+        """
+        self._group_size = group_size
+        self.close()
+        earlier = self._source.rounds_to_replay(place.epoch) if place.mark is None else 0
+        for epoch in range(place.epoch - earlier, place.epoch):
+            self._open(epoch, None)
+            with self._progress(None, epoch) as bar:
+                while self._fill():
+                    bar.update(len(self._waiting))
+                    self._waiting.clear()
+        self._open(place.epoch, place.mark)
+        if place.mark is not None:
+            self.place = replace(place, index=place.mark.index)
+        self._skip(place.index - self.place.index)
+        if place.mark is None and place.digest and self.place.digest != place.digest:
+            raise CheckpointError(
+                f"{self._source.name} does not replay: its first {place.index} rows of round {place.epoch} "
+                "are not those from before the checkpoint, so counting does not lead back to it. Give its shuffling a "
+                "seed (and `epoch`, if each round is shuffled anew), or let it offer state_dict/load_state_dict. To "
+                "continue at the same row though the rows are others: train.resume_override=[seed]"
+            )
+        if place.mark is not None:
+            self.place = replace(self.place, digest=place.digest)
+
+    def _skip(self, rows: int) -> None:
+        if rows <= 0:
+            return
+        with self._progress(rows, self._epoch) as bar:
+            left = rows
+            while left:
+                taken = len(self.take(min(left, max(self._group_size, 256))))
+                if not taken:
+                    raise CheckpointError(
+                        f"{self._source.name} ended {left} rows before the place of the checkpoint; it has become "
+                        "shorter"
+                    )
+                left -= taken
+                bar.update(taken)
+
+    def _progress(self, rows: int | None, epoch: int) -> Any:
+        return tqdm(
+            total=rows,
+            desc=f"Fast-forwarding {self._source.name}, round {epoch}",
+            unit="row",
+            delay=1,
+            leave=False,
+            disable=not is_main_process(),
+        )
+
+    def take(self, count: int) -> list[Row]:
+        """The next rows; fewer at the end of the round, unless the iterable cycles.
+
+        `taken_word` is then a number that readers of the same rows have in common.
+
+        Raises:
+            ConfigError: A round has no row at all, and the iterable cycles or had rows in another round.
+            SampleError: The iterable raised, or nothing came in time.
+            SchemaError: A batch has no rows, or unequal numbers of them.
+        """
+        rows: list[Row] = []
+        digests: list[Any] = []
+        while len(rows) < count:
+            if not self._waiting and not self._fill():
+                if not self._next_index and self._has_had_rows:
+                    raise self._source.goes_once()
+                if not self._options.cycle:
+                    break
+                if not self._next_index:
+                    raise ConfigError(f"{self._source.name} yields nothing, so that it cannot be cycled through")
+                self._open(self._epoch + 1, None)
+                continue
+            row = self._waiting.popleft()
+            self._has_had_rows = True
+            digest = running_digest(self.place.digest if row.number else "", row.piece, self._options.names)
+            self.place = Place(row.epoch, row.number + 1, digest)
+            # The digest begins anew with each round: that of the last row says nothing of a round that ended here.
+            digests.append((row.epoch, row.number, digest))
+            rows.append(row)
+        self.taken_word = digest_of(repr(digests).encode())
+        mark = self._before if self._waiting else self._after
+        self.place = replace(self.place, mark=mark)
+        return rows
+
+    def first_rows(self) -> int:
+        """How many rows come together first: the size of the iterable's first batch; 0 if it has none."""
+        while not self._waiting:
+            if not self._fill():
+                return 0
+        return len(self._waiting)
+
+    def _fill(self) -> bool:
+        """Fetch the next group; whether there is one."""
+        if self._pump is None:
+            return False
+        group = self._pump.next_group()
+        self._before = self._after
+        for item in group.items:
+            self._waiting.extend(self._rows_of(item))
+        self._after = Mark(self._next_index, group.state) if group.state is not None else None
+        if group.is_last:
+            # The state of what has ended is, to many iterables, that of the next round's beginning.
+            self._after = self._before
+            self._pump.close()
+            self._pump = None
+        return bool(self._waiting) or not group.is_last
+
+    def _rows_of(self, item: Any) -> list[Row]:
+        if not self._source.batches:
+            if isinstance(item, Instance) and item._info is not None:
+                raise SchemaError(f"{self._source.name} yields batches of a loader of libai_data; use that as it is")
+            pieces = [item]
+        else:
+            leaves: dict[str, Any] = {}
+            skeleton = leaves_of_batch(named(item, self._options.names), leaves)
+            self._check_shapes(leaves)
+            pieces = [BatchRow(leaves, skeleton, row) for row in range(rows_in(leaves))]
+        first = self._next_index
+        self._next_index += len(pieces)
+        return [Row(self._epoch, first + number, piece) for number, piece in enumerate(pieces)]
+
+    def _check_shapes(self, leaves: dict[str, Any]) -> None:
+        """Refuse, before the round's end comes, a short last batch to which other shapes would have to be joined."""
+        if not (self._options.cycle and self._source.short_batch):
+            return
+        shapes = {name: array_in(value).shape[1:] for name, value in leaves.items() if hasattr(value, "shape")}
+        self._shapes = self._shapes or shapes
+        for name, shape in shapes.items():
+            if shape != self._shapes.get(name, shape):
+                raise SchemaError(
+                    f"{self._source.name} pads its batches to different lengths (rows of field '{name}' are "
+                    f"{list(self._shapes[name])}, then {list(shape)}), and its last batch has only "
+                    f"{self._source.short_batch} rows. With ends='cycle' rows of the next round are joined to them, "
+                    "which needs equal shapes: set drop_last=True, pad to one length, or give from_iterable the "
+                    "dataset and the collate_fn instead of the loader"
+                )
+
+    def _open(self, epoch: int, mark: Mark | None) -> None:
+        self.close()
+        self._epoch, self._next_index = epoch, 0 if mark is None else mark.index
+        self._before = self._after = mark
+        self.place = Place(epoch)
+        source, shard, num_shards = self._source, self._shard, self._num_shards
+        state = None if mark is None else mark.state
+        self._pump = Pump(
+            lambda: source.open(epoch, shard, num_shards, state),
+            1 if source.batches else self._group_size,
+            self._options.ahead,
+            source.name,
+            self._options.timeout,
+        )
+
+    def close(self) -> None:
+        """End the reading ahead."""
+        if self._pump is not None:
+            self._pump.close()
+            self._pump = None
+        self._waiting.clear()

@@ -1,0 +1,313 @@
+"""A sampler over what cannot be indexed: it takes rows as they come, and says which are this reader's."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
+from libai_data.data.samplers.stream_state import check_position
+from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.iterables.iterable_source import Source
+from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader
+from libai_data.structures import BatchInfo
+
+_Key = tuple[int, int]
+
+_PLACES_KEPT = 64
+"""More than batches can be between the one that is read and the one that the trainer has taken."""
+
+
+class TakenRows:
+    """The dataset of a loader over an iterable: gives out the rows that the sampler has taken, in its order.
+
+    Args:
+        source: the iterable.
+        options: how to go through it.
+    """
+
+    def __init__(self, source: Source, options: ReadingOptions) -> None:
+        self.source = source
+        self.options = options
+        self.taken: deque[list[Any]] = deque()
+
+    def __len__(self) -> int:
+        """0: nobody knows."""
+        return 0
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """The pieces of the batch whose indices these are."""
+        return self.taken.popleft()
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError(f"{self.source.name} yields samples in its own order; there is no sample {index} to be had")
+
+
+class IterableStream(EpochPositions, StreamSampler):
+    """Deals the rows of an iterable out: global batch k of size B is rows [kB, (k+1)B), and data-parallel rank d takes
+    its d-th contiguous part, so that neither mesh nor read mode changes a batch.
+
+    An iterable that takes shards is opened once for each data-parallel rank instead, and its d-th shard's rows are what
+    rank d gets.
+
+    Args:
+        rows: the dataset that the rows are handed to; None on a rank that others read for.
+        micro_batch_size: rows of a batch for one data-parallel rank; None to take batches of the iterable as global
+            batches.
+        shards: coordinates on the data axis that this reader reads for.
+        data_parallel_size: size of the data axis.
+        ends: what happens to an end that fills no global batch: "short", "pad", "drop" or "cycle".
+    """
+
+    def __init__(
+        self,
+        rows: TakenRows | None,
+        micro_batch_size: int | None,
+        shards: tuple[int, ...],
+        data_parallel_size: int,
+        ends: str,
+    ) -> None:
+        # Not the base's: there is no order to compute.
+        self.endless = ends == "cycle"
+        self.ends = ends
+        self.shards = shards
+        self.data_parallel_size = data_parallel_size
+        self.cursor = Cursor()
+        self._size = None if micro_batch_size is None else micro_batch_size * data_parallel_size
+        self._rows = rows
+        self._is_sharded = rows is not None and rows.source.takes_shard
+        self._readers: list[RowReader] = []
+        if rows is not None:
+            taken = shards if self._is_sharded else (0,)
+            of = data_parallel_size if self._is_sharded else 1
+            self._readers = [RowReader(rows.source, rows.options, shard, of) for shard in taken]
+        # By epoch, which of an endless stream counts as 0, and position: where the readers are, were, and may be sent.
+        self._stands_at: _Key | None = None
+        self._places: OrderedDict[_Key, tuple[Place, ...]] = OrderedDict()
+        self._restored: tuple[_Key, dict[str, Any]] = ((0, 0), {})
+
+    @property
+    def global_batch_size(self) -> int | None:  # type: ignore[override]
+        """Rows of a batch over all data-parallel ranks; None until the first batch of the iterable has told."""
+        return self._size
+
+    def batches_per_round(self) -> int:
+        raise TypeError("nobody knows how many batches an iterable yields")
+
+    def next_pass(self) -> Cursor:
+        return self.cursor if self.endless else super().next_pass()
+
+    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
+        return Cursor(batch.position + batch.size) if self.endless else super().after(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        if self.endless:
+            raise ConfigError(
+                f"set_epoch({epoch}): with ends='cycle' a stream has no epochs that could be begun at will. Leave "
+                "set_epoch out, so that each loop continues behind the last batch, or use ends='short'"
+            )
+        super().set_epoch(epoch)
+
+    def batches(self, position: int) -> Iterator[IndexBatch]:
+        """This reader's parts of all batches from `position` to the end of the cursor's epoch.
+
+        If the epoch ends before that, the batches of the next one.
+
+        Raises:
+            CheckpointError: The iterable does not lead to this position.
+            SampleError: It raised, or yielded nothing for too long.
+        """
+        epoch = self.cursor.epoch
+        if self._rows is not None:
+            self._rows.taken.clear()
+        self._go_to((epoch, position))
+        batch = self._next_batch(position, epoch)
+        if batch is None and position:
+            epoch, position = epoch + 1, 0
+            self._go_to((epoch, position))
+            batch = self._next_batch(position, epoch)
+        while batch is not None:
+            position += batch.valid
+            self._places[epoch, position] = tuple(reader.place for reader in self._readers)
+            while len(self._places) > _PLACES_KEPT:
+                self._places.popitem(last=False)
+            self._stands_at = (epoch, position)
+            yield batch
+            # Until the next batch is whole, the readers are nowhere: it may fail, or be interrupted.
+            self._stands_at = None
+            batch = self._next_batch(position, epoch)
+
+    def _go_to(self, key: _Key) -> None:
+        stands_at, self._stands_at = self._stands_at, None
+        epoch, position = key
+        if position and key == stands_at:
+            return
+        if not position:
+            places: tuple[Place, ...] = tuple(Place(epoch) for _ in self._readers)
+        elif key in self._places:
+            places = self._places[key]
+        else:
+            at, details = self._restored
+            places = self._places_of(position, {"epoch": epoch, **(details if at == key else {})})
+        size = self._size or 1
+        for reader, place in zip(self._readers, places):
+            reader.begin(place, size // (self.data_parallel_size if self._is_sharded else 1))
+        if self._size is None:
+            self._learn_size()
+
+    def _places_of(self, position: int, restored: Mapping[str, Any]) -> tuple[Place, ...]:
+        """Where the readers must go, as exactly as a state tells."""
+        epoch = int(restored["epoch"])
+        if not self._is_sharded and "row" in restored:
+            kept = restored.get("source")
+            mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
+            return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
+        digests = restored.get("rows_digests", {})
+        rows, start = position // (self.data_parallel_size if self._is_sharded else 1), 0 if self.endless else epoch
+        return tuple(
+            Place(start, rows, str(digests.get(str(shard), ""))) for shard in self.shards[: len(self._readers)]
+        )
+
+    def _learn_size(self) -> None:
+        if self._rows is None:
+            raise RuntimeError("this rank reads nothing")
+        rows = self._readers[0].first_rows()
+        if rows % self.data_parallel_size:
+            raise SchemaError(
+                f"{self._rows.source.name} yields batches of {rows} rows, which cannot be shared by "
+                f"{self.data_parallel_size} data-parallel ranks; change them, or give micro_batch_size to cut anew"
+            )
+        if rows:
+            self._size = rows
+
+    def _next_batch(self, position: int, epoch: int) -> IndexBatch | None:
+        if self._size is None or self._rows is None:
+            return None
+        first_epoch, rows, size, valid = (self._sharded_part if self._is_sharded else self._part_of_all)(self._size)
+        if not rows:
+            return None
+        if self.endless:
+            epoch = first_epoch
+        self._rows.taken.append([row.piece for row in rows])
+        epochs = np.array([row.epoch for row in rows], dtype=np.int64)
+        indices = np.array([row.number for row in rows], dtype=np.int64)
+        return IndexBatch(position // self._size, epoch, position, size, valid, epochs, indices)
+
+    def _part_of_all(self, size: int) -> tuple[int, list[Row], int, int]:
+        """Of the next global batch: epoch of its first row, this reader's rows, how many there are, how many count."""
+        rows = self._readers[0].take(size)
+        if not rows or (len(rows) < size and self.ends == "drop"):
+            return 0, [], 0, 0
+        if self.ends == "short":
+            size = -(-len(rows) // self.data_parallel_size) * self.data_parallel_size
+        micro = size // self.data_parallel_size
+        own = [number for shard in self.shards for number in range(shard * micro, (shard + 1) * micro)]
+        return rows[0].epoch, [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)
+
+    def _sharded_part(self, size: int) -> tuple[int, list[Row], int, int]:
+        """As `_part_of_all`; shards that cycle do so each at its own pace, so that they have no epoch in common."""
+        micro = size // self.data_parallel_size
+        rows: list[Row] = []
+        for shard, reader in zip(self.shards, self._readers):
+            part = reader.take(micro)
+            if len(part) < micro:
+                return 0, [], 0, 0
+            # Numbers that no other shard has.
+            rows += [Row(row.epoch, row.number * self.data_parallel_size + shard, row.piece) for row in part]
+        return 0, rows, size, size
+
+    def taken_rows(self) -> tuple[int, int, int]:
+        """What ranks that go through the same rows have in common: a word of those taken last, and round and row
+        behind them; the word is 0 on a reader of several shards, with which no other compares."""
+        if len(self._readers) != 1:
+            return 0, 0, 0
+        reader = self._readers[0]
+        return reader.taken_word, reader.place.epoch, reader.place.index
+
+    def order_words(self) -> dict[str, Any]:
+        """What a state must have in common with the stream that goes on from it."""
+        return {"ends": self.ends}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number of rows that all ranks have taken (of a finite stream: in this epoch), and how an end is met."""
+        epoch = {} if self.endless else {"epoch": self.cursor.epoch}
+        return {"position": self.position, **epoch, **self.order_words()}
+
+    @property
+    def state(self) -> None:  # type: ignore[override]
+        """None: there is no order to compute, and so no state of one."""
+
+    def take_over(self, other: StreamSampler) -> None:
+        """Nothing to take over but the cursor, which whoever begins a pass sets."""
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Go on after as many rows; nothing that `override` could name is known of an iterable.
+
+        Raises:
+            CheckpointError: The state is that of another kind of stream.
+        """
+        if "position" not in state or "ends" not in state:
+            raise CheckpointError(f"the data state {dict(state)} was not saved by a loader over an iterable")
+        if (state["ends"] == "cycle") != self.endless:
+            raise CheckpointError(
+                f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream and "
+                "rounds cannot continue each other"
+            )
+        check_position(state["position"])
+        self.cursor = Cursor(int(state["position"]), 0 if self.endless else max(int(state.get("epoch", 0)), 0))
+
+    def details(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """What else can be told of the place of a state: round, row, digest, the iterable's state.
+
+        Args:
+            state: of a stream over this iterable, here or on another rank.
+        """
+        key = int(state.get("epoch", 0)), int(state["position"])
+        if key == self._restored[0] and self._restored[1] and key not in self._places:
+            return dict(self._restored[1])
+        found: dict[str, Any] = {"epoch": key[0], "num_shards": 1}
+        if self._size is not None:
+            found["global_batch_size"] = self._size
+        places = self._places.get(key) if key[1] else None
+        if self._is_sharded:
+            found["num_shards"] = self.data_parallel_size
+            if places is not None:
+                found["rows_digests"] = {str(shard): place.digest for shard, place in zip(self.shards, places)}
+        elif places is not None:
+            (place,) = places
+            found.update(epoch=place.epoch, row=place.index, rows_digest=place.digest)
+            if place.mark is not None:
+                found["source"] = {"row": place.mark.index, "state": place.mark.state}
+        return found
+
+    def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+        """Take over what `details` told of a state, for the next pass.
+
+        Raises:
+            CheckpointError: The iterable was sharded in another way.
+        """
+        num_shards = self.data_parallel_size if self._is_sharded else 1
+        if details.get("num_shards", 1) != num_shards:
+            raise CheckpointError(
+                f"the data state is that of an iterable in {details['num_shards']} shard(s), which now are "
+                f"{num_shards}; a factory that takes shards can only go on with as many data-parallel ranks"
+            )
+        if self._size is None and details.get("global_batch_size"):
+            size = int(details["global_batch_size"])
+            if size % self.data_parallel_size:
+                raise ConfigError(
+                    f"batches of {size} rows cannot be shared by {self.data_parallel_size} data-parallel ranks"
+                )
+            self._size = size
+        self._stands_at = None
+        self._places.clear()
+        self._restored = (int(state.get("epoch", 0)), int(state["position"])), dict(details)
+
+    def close(self) -> None:
+        """End the reading ahead."""
+        self._stands_at = None
+        for reader in self._readers:
+            reader.close()

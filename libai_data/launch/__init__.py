@@ -1,0 +1,1 @@
+"""Starts ranks on this machine and on others, ends them together, and starts them again."""

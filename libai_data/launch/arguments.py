@@ -1,0 +1,107 @@
+"""The launcher's command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from libai_data.launch.ports import DEFAULT_PORT, free_port
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line: the flags of `oneflow.distributed.launch`, the script, and the script's arguments.
+
+    `master_port` is chosen where it is not given, and `chooses_port` then says whether another will do as well.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    _check(parser, args)
+    args.chooses_port = args.master_port is None and args.nnodes == 1 and args.hostfile is None
+    if args.master_port is None:
+        args.master_port = free_port() if args.chooses_port else DEFAULT_PORT
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="libai-data launch", description="Start a script on every rank.")
+    parser.add_argument("--nnodes", type=int, default=1, help="number of machines")
+    parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
+    parser.add_argument("--nproc_per_node", type=int, default=1, help="ranks on each machine; one per GPU")
+    parser.add_argument(
+        "--master_addr", default=None, help="address or host name of machine 0; with --hostfile, by default its first"
+    )
+    parser.add_argument(
+        "--master_port",
+        type=int,
+        default=None,
+        help=f"port on machine 0; by default a free one on a single machine, and {DEFAULT_PORT} on several",
+    )
+    parser.add_argument(
+        "--hostfile", default=None, metavar="FILE", help="start the ranks of all machines in FILE, one a line, over ssh"
+    )
+    parser.add_argument("--ssh", default="ssh", help="the ssh command, with options of yours (default: %(default)s)")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable to take along to the machines of --hostfile, besides ONEFLOW_*, LIBAI_DATA_*, NCCL_*, CUDA_*, "
+        "OMP_*, PYTHONPATH and LD_LIBRARY_PATH; may be given again",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="when a rank or machine fails, stop all and start again with --resume, at most N times",
+    )
+    parser.add_argument(
+        "--stop_grace_seconds",
+        type=float,
+        default=30.0,
+        help="how long ranks may take to end after SIGINT, SIGTERM or SIGHUP before they are killed; a training "
+        "finishes its step and saves in this time",
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as for python -m")
+    parser.add_argument("--no_python", action="store_true", help="the script is a program, started without python")
+    parser.add_argument(
+        "--redirect_stdout_and_stderr",
+        action="store_true",
+        help="append each rank's output to LOGDIR/local_rank_N/stdout and stderr",
+    )
+    parser.add_argument("--logdir", default="log", help="folder of the ranks' logs, relative to the working directory")
+    parser.add_argument("training_script", help="what each rank runs")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.nnodes < 1:
+        parser.error(f"--nnodes is {args.nnodes}; it must be at least 1")
+    if not 0 <= args.node_rank < args.nnodes:
+        parser.error(f"--node_rank is {args.node_rank}; with --nnodes {args.nnodes} it must be 0 to {args.nnodes - 1}")
+    if args.nproc_per_node < 1:
+        parser.error(f"--nproc_per_node is {args.nproc_per_node}; it must be at least 1")
+    if not 0 <= args.stop_grace_seconds < 1e9:
+        parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0, and below 1e9")
+    if args.master_port is not None and not 0 < args.master_port < 2**16:
+        parser.error(f"--master_port is {args.master_port}; it must be 1 to 65535")
+    if args.max_restarts < 0:
+        parser.error(f"--max-restarts is {args.max_restarts}; it must be at least 0")
+    if args.max_restarts and args.nnodes > 1:
+        parser.error(
+            "--max-restarts needs one launcher that starts all machines: give --hostfile in place of --nnodes, or let "
+            "the scheduler start all of them again"
+        )
+    if args.hostfile is not None and args.nnodes > 1:
+        parser.error("--hostfile says which machines there are; --nnodes and --node_rank do not go with it")
+    for flag, given in (("--ssh", args.ssh != parser.get_default("ssh")), ("--env", args.env)):
+        if given and args.hostfile is None:
+            parser.error(f"{flag} is for the machines of --hostfile; give both, or neither")
+    if args.module and args.no_python:
+        parser.error("--module and --no_python exclude each other; give one of them")
+    if not args.module and not args.no_python and not Path(args.training_script).is_file():
+        parser.error(f"there is no script {args.training_script} (working directory {os.getcwd()})")

@@ -1,0 +1,165 @@
+"""Makes `import oneflow` find the CUDA 11 libraries that it wants, on machines without a GPU too.
+
+OneFlow 0.9 is linked against cuBLAS 11 and cuDNN 8. Its wheel finds them in the `nvidia-*` packages when these lie in
+the same site-packages, and the dynamic loader finds those that a CUDA machine has on its search path. Elsewhere (a user
+site, `pip install --target`, system packages) the import fails. `install_import_hook` closes that gap: just before
+OneFlow's extension module is loaded, each library is loaded from wherever it is, the machine's own first.
+
+A hook, and not loading at `import libai_data`: the libraries are hundreds of megabytes, which the processes that read
+data, and never import OneFlow, should not map.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+
+# In the order of their dependencies.
+SONAMES = (
+    "libcublasLt.so.11",
+    "libcublas.so.11",
+    "libcudnn_ops_infer.so.8",
+    "libcudnn_ops_train.so.8",
+    "libcudnn_cnn_infer.so.8",
+    "libcudnn_cnn_train.so.8",
+)
+PACKAGE = "oneflow"
+EXTENSION = "oneflow._oneflow_internal"
+REMEDY = 'pip install nvidia-cublas-cu11 "nvidia-cudnn-cu11<9"'
+
+
+def install_import_hook(joining: Callable[[], AbstractContextManager[None]]) -> None:
+    """Make a later `import oneflow` find its CUDA libraries.
+
+    Args:
+        joining: gives what is entered around that import; at once, where a rank has imported OneFlow already.
+    """
+    if EXTENSION in sys.modules:
+        with joining():
+            pass
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(joining))
+
+
+def package_library_folders(search_path: Sequence[str] | None = None) -> list[Path]:
+    """Return the folders of the `nvidia-*` packages that hold a library OneFlow wants, in search order.
+
+    Args:
+        search_path: Folders that may hold an `nvidia` folder; by default `sys.path`.
+    """
+    entries = sys.path if search_path is None else search_path
+    folders: list[Path] = []
+    for entry in entries:
+        for folder in sorted((Path(entry or ".") / "nvidia").glob("*/lib")):
+            if folder not in folders and any((folder / soname).is_file() for soname in SONAMES):
+                folders.append(folder)
+    return folders
+
+
+def library_path_for_ranks() -> str | None:
+    """Return the LD_LIBRARY_PATH that a process needs to import OneFlow without `libai_data`, None if it needs none.
+
+    The folders of the packages come last, so that the machine's own libraries are found first.
+    """
+    spec = importlib.util.find_spec("oneflow")
+    if spec is None or spec.origin is None or _has_neighbours(Path(spec.origin).parent):
+        return None
+    if all(_loads(soname) for soname in SONAMES):
+        return None
+    own = os.environ.get("LD_LIBRARY_PATH", "")
+    folders = [str(folder) for folder in package_library_folders()]
+    return os.pathsep.join([own, *folders] if own else folders) or None
+
+
+def load(oneflow_folder: Path) -> list[str]:
+    """Load the CUDA libraries that OneFlow's extension module would not find by itself.
+
+    Args:
+        oneflow_folder: The folder of the `oneflow` package.
+
+    Returns:
+        The names of the libraries that were found nowhere.
+    """
+    folders = package_library_folders()
+    missing = []
+    for soname in SONAMES:
+        if _loads(soname) or _is_neighbour(oneflow_folder, soname):
+            continue
+        if not any(_loads(str(folder / soname)) for folder in folders):
+            missing.append(soname)
+    return missing
+
+
+def _loads(library: str) -> bool:
+    try:
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    except OSError:
+        return False
+    return True
+
+
+def _is_neighbour(oneflow_folder: Path, soname: str) -> bool:
+    """Whether the wheel's RPATH ($ORIGIN/../nvidia/{cublas,cudnn}/lib) leads to the library."""
+    nvidia = oneflow_folder.parent / "nvidia"
+    return any((nvidia / package / "lib" / soname).is_file() for package in ("cublas", "cudnn"))
+
+
+def _has_neighbours(oneflow_folder: Path) -> bool:
+    return all(_is_neighbour(oneflow_folder, soname) for soname in SONAMES)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Has OneFlow loaded by `_JoiningLoader`, its extension module by `_Loader`; leaves every other module alone."""
+
+    def __init__(self, joining: Callable[[], AbstractContextManager[None]]):
+        self._joining = joining
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in (PACKAGE, EXTENSION):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _JoiningLoader(fullname, spec.loader.path, self._joining)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.ExtensionFileLoader):
+            spec.loader = _Loader(fullname, spec.loader.path)
+        return spec
+
+
+class _JoiningLoader(importlib.machinery.SourceFileLoader):
+    """Imports OneFlow inside of what the hook was given."""
+
+    def __init__(self, fullname: str, path: str, joining: Callable[[], AbstractContextManager[None]]):
+        super().__init__(fullname, path)
+        self._joining = joining
+
+    def exec_module(self, module: ModuleType) -> None:
+        with self._joining():
+            super().exec_module(module)
+
+
+class _Loader(importlib.machinery.ExtensionFileLoader):
+    """Loads the CUDA libraries before the extension module, and says what to install when one is missing."""
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        missing = load(Path(self.path).parent)
+        try:
+            return super().create_module(spec)
+        except ImportError as error:
+            if not missing:
+                raise
+            raise ImportError(
+                f"{error}. OneFlow wants {', '.join(missing)}, which neither the dynamic loader (LD_LIBRARY_PATH, "
+                f"ldconfig) nor any nvidia/*/lib folder on sys.path has. Install them: {REMEDY}",
+                name=error.name,
+                path=error.path,
+            ) from error

@@ -1,0 +1,196 @@
+"""All nodes of a hostfile: starts them over ssh, prints what they write, and stops all when one fails."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
+from libai_data.launch.hostfile import Host
+from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.last_words import LastWords, quoted, say, write_to_stderr
+from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
+from libai_data.launch.remote import RemoteNode, ssh_command, taken_along
+from libai_data.launch.restarts import Training
+
+_POLL_SECONDS = 0.05
+_HEARTBEAT_SECONDS = 2.0
+# How much longer than its ranks a node may take to end.
+_SECONDS_LATER = 10.0
+_SECONDS_TO_ANSWER = 20.0
+# What a node's launcher says when a rank there has failed: the first to say so is where it began.
+_FAILED = re.compile(rb"libai_data\.launch: local rank \d+ ended with ")
+
+
+class Hosts:
+    """The nodes of a job, once or, after a failure, again.
+
+    Args:
+        args: the launcher's.
+        hosts: all machines; the first is machine 0.
+        training: what is known of the script.
+    """
+
+    def __init__(self, args: argparse.Namespace, hosts: Sequence[Host], training: Training) -> None:
+        self._args = args
+        self._all = list(hosts)
+        self._chosen = list(hosts)
+        self._training = training
+        self._job = secrets.token_hex(8)
+        self._secret = ""
+        self._signals: list[int] = []
+        self.stop_signal: int | None = None
+        self._nodes: list[RemoteNode] = []
+        self._first: str | None = None
+        self._rests: dict[str, bytes] = {}
+        for signum in FORWARDED:
+            signal.signal(signum, self._take)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wants the job to end."""
+        return self.stop_signal is not None
+
+    def choose_again(self) -> str:
+        """See which machines answer, and choose as many of them as the config runs on.
+
+        Returns:
+            Why the job cannot start again; "" if it can.
+        """
+        answers = [
+            subprocess.Popen(
+                ssh_command(self._args.ssh, host, "true"), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+            )
+            for host in self._all
+        ]
+        deadline = time.monotonic() + _SECONDS_TO_ANSWER
+        while any(each.poll() is None for each in answers) and time.monotonic() < deadline and not self.stopped:
+            time.sleep(_POLL_SECONDS)
+        there = [host for host, each in zip(self._all, answers) if each.poll() == 0]
+        for each in answers:
+            each.kill()
+            each.wait()
+        silent = ", ".join(host.target for host in self._all if host not in there)
+        problem = "its mesh is not known, since the script has no --config-file that could be read"
+        for count in range(len(there), 0, -1):
+            problem = "" if count == len(self._all) else self._training.problems.get(count, problem)
+            if not problem:
+                self._chosen = there[:count]
+                if count < len(self._all):
+                    names = ", ".join(host.target for host in self._chosen)
+                    say(
+                        f"no answer from {silent or 'none'}; goes on with {count} of {len(self._all)} machines: {names}"
+                    )
+                return ""
+        return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"
+
+    def run(self, script_args: list[str]) -> int:
+        """Start all nodes and wait until every one has ended.
+
+        Args:
+            script_args: of the script.
+
+        Returns:
+            Exit code: that of the node that failed first, else 0.
+        """
+        self._first, self._rests = None, {}
+        self._secret = secrets.token_hex(16)
+        words = LastWords(self._print)
+        self._nodes = []
+        try:
+            for rank, host in enumerate(self._chosen):
+                self._nodes.append(RemoteNode(host, self._args.ssh, self._order(rank, script_args)))
+                words.watch(host.target, self._nodes[-1].output)
+            self._attend(words)
+        finally:
+            for node in self._nodes:
+                node.close()
+            words.empty()
+            for name, rest in self._rests.items():
+                if rest:
+                    self._print(name, b"\n")
+        return self._result(words)
+
+    def _order(self, rank: int, script_args: list[str]) -> dict[str, object]:
+        args = self._args
+        arguments = ["--nnodes", len(self._chosen), "--node_rank", rank, "--nproc_per_node", args.nproc_per_node]
+        arguments += ["--master_addr", args.master_addr or self._chosen[0].address, "--master_port", args.master_port]
+        arguments += ["--stop_grace_seconds", args.stop_grace_seconds, "--logdir", args.logdir]
+        for flag in ("module", "no_python", "redirect_stdout_and_stderr"):
+            if getattr(args, flag):
+                arguments.append(f"--{flag}")
+        return {
+            "job": self._job,
+            "environment": {**taken_along(os.environ, args.env), SECRET_VARIABLE: self._secret},
+            "arguments": [*map(str, arguments), args.training_script, *script_args],
+        }
+
+    def _attend(self, words: LastWords) -> None:
+        """Keep the nodes alive and pass signals on, until all have ended."""
+        beat = 0.0
+        kill_at: float | None = None
+        told = False
+        while any(node.process.poll() is None for node in self._nodes):
+            words.pump(_POLL_SECONDS)
+            now = time.monotonic()
+            if now - beat > _HEARTBEAT_SECONDS:
+                beat = now
+                self._tell("alive")
+            while self._signals:
+                signum = self._signals.pop(0)
+                self._tell(f"signal {signum}")
+                if signum in STOPPING:
+                    kill_at = now + self._args.stop_grace_seconds + _SECONDS_LATER
+            self._see_who_ended()
+            if self._first is not None and not told:
+                told = True
+                self._tell("fail")
+                kill_at = now + FAILURE_GRACE_SECONDS + _SECONDS_LATER
+            if kill_at is not None and now > kill_at:
+                for node in self._nodes:
+                    node.process.kill()
+
+    def _see_who_ended(self) -> None:
+        for node in self._nodes:
+            code = node.process.poll()
+            if code not in (None, 0, STOPPED) and self._first is None and not self.stopped:
+                self._first = node.name
+                say(f"{node.name}: ended with {described(code or 0)}; stopping the other machines")
+
+    def _tell(self, word: str) -> None:
+        for node in self._nodes:
+            if node.process.poll() is None:
+                node.tell(word)
+
+    def _print(self, name: str, chunk: bytes) -> None:
+        """Print whole lines with the name of their node."""
+        *lines, self._rests[name] = (self._rests.get(name, b"") + chunk).split(b"\n")
+        for line in lines:
+            if self._first is None and _FAILED.match(line):
+                self._first = name
+        write_to_stderr(name, b"".join(b"[%s] %s\n" % (name.encode(), line) for line in lines))
+
+    def _result(self, words: LastWords) -> int:
+        codes = {node.name: as_exit_code(node.process.returncode) for node in self._nodes}
+        if self._first is None:
+            return next((code for code in codes.values() if code), 0)
+        code = codes[self._first] or 1
+        lines = words.of(self._first)
+        if not any(_FAILED.match(line.encode()) for line in lines):
+            # Its launcher has not said why it ended: ssh did, or nobody could.
+            say(f"{self._first} cannot be reached, or ssh to it was lost (exit code {code})")
+        if lines and words.last_writer != self._first:
+            say(f"{self._first} failed first; the end of what it wrote:\n{quoted(lines).rstrip()}")
+        return code
+
+    def _take(self, signum: int, frame: FrameType | None) -> None:
+        if signum in STOPPING and self.stop_signal is None:
+            self.stop_signal = signum
+        self._signals.append(signum)

@@ -1,0 +1,128 @@
+"""The launcher of one node of a hostfile: `python -m libai_data.launch.node`, started by `hosts.py` through ssh.
+
+Stdin is its lifeline. The first line is its order, in JSON: {"job": NAME, "environment": {...}, "arguments": [...]}.
+Then come words, a line each: "alive" every other second; "signal N", to pass on to the ranks; and "fail" when another
+node has failed. When stdin closes or falls silent, whoever started the job is gone, with ssh or the network, and the
+ranks are stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+
+from libai_data.launch.arguments import parse_args
+from libai_data.launch.last_words import say
+from libai_data.launch.output import STDERR
+from libai_data.launch.ranks import Ranks
+
+SECONDS_OF_SILENCE = 20.0
+_SECONDS_LATER_THAN_GRACE = 5.0
+_SECONDS_FOR_PREDECESSOR = 120.0
+
+
+class Lifeline:
+    """Does what stdin says, in a thread.
+
+    Args:
+        descriptor: where the words come.
+        ranks: of this node.
+        grace_seconds: how long the ranks may take to end once the lifeline is cut.
+    """
+
+    def __init__(self, descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
+        self._descriptor = descriptor
+        self._ranks = ranks
+        self._grace_seconds = grace_seconds
+        threading.Thread(target=self._listen, name="lifeline", daemon=True).start()
+
+    def _listen(self) -> None:
+        rest = b""
+        while select.select([self._descriptor], [], [], SECONDS_OF_SILENCE)[0]:
+            chunk = os.read(self._descriptor, 4096)
+            if not chunk:
+                break
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._obey(line.decode())
+        self._cut()
+
+    def _obey(self, word: str) -> None:
+        if word.startswith("signal "):
+            # To this process, as if it had come here: the main thread passes it on.
+            os.kill(os.getpid(), int(word.split()[1]))
+        elif word == "fail":
+            self._ranks.fail()
+
+    def _cut(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        # The main thread may hang in a write that nobody reads any more.
+        time.sleep(self._grace_seconds + _SECONDS_LATER_THAN_GRACE)
+        self._ranks.kill()
+        os._exit(1)
+
+
+def read_order(descriptor: int) -> bytes:
+    """Read the first line, and nothing behind it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            break
+        line += byte
+    return line
+
+
+def wait_for_predecessor(job: str) -> socket.socket:
+    """Wait until the launcher of an earlier run of the same job has ended on this machine, and its ranks with it.
+
+    Returns:
+        The name by which the next one waits for this, which goes with this process.
+
+    Raises:
+        TimeoutError: It does not end.
+    """
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
+    while True:
+        try:
+            name.bind(f"\0libai_data.launch/{job}")
+            return name
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"an earlier run of this job does not end on this machine ({error})") from error
+            time.sleep(0.05)
+
+
+def main() -> int:
+    """Start the ranks that the order asks for; returns the exit code of the first that failed, or 0."""
+    # Where nobody can start a job, because ssh ended, there is none.
+    order = read_order(0)
+    if not order:
+        return 1
+    lifeline = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    wanted = json.loads(order)
+    os.environ.update(wanted["environment"])
+    args = parse_args(wanted["arguments"])
+    ranks = Ranks(args, controlled=True)
+    Lifeline(lifeline, ranks, args.stop_grace_seconds)
+    try:
+        with wait_for_predecessor(wanted["job"]):
+            return ranks.run(args.training_script_args)
+    except (OSError, ValueError) as error:
+        say(str(error))
+        return 1
+
+
+if __name__ == "__main__":
+    code = main()
+    STDERR.flush()
+    # The lifeline's thread must not keep it.
+    os._exit(code)

@@ -1,0 +1,295 @@
+"""The ranks of one node: starts them, passes signals on to them, and sees to it that they all end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO, Union
+
+from libai_data.errors import ConfigError
+from libai_data.launch.cuda_libraries import library_path_for_ranks
+from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
+from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.last_words import LastWords, last_lines, quoted, say
+from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
+from libai_data.launch.waiting_times import seconds_from_environment
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# How long ranks may take to end, after one failed.
+FAILURE_GRACE_SECONDS = 5.0
+# How long the other ranks of rank 0's node wait for it to listen. A script may never import OneFlow, or late.
+LISTEN_SECONDS = 10.0
+# How long a rank of OneFlow waits in a collective for one that never comes. OneFlow's own 7200 s are two hours of
+# silence; half an hour is still longer than a rank needs to write a checkpoint or to add up a large evaluation alone.
+ONEFLOW_TIMEOUT_SECONDS = 1800
+POLL_SECONDS = 0.02
+PR_SET_PDEATHSIG = 1
+
+Output = Union[None, int, IO[bytes]]
+
+
+def rank_environment(args: argparse.Namespace, local_rank: int, library_path: str | None) -> dict[str, str]:
+    """Return the environment of one rank: as `oneflow.distributed.launch` sets it, and a shorter time-out."""
+    env = dict(os.environ)
+    env.setdefault("ONEFLOW_TIMEOUT_SECONDS", str(ONEFLOW_TIMEOUT_SECONDS))
+    # Ranks and their workers order sets of strings alike, in every run.
+    env.setdefault("PYTHONHASHSEED", "0")
+    if args.nproc_per_node > 1:
+        env.setdefault("OMP_NUM_THREADS", "1")
+    if library_path is not None:
+        env["LD_LIBRARY_PATH"] = library_path
+    env.update(
+        MASTER_ADDR=args.master_addr or "127.0.0.1",
+        MASTER_PORT=str(args.master_port),
+        WORLD_SIZE=str(args.nproc_per_node * args.nnodes),
+        RANK=str(args.nproc_per_node * args.node_rank + local_rank),
+        LOCAL_RANK=str(local_rank),
+        GLOG_log_dir=str(_log_folder(args, local_rank)),
+    )
+    return env
+
+
+def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
+    return Path.cwd() / args.logdir / f"local_rank_{local_rank}"
+
+
+class Ranks:
+    """The ranks of this node, once or, after a failure, again.
+
+    Args:
+        args: the launcher's.
+        controlled: somebody else reads our output and controls us through stdin: the ranks get neither directly.
+    """
+
+    def __init__(self, args: argparse.Namespace, controlled: bool = False) -> None:
+        self._args = args
+        self._controlled = controlled
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.stop_signal: int | None = None
+        self._failed_elsewhere = False
+        self._kill_at: float | None = None
+        self._files: list[IO[bytes]] = []
+        self._began: dict[int, int] = {}
+        self._words = LastWords()
+        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
+        self._launcher_pid = os.getpid()
+        for signum in FORWARDED:
+            signal.signal(signum, self._forward)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wants the job to end."""
+        return self.stop_signal is not None
+
+    def run(self, script_args: list[str]) -> int:
+        """Start all ranks and wait until every one has ended.
+
+        Args:
+            script_args: of the script.
+
+        Returns:
+            Exit code: that of the rank that failed first, else 0.
+
+        Raises:
+            ConfigError: The port of rank 0 is in use, or two nodes would run on one machine.
+        """
+        args = self._args
+        refuse_one_machine(args.nnodes, args.node_rank, args.master_addr)
+        with contextlib.ExitStack() as reserved:
+            if args.node_rank == 0:
+                reserved.enter_context(self._reserve_port())
+            return self._run(script_args)
+
+    def _reserve_port(self) -> socket.socket:
+        while True:
+            try:
+                return reserve_port(self._args.master_port)
+            except ConfigError:
+                if not self._args.chooses_port:
+                    raise
+                self.choose_again()
+
+    def _run(self, script_args: list[str]) -> int:
+        self.processes, self._files, self._kill_at = [], [], None
+        self._words = LastWords(terminals=not self._controlled)
+        try:
+            self._start(script_args)
+            return self._wait()
+        finally:
+            # What a rank started and did not end, such as its readers, is in the rank's process group.
+            self.kill()
+            self._words.empty()
+            for file in self._files:
+                file.close()
+
+    def choose_again(self) -> str:
+        """Choose another port for the next run, where none was given."""
+        if self._args.chooses_port:
+            self._args.master_port = free_port()
+        return ""
+
+    def fail(self) -> None:
+        """Have the ranks end soon, since another node has failed. For any thread."""
+        self._failed_elsewhere = True
+
+    def kill(self) -> None:
+        """Kill the ranks and what they started. For any thread."""
+        for process in self.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def _start(self, script_args: list[str]) -> None:
+        """Start all ranks, rank 0 first. After a signal to stop, or when one fails at once, no more are started."""
+        args = self._args
+        library_path = library_path_for_ranks()
+        # Launchers on several machines share one where a hostfile's, or the user, gave it to them.
+        secret = {SECRET_VARIABLE: secrets.token_hex(16)} if args.nnodes == 1 else {}
+        for local_rank in range(args.nproc_per_node):
+            if args.node_rank + local_rank > 0 and local_rank <= 1:
+                self._wait_for_rank_0()
+            if self.stopped or self._failed_elsewhere or any(process.poll() for process in self.processes):
+                break
+            self._start_one(local_rank, script_args, {**rank_environment(args, local_rank, library_path), **secret})
+
+    def _start_one(self, local_rank: int, script_args: list[str], env: dict[str, str]) -> None:
+        args = self._args
+        command = [] if args.no_python else [sys.executable, "-u", *(["-m"] if args.module else [])]
+        command += [args.training_script, *script_args]
+        stdin = subprocess.DEVNULL if self._controlled else None
+        # A signal to forward must not come between the start of a process and its being known.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        stdout, stderr = self._output(local_rank)
+        try:
+            self.processes.append(
+                subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=self._prepare)
+            )
+        finally:
+            for descriptor in {each for each in (stdout, stderr) if isinstance(each, int)}:
+                os.close(descriptor)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+    def _wait_for_rank_0(self) -> None:
+        """Wait until rank 0 listens; on its own node only so long: its script may do something else first.
+
+        Raises:
+            TimeoutError: On another node, where ranks can do nothing without it.
+        """
+        args = self._args
+        seconds = seconds_from_environment("LIBAI_DATA_SECONDS_TO_JOIN", 600.0) if args.node_rank else LISTEN_SECONDS
+        where = (args.master_addr or "127.0.0.1", args.master_port)
+        deadline = time.monotonic() + seconds
+        problem: OSError | None = None
+        while time.monotonic() < deadline:
+            if self.stopped or self._failed_elsewhere or any(each.poll() is not None for each in self.processes):
+                return
+            try:
+                socket.create_connection(where, timeout=1).close()
+                return
+            except OSError as error:
+                problem = error
+                self._words.pump(POLL_SECONDS)
+        if args.node_rank:
+            raise TimeoutError(
+                f"rank 0 did not listen on {where[0]} port {where[1]} within {seconds:g} s ({problem}): was machine 0 "
+                "started, with the same --master_addr and --master_port, and does its firewall let them through?"
+            )
+
+    def _wait(self) -> int:
+        """Wait until every rank has ended. Returns the exit code of the first that failed, else 0."""
+        first: tuple[int, int] | None = None
+        told = False
+        while True:
+            codes = [process.poll() for process in self.processes]
+            if first is None:
+                first = next(((rank, code) for rank, code in enumerate(codes) if code), None)
+                if first is not None:
+                    self._report(*first)
+            if not told and (first is not None or self._failed_elsewhere):
+                told = True
+                self._signal_all(signal.SIGTERM)
+                self._kill_within(FAILURE_GRACE_SECONDS)
+            if None not in codes:
+                break
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                self.kill()
+            self._words.pump(POLL_SECONDS)
+        if first is not None:
+            self.kill()
+            self._words.empty()
+            self._report_last(*first)
+        code = first[1] if first is not None else 0
+        if not self.processes and self.stop_signal is not None:
+            code = -self.stop_signal
+        return as_exit_code(code)
+
+    def _prepare(self) -> None:
+        """Runs in the rank, before its program."""
+        # Ctrl-C on a terminal reaches the terminal's process group: the launcher, which passes it on once.
+        os.setpgid(0, 0)
+        # Whatever kills the launcher ends its ranks.
+        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._launcher_pid:
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+
+    def _output(self, local_rank: int) -> tuple[Output, Output]:
+        if not self._args.redirect_stdout_and_stderr:
+            stderr = self._words.open(str(local_rank))
+            return stderr if self._controlled else self._words.open_stdout(), stderr
+        folder = _log_folder(self._args, local_rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        # What an earlier attempt wrote is kept.
+        files = [(folder / name).open("ab") for name in ("stdout", "stderr")]
+        self._files += files
+        self._began[local_rank] = files[1].tell()
+        return files[0], files[1]
+
+    def _forward(self, signum: int, frame: FrameType | None) -> None:
+        if signum in STOPPING:
+            if self.stop_signal is not None:
+                self._kill_at = time.monotonic()
+                return
+            self.stop_signal = signum
+            self._kill_within(self._args.stop_grace_seconds)
+        self._signal_all(signum)
+
+    def _kill_within(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+    def _signal_all(self, signum: int) -> None:
+        # To the ranks alone: each knows what its readers have to do.
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signum)
+
+    def _is_failure(self, code: int) -> bool:
+        return not self.stopped and not self._failed_elsewhere and code != STOPPED
+
+    def _report(self, local_rank: int, code: int) -> None:
+        if self._is_failure(code):
+            say(f"local rank {local_rank} ended with {described(code)}; stopping the others")
+
+    def _report_last(self, local_rank: int, code: int) -> None:
+        """Say again what the first rank that failed said, if others have spoken since."""
+        redirected = self._args.redirect_stdout_and_stderr
+        if not self._is_failure(code) or (not redirected and self._words.last_writer in (None, str(local_rank))):
+            return
+        rank = self._args.nproc_per_node * self._args.node_rank + local_rank
+        lines = self._words.of(str(local_rank))
+        if redirected:
+            written = (_log_folder(self._args, local_rank) / "stderr").read_bytes()
+            lines = last_lines(written[self._began[local_rank] :])
+        how = f"rank {rank} (local rank {local_rank}) failed first, with {described(code)}"
+        say(f"{how}; the end of what it wrote:\n{quoted(lines).rstrip()}" if lines else f"{how}, and wrote nothing")

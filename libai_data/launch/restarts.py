@@ -1,0 +1,172 @@
+"""Starting a job again after a failure, as long as that helps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Protocol
+
+from libai_data.launch.exit_codes import STOPPED
+from libai_data.launch.last_words import quoted, say
+
+# An error that comes again so soon after its start, without a new checkpoint, will come again.
+SECONDS_TO_PROVE_ITSELF = 60.0
+_SECONDS_TO_DESCRIBE = 120.0
+_RESUME = "--resume"
+
+JOB_VARIABLE = "LIBAI_DATA_JOB"
+"""Names the job, for all its starts: a training resumes without being asked what the same job wrote."""
+
+RESTARTED_VARIABLE = "LIBAI_DATA_RESTARTED"
+"""Set where `--resume` was added because of a restart: it then means what this job wrote, and nothing older."""
+
+
+class Runner(Protocol):
+    """What starts a job: on this machine, or on many."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wants the job to end."""
+
+    def run(self, script_args: list[str]) -> int:
+        """Start all ranks, wait until every one has ended, and return the exit code of the first that failed, or 0."""
+
+    def choose_again(self) -> str:
+        """Make ready for another run after a failure; returns why there can be none, or ""."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is known of the script that the ranks run.
+
+    Args:
+        checkpoints: the folder of its checkpoints; None if unknown.
+        problems: number of nodes -> why the config does not run on so many, or "". Empty if unknown.
+    """
+
+    checkpoints: Path | None = None
+    problems: dict[int, str] = field(default_factory=dict)
+
+    def last_checkpoint(self) -> tuple[str, int]:
+        """What tells one last checkpoint from another: its name, and when it was named; ("", 0) if there is none."""
+        if self.checkpoints is None:
+            return "", 0
+        path = self.checkpoints / "last_checkpoint"
+        try:
+            return path.read_text().strip(), path.stat().st_mtime_ns
+        except OSError:
+            return "", 0
+
+
+@dataclass
+class Restarts:
+    """Decides after each run whether another one helps.
+
+    Args:
+        limit: restarts allowed.
+        last_checkpoint: identity of the newest checkpoint.
+        clock: seconds.
+    """
+
+    limit: int
+    last_checkpoint: Callable[[], tuple[str, int]]
+    clock: Callable[[], float] = time.monotonic
+    used: int = 0
+    _began: float = 0.0
+    _checkpoint: tuple[str, int] = ("", 0)
+    _came_at_once: int | None = None
+
+    def begin(self) -> None:
+        """A run begins."""
+        self._began = self.clock()
+        self._checkpoint = self.last_checkpoint()
+
+    def has_new_checkpoint(self) -> bool:
+        """Whether there is a checkpoint that was not there when the run began."""
+        return self.last_checkpoint() not in (("", 0), self._checkpoint)
+
+    def refusal(self, code: int) -> str:
+        """Why not to run again after a failure; "" if it is worth it, which counts as a restart.
+
+        Args:
+            code: exit code of the run.
+        """
+        seconds = self.clock() - self._began
+        at_once = seconds < SECONDS_TO_PROVE_ITSELF and not self.has_new_checkpoint()
+        again = at_once and self._came_at_once == code
+        self._came_at_once = code if at_once else None
+        if again:
+            return (
+                f"the same failure (exit code {code}) came twice, within {SECONDS_TO_PROVE_ITSELF:g} s of the start "
+                "and without a new checkpoint; it would come again"
+            )
+        if self.used >= self.limit:
+            return f"--max-restarts {self.limit} are used up"
+        self.used += 1
+        return ""
+
+
+def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Restarts) -> int:
+    """Run the job, and again after a failure.
+
+    Args:
+        runner: starts the job.
+        script_args: arguments of the script, which gets `--resume` before them from the second run on. The environment
+            then says that nobody asked for it.
+        restarts: decides whether to.
+
+    Returns:
+        Exit code of the last run.
+    """
+    is_told = _RESUME in script_args
+    arguments = list(script_args)
+    has_own = is_told
+    while True:
+        restarts.begin()
+        code = runner.run(arguments)
+        if code in (0, STOPPED) or runner.stopped or not restarts.limit:
+            return code
+        refusal = restarts.refusal(code) or runner.choose_again()
+        if refusal or runner.stopped:
+            say(f"not started again: {refusal or 'told to stop'}")
+            return code
+        has_own = has_own or restarts.has_new_checkpoint()
+        checkpoint = restarts.last_checkpoint()[0] if has_own else ""
+        since = f"from checkpoint {checkpoint}" if checkpoint else "from this job's last checkpoint, if there is one"
+        say(f"restart {restarts.used} of {restarts.limit}, {since}")
+        if not is_told:
+            arguments = [_RESUME, *script_args]
+            os.environ[RESTARTED_VARIABLE] = "1"
+
+
+def describe(args: argparse.Namespace, nodes: int) -> Training:
+    """Have the config of the script read, by a process of its own, since that imports OneFlow.
+
+    Args:
+        args: the launcher's.
+        nodes: machines there are.
+    """
+    command = [sys.executable, "-m", "libai_data.engine.launch_facts"]
+    command += [str(args.nproc_per_node), str(nodes), *args.training_script_args]
+    problem = [f"reading it took longer than {_SECONDS_TO_DESCRIBE:g} s"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS_TO_DESCRIBE)
+        problem = told.stderr.splitlines()[-5:]
+        facts: dict[str, Any] = json.loads(told.stdout.splitlines()[-1])
+    except (ValueError, IndexError, subprocess.TimeoutExpired):
+        say(
+            "cannot read the script's config; its checkpoints, and on how many nodes it runs, are unknown:"
+            f"\n{quoted(problem).rstrip()}"
+        )
+        return Training()
+    return Training(
+        Path(facts["checkpoints"]) if facts["checkpoints"] else None,
+        {int(nodes): problem for nodes, problem in facts["problems"].items()},
+    )

@@ -1,0 +1,332 @@
+"""The mesh of this job, and what OneFlow makes of it: placements, SBP signatures, collectives under LiBai's names."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import sys
+from collections.abc import MutableMapping
+from functools import lru_cache
+from typing import Any
+
+from libai_data.errors import ConfigError, MeshError
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.mesh.peers.liveness import begin_collective
+
+logger = logging.getLogger(__name__)
+
+__all__ = [
+    "ParallelMesh",
+    "broadcast_py_object",
+    "convert_to_distributed_default_setting",
+    "get_data_parallel_rank",
+    "get_data_parallel_size",
+    "get_hidden_sbp",
+    "get_layer_placement",
+    "get_local_rank",
+    "get_mesh",
+    "get_nd_sbp",
+    "get_num_nodes",
+    "get_pipeline_parallel_size",
+    "get_rank",
+    "get_tensor_parallel_size",
+    "get_world_size",
+    "is_last_process",
+    "is_main_process",
+    "set_mesh",
+    "setup_dist_util",
+    "synchronize",
+    "tensor_to_rank0",
+]
+
+_MESH: ParallelMesh | None = None
+
+
+def set_mesh(mesh: ParallelMesh | None) -> None:
+    """Makes `mesh` the mesh of this job; None forgets it.
+
+    A job sets its mesh once, by `setup_dist_util`. This function replaces it without a question, as tests need.
+    """
+    global _MESH
+    _MESH = mesh
+
+
+def get_mesh() -> ParallelMesh:
+    """Returns the mesh of this job.
+
+    Before one is set, it is LiBai's where that has set up its own (`libai.utils.distributed`), and else all ranks that
+    were started lie on the data axis.
+    """
+    if _MESH is not None:
+        return _MESH
+    dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)
+    return _mesh_from_environment({}) if dist_util is None else _mesh_of_libai(dist_util)
+
+
+def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
+    """Builds the mesh from `train.dist` and the ranks that were started, and makes it the mesh of this job.
+
+    The sizes in use are written back into `dist_cfg`, so that a config saved afterwards says what ran.
+
+    Args:
+        dist_cfg: `cfg.train.dist`; see `ParallelMesh.from_config`.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        ConfigError: a key is unknown or its value impossible, or `num_nodes` or `num_gpus_per_node` is not the job's.
+        MeshError: the sizes do not fit the ranks, or this job already has another mesh.
+    """
+    mesh = _mesh_from_environment(dist_cfg)
+    if _MESH is not None and mesh != _MESH:
+        raise MeshError(f"This job already has the mesh {_MESH}; it cannot change to {mesh}.")
+    if _MESH is None and dist_cfg.get("device_type", "cuda") == "cuda" and mesh.device_type == "cpu":
+        logger.info("There is no GPU: the job runs on the CPU (train.dist.device_type).")
+    for key, actual in (("num_nodes", mesh.num_nodes), ("num_gpus_per_node", mesh.ranks_per_node)):
+        if dist_cfg.get(key) not in (None, actual):
+            raise ConfigError(
+                f"train.dist.{key} is {dist_cfg[key]!r}, but the job was started with {actual}. Start it on the nodes "
+                "that the config names, or leave the key out: the launcher decides it"
+            )
+    _write_back(dist_cfg, mesh)
+    set_mesh(mesh)
+    return mesh
+
+
+def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
+    """Placement of a layer: the ranks of its pipeline stage.
+
+    Args:
+        layer_idx: the layer; a negative one counts from the end.
+        device_type: `"cuda"` or `"cpu"`; the mesh's own by default, and `"cpu"` wherever there is no GPU.
+
+    Returns:
+        A `oneflow.placement` of shape `(data, tensor)` when both axes exist, else a flat one.
+    """
+    import oneflow as flow
+
+    mesh = get_mesh()
+    device_type = device_type or mesh.device_type
+    if device_type == "cuda" and not flow.cuda.is_available():
+        device_type = "cpu"
+    ranks = list(mesh.layer_ranks(layer_idx))
+    if mesh.parallel_hierarchy is None:
+        return flow.placement(device_type, ranks)
+    width = mesh.tensor_parallel_size
+    return flow.placement(device_type, [ranks[i : i + width] for i in range(0, len(ranks), width)])
+
+
+def get_nd_sbp(sbp_list: list[Any]) -> list[Any]:
+    """Keeps of a signature over the (data, tensor) axes what the mesh has.
+
+    Args:
+        sbp_list: two `oneflow.sbp`, for the data and the tensor axis.
+
+    Returns:
+        The same two, or the one of the axis that exists, or broadcast where neither does.
+
+    Raises:
+        ValueError: `sbp_list` is not a list of two.
+        TypeError: one of them is not a `oneflow.sbp`.
+    """
+    import oneflow as flow
+
+    if not isinstance(sbp_list, (list, tuple)) or len(sbp_list) != 2:
+        raise ValueError(f"sbp_list is {sbp_list!r}; it must hold two: the SBP over the data and over the tensor axis.")
+    for sbp in sbp_list:
+        if not isinstance(sbp, flow.sbp.sbp):
+            raise TypeError(f"sbp_list holds {sbp!r}; each must be a oneflow.sbp, such as oneflow.sbp.split(0).")
+    mesh = get_mesh()
+    if mesh.parallel_hierarchy is not None:
+        return list(sbp_list)
+    if mesh.data_parallel_size > 1:
+        return [sbp_list[0]]
+    if mesh.tensor_parallel_size > 1:
+        return [sbp_list[1]]
+    return [flow.sbp.broadcast]
+
+
+def get_hidden_sbp() -> list[Any]:
+    """SBP of hidden states: rows split over the data axis, the same on the tensor axis."""
+    import oneflow as flow
+
+    return get_nd_sbp([flow.sbp.split(0), flow.sbp.broadcast])
+
+
+def get_data_parallel_rank() -> int:
+    """Which shard of a global batch this rank works on."""
+    return get_mesh().data_parallel_rank
+
+
+def get_data_parallel_size() -> int:
+    """Number of shards of a global batch."""
+    return get_mesh().data_parallel_size
+
+
+def get_tensor_parallel_size() -> int:
+    """Number of shards of a layer."""
+    return get_mesh().tensor_parallel_size
+
+
+def get_pipeline_parallel_size() -> int:
+    """Number of pipeline stages."""
+    return get_mesh().pipeline_parallel_size
+
+
+def get_rank() -> int:
+    """This process among all of the job."""
+    return get_mesh().rank
+
+
+def get_local_rank() -> int:
+    """This process among those of its node."""
+    mesh = get_mesh()
+    return mesh.rank % mesh.ranks_per_node
+
+
+def get_world_size() -> int:
+    """Processes of the job."""
+    return get_mesh().world_size
+
+
+def get_num_nodes() -> int:
+    """Machines of the job."""
+    return get_mesh().num_nodes
+
+
+def is_main_process() -> bool:
+    """Whether this is rank 0, which logs and writes."""
+    return get_rank() == 0
+
+
+def is_last_process() -> bool:
+    """Whether this is the last rank, which holds the last stage's results."""
+    mesh = get_mesh()
+    return mesh.rank == mesh.world_size - 1
+
+
+def synchronize() -> None:
+    """Waits until every rank has come here."""
+    if get_world_size() > 1:
+        import oneflow as flow
+
+        begin_collective()
+        flow.comm.barrier()
+
+
+def broadcast_py_object(obj: Any, src: int = 0) -> Any:
+    """Sends a picklable object from one rank to all. Collective: each rank must call it.
+
+    Args:
+        obj: what rank `src` sends; ignored on the others.
+        src: the sending rank.
+
+    Returns:
+        The object of rank `src`; the sender gets a copy too, so that no rank shares state with its own argument.
+    """
+    import oneflow as flow
+
+    sent = pickle.dumps(obj) if get_rank() == src else None
+    if get_world_size() > 1:
+        begin_collective()
+        sent = flow._oneflow_internal.cpu_broadcast(sent, src)
+    return pickle.loads(sent or b"")
+
+
+def tensor_to_rank0(tensor: Any, device: str = "cpu", to_local: bool = False) -> Any:
+    """Brings a whole global tensor to rank 0. Collective: each rank must call it.
+
+    Args:
+        tensor: a global tensor of any placement and SBP; a local one is returned as it is.
+        device: where rank 0 keeps it.
+        to_local: return the local tensor; on the other ranks it is empty.
+
+    Returns:
+        The tensor, global with its placement on rank 0 alone, or local.
+    """
+    import oneflow as flow
+
+    if not tensor.is_global:
+        return tensor
+    dims = len(tensor.placement.ranks.shape)
+    # OneFlow moves a tensor between placements of equal depth only: rank 0 of a 2-D placement is [[0]].
+    tensor = tensor.to_global(
+        placement=flow.placement(device, [[0]] if dims == 2 else [0]), sbp=[flow.sbp.broadcast] * dims
+    )
+    return tensor.to_local() if to_local else tensor
+
+
+def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
+    """Makes local tensors global, the same on all ranks of the first stage, and puts global ones on the mesh's device.
+
+    Args:
+        module_or_tensor: a `oneflow.nn.Module` (changed in place) or a tensor.
+
+    Returns:
+        The module, or the new tensor.
+    """
+    import oneflow as flow
+
+    if isinstance(module_or_tensor, flow.nn.Module):
+        return module_or_tensor._apply(convert_to_distributed_default_setting)
+    tensor = module_or_tensor
+    if tensor.is_global:
+        return tensor.to_global(placement=flow.placement(get_mesh().device_type, tensor.placement.ranks))
+    return tensor.to_global(sbp=get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast]), placement=get_layer_placement(0))
+
+
+# LiBai replaces the object when it sets its mesh up anew.
+@lru_cache(maxsize=1)
+def _mesh_of_libai(dist_util: Any) -> ParallelMesh:
+    """The mesh that LiBai has set up.
+
+    Args:
+        dist_util: what its `get_dist_util` returns.
+    """
+    import oneflow as flow
+
+    stages = dist_util.pipeline_parallel_size
+    device_type = getattr(dist_util, "device_type", "cuda")
+    return ParallelMesh(
+        data_parallel_size=dist_util.data_parallel_size,
+        tensor_parallel_size=dist_util.tensor_parallel_size,
+        pipeline_parallel_size=stages,
+        rank=flow.env.get_rank(),
+        num_nodes=dist_util.num_nodes,
+        device_type="cpu" if device_type == "cuda" and not flow.cuda.is_available() else device_type,
+        # Without a pipeline it lists 10,000 layers.
+        layer_stage_ids=tuple(dist_util._layer_stage_ids) if stages > 1 else (),
+    )
+
+
+def _mesh_from_environment(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
+    import oneflow as flow
+
+    return ParallelMesh.from_config(
+        dist_cfg,
+        rank=flow.env.get_rank(),
+        world_size=flow.env.get_world_size(),
+        num_nodes=flow.env.get_node_size(),
+        gpu_available=flow.cuda.is_available(),
+    )
+
+
+def _write_back(dist_cfg: MutableMapping[str, Any], mesh: ParallelMesh) -> None:
+    # Not imported above: this module is also loaded by processes that only read data, and should start fast.
+    from omegaconf import DictConfig, open_dict
+
+    actual = {
+        "data_parallel_size": mesh.data_parallel_size,
+        "tensor_parallel_size": mesh.tensor_parallel_size,
+        "pipeline_parallel_size": mesh.pipeline_parallel_size,
+        "num_nodes": mesh.num_nodes,
+        "num_gpus_per_node": mesh.ranks_per_node,
+    }
+    if mesh.pipeline_parallel_size > 1:
+        actual["actual_pipeline_stage_id"] = list(mesh.layer_stage_ids)  # type: ignore[assignment]
+    if isinstance(dist_cfg, DictConfig):
+        with open_dict(dist_cfg):
+            dist_cfg.update(actual)
+    else:
+        dist_cfg.update(actual)

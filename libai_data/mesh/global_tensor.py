@@ -1,0 +1,249 @@
+"""From a rank's local tensor to its part of a global tensor, sending nothing that need not be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import SchemaError
+from libai_data.mesh.current import get_layer_placement, get_mesh, get_nd_sbp
+from libai_data.mesh.parallel_mesh import ParallelMesh
+
+_AXES = ("data", "tensor")
+
+
+def split_dims(sbp_list: Sequence[str]) -> tuple[int | None, int | None]:
+    """Parse a field's signature.
+
+    Args:
+        sbp_list: two of "split_<dim>" and "broadcast", for the data and the tensor axis.
+
+    Returns:
+        For each axis the dim that it splits, or None where it broadcasts.
+
+    Raises:
+        SchemaError: Another number of entries, or another word.
+    """
+    if isinstance(sbp_list, str) or not isinstance(sbp_list, Sequence) or len(sbp_list) != len(_AXES):
+        raise SchemaError(
+            f"sbp_list is {sbp_list!r}; it takes one entry for each of the axes {_AXES}, as ['split_0', 'broadcast']"
+        )
+    data, tensor = (_split_dim(entry, axis) for entry, axis in zip(sbp_list, _AXES))
+    return data, tensor
+
+
+def _split_dim(entry: str, axis: str) -> int | None:
+    if entry == "broadcast":
+        return None
+    kind, _, dim = str(entry).partition("_")
+    if kind == "split" and dim.isdigit():
+        return int(dim)
+    raise SchemaError(
+        f"sbp_list has {entry!r} for the {axis} axis; inputs can be 'broadcast' or 'split_<dim>', such as 'split_0'"
+    )
+
+
+def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
+    """OneFlow's signature for `sbp_list` on the mesh in use (axes of size 1 left out)."""
+    import oneflow as flow
+
+    return get_nd_sbp([flow.sbp.broadcast if dim is None else flow.sbp.split(dim) for dim in split_dims(sbp_list)])
+
+
+def as_flow_tensor(tensor: Any) -> Any:
+    """A OneFlow tensor over the same memory; an array that is not contiguous is copied.
+
+    Raises:
+        SchemaError: OneFlow has no such dtype.
+    """
+    import oneflow as flow
+
+    if not isinstance(tensor, np.ndarray):
+        return tensor
+    try:
+        return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
+    except RuntimeError as error:
+        # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
+        if min(tensor.strides, default=0) < 0:
+            return as_flow_tensor(np.ascontiguousarray(tensor).copy())
+        raise SchemaError(
+            f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
+            "float16, float32 or float64"
+        ) from error
+
+
+def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:
+    """Shape of the global tensor whose data-parallel shards have this shape.
+
+    Args:
+        shape: of one data-parallel shard; dim 0 is the batch.
+        sbp_list: the field's signature.
+        mesh: the mesh.
+
+    Raises:
+        SchemaError: A 0-d tensor, or an axis that does not divide the dim it splits.
+    """
+    if not shape:
+        raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
+    whole = (shape[0] * mesh.data_parallel_size, *shape[1:])
+    sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
+    parts = [1] * len(whole)
+    for axis, dim, size in zip(_AXES, split_dims(sbp_list), sizes):
+        if dim is None:
+            continue
+        if dim >= len(whole):
+            raise SchemaError(f"the {axis} axis splits dim {dim}, but the tensor has {len(whole)} dims: {whole}")
+        parts[dim] *= size
+        if whole[dim] % parts[dim]:
+            raise SchemaError(
+                f"dim {dim} of size {whole[dim]} cannot be split evenly into {parts[dim]} parts (the {axis} axis has "
+                f"size {size}); choose a size that is a multiple of {parts[dim]}, or broadcast over this axis"
+            )
+    return whole
+
+
+def local_to_global(
+    local: Any,
+    sbp_list: Sequence[str],
+    placement_idx: int = 0,
+    device_type: str | None = None,
+    is_part: bool = False,
+) -> Any:
+    """Make the global tensor of which this rank holds the data-parallel shard `local`.
+
+    Ranks that differ only in tensor or pipeline coordinate must pass equal shards. Then each fills its own part, and
+    data moves only if the data axis is not split over dim 0, so that ranks need rows that they did not read.
+
+    Args:
+        local: numpy array or OneFlow tensor [rows of one data-parallel rank, ...]; a global tensor is moved to the
+            layout instead.
+        sbp_list: signature over the (data, tensor) axes.
+        placement_idx: the layer whose pipeline stage holds the tensor.
+        device_type: "cpu" or "cuda"; by default the mesh's.
+        is_part: `local` holds, of the dim that the tensor axis splits, this rank's part alone.
+
+    Returns:
+        A global OneFlow tensor [rows of all data-parallel ranks, ...].
+
+    Raises:
+        SchemaError: The layout fits neither the shape nor the mesh, or OneFlow lacks the dtype.
+    """
+    tensor = as_flow_tensor(local)
+    if tensor.is_global:
+        return tensor.to_global(sbp=nd_sbp(sbp_list), placement=get_layer_placement(placement_idx, device_type))
+    way = _way(get_mesh(), tuple(tensor.shape), tuple(map(str, sbp_list)), placement_idx, device_type, is_part)
+    if way.narrow is not None:
+        tensor = tensor.narrow(*way.narrow)
+    whole = _fill(tensor, way)
+    return whole if way.moved_to is None else whole.to_global(sbp=way.moved_to, placement=way.placement)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How the local tensors of a field become global ones.
+
+    Args:
+        shape: of the global tensor.
+        placement: of the global tensor.
+        device_type: of its placement.
+        sbp: with which each rank fills its own part.
+        taken_over: OneFlow takes the part over as it is.
+        partial_sbp: `sbp`, with a partial sum in place of broadcast.
+        narrow: dim, start and length of the rank's part of its shard; None for all of it.
+        moved_to: sbp to which data is moved afterwards; None if it is in its place already.
+    """
+
+    shape: tuple[int, ...]
+    placement: Any
+    device_type: str
+    sbp: list[Any]
+    taken_over: bool
+    partial_sbp: list[Any]
+    narrow: tuple[int, int, int] | None = None
+    moved_to: list[Any] | None = None
+
+
+# A batch has the layout of the one before, and OneFlow takes longer to make a placement than to take over a tensor.
+@lru_cache(maxsize=512)
+def _way(
+    mesh: ParallelMesh,
+    shape: tuple[int, ...],
+    sbp_list: tuple[str, ...],
+    placement_idx: int,
+    device_type: str | None,
+    is_part: bool,
+) -> _Way:
+    import oneflow as flow
+
+    placement = get_layer_placement(placement_idx, device_type)
+    data_dim, tensor_dim = split_dims(sbp_list)
+    shard = list(shape)
+    if is_part and tensor_dim is not None:
+        shard[tensor_dim] *= mesh.tensor_parallel_size
+    whole, sbp = global_shape(shard, sbp_list, mesh), nd_sbp(sbp_list)
+    narrow = moved_to = None
+    if data_dim != 0 and mesh.data_parallel_size > 1:
+        moved_to, sbp = sbp, nd_sbp(("split_0", sbp_list[1] if is_part else "broadcast"))
+    elif tensor_dim is not None and mesh.tensor_parallel_size > 1 and not is_part:
+        length = shard[tensor_dim] // mesh.tensor_parallel_size
+        narrow = (tensor_dim, mesh.tensor_parallel_rank * length, length)
+    # Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
+    # would send rank 0's bytes over those that each rank already holds.
+    taken_over = _is_alone(placement) or all("split" in str(entry) for entry in sbp)
+    partial_sbp = [entry if "split" in str(entry) else flow.sbp.partial_sum for entry in sbp]
+    return _Way(whole, placement, str(placement.type), sbp, taken_over, partial_sbp, narrow, moved_to)
+
+
+def _packed(tensor: Any) -> Any:
+    """The tensor in memory of its own order, from the memory's beginning on.
+
+    Where OneFlow 0.9 changes the SBP of a global tensor on two axes, it reads its part from the beginning of the
+    memory, even if the part is a view that begins further on.
+    """
+    if not tensor.is_contiguous():
+        return tensor.contiguous()
+    return tensor.clone() if tensor.storage_offset() else tensor
+
+
+def _fill(part: Any, way: _Way) -> Any:
+    """The global tensor whose part on this rank is `part`; no communication."""
+    if way.taken_over:
+        on_device = part.to(way.device_type) if way.device_type != "cpu" or part.is_cuda else part
+        return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
+    import oneflow as flow
+
+    takes_over = part.is_floating_point()
+    whole = flow.empty(
+        way.shape, dtype=part.dtype, placement=way.placement, sbp=way.partial_sbp if takes_over else way.sbp
+    )
+    own = whole.to_local()
+    if not takes_over:
+        if own.numel():
+            own.copy_(_packed(part))
+        return whole
+    return _as_gradient(whole, _packed(part.to(way.device_type)) if own.numel() else own)
+
+
+def _as_gradient(whole: Any, part: Any) -> Any:
+    """A global tensor that takes over this rank's part where an axis broadcasts, too.
+
+    OneFlow 0.9 has no function for that, but does it in the backward pass of `to_local`, where each rank's part of a
+    gradient is taken as it is: as broadcast, if the tensor that was made local is a partial sum.
+
+    Args:
+        whole: a floating-point global tensor, whose memory is not looked at.
+        part: this rank's part.
+    """
+    import oneflow as flow
+
+    with flow.enable_grad():
+        whole.requires_grad = True
+        return flow.autograd.grad(whole.to_local(), whole, part)[0]
+
+
+def _is_alone(placement: Any) -> bool:
+    return bool(np.size(placement.ranks) == 1)

@@ -1,0 +1,173 @@
+"""The link between the ranks of one node: Unix sockets without a place in the file system, for news of batches.
+
+The batches themselves lie in shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from libai_data.errors import PeerError
+from libai_data.launch.waiting_times import seconds_from_environment
+from libai_data.mesh.peers.channel import Channel
+
+SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
+_SECONDS_TO_MEET = 60.0
+_SECONDS_TO_INTRODUCE_ONESELF = 5.0
+_SECONDS_BETWEEN_TRIES = 0.02
+_MOST_SECONDS_BETWEEN_TRIES = 0.2
+_CREDENTIALS = struct.Struct("3i")
+
+_of_this_process: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _let_go_in_forked_child() -> None:
+    for connection in list(_of_this_process):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_let_go_in_forked_child)
+
+
+def keep_from_forks(connection: Any) -> None:
+    """Close a connection to another rank in every process that is forked from this one.
+
+    While a worker, or anything else that the user's code forked, held the connection open, the other rank could not see
+    this one die.
+
+    Args:
+        connection: a `Channel` or a socket.
+    """
+    _of_this_process.add(connection)
+
+
+def seconds_to_meet() -> float:
+    """How long ranks wait for each other to connect: 60 s, or what LIBAI_DATA_SECONDS_TO_MEET says.
+
+    Raises:
+        ConfigError: The variable is no positive number.
+    """
+    return seconds_from_environment(SECONDS_TO_MEET_VARIABLE, _SECONDS_TO_MEET)
+
+
+def open_node_link(name: str) -> socket.socket:
+    """Begin to listen for the other ranks of this node.
+
+    Args:
+        name: the same on the ranks of this node, and on no others. Every user can read it in /proc/net/unix, so that
+            it is no secret: both ends look whose process the other one is.
+
+    Raises:
+        OSError: The name is taken.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keep_from_forks(listener)
+    listener.bind(_address(name))
+    listener.listen(256)
+    return listener
+
+
+def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
+    """Wait until these ranks have connected.
+
+    Args:
+        listener: of `open_node_link`; closed afterwards.
+        ranks: of this node, without the leader.
+
+    Raises:
+        PeerError: Some did not come in time; they are named.
+    """
+    channels: dict[int, Channel] = {}
+    seconds = seconds_to_meet()
+    deadline = time.monotonic() + seconds
+    with listener:
+        while len(channels) < len(ranks):
+            listener.settimeout(max(0.001, deadline - time.monotonic()))
+            try:
+                end, _ = listener.accept()
+            except socket.timeout as error:
+                missing = sorted(set(ranks) - set(channels))
+                raise PeerError(
+                    f"ranks {missing} of this node did not connect to rank {min(ranks) - 1} within {seconds:g} s; "
+                    f"were they started? {SECONDS_TO_MEET_VARIABLE} sets how long to wait"
+                ) from error
+            rank, channel = let_in(end)
+            if rank in ranks and rank not in channels:
+                channels[rank] = channel
+            else:
+                channel.close()
+    return channels
+
+
+def let_in(end: socket.socket) -> tuple[int, Channel]:
+    """Ask a newcomer which rank it is.
+
+    Returns:
+        The rank, -1 for who is no rank of this user or does not say, and the connection.
+    """
+    channel = Channel(end)
+    keep_from_forks(channel)
+    # What comes is a pickle: nothing of another user's process is read.
+    if _user_of(end) != os.getuid():
+        return -1, channel
+    end.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
+    try:
+        rank = channel.receive()
+    except (OSError, EOFError):
+        return -1, channel
+    end.settimeout(None)
+    return rank if isinstance(rank, int) else -1, channel
+
+
+def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None = None) -> Channel:
+    """Connect to the first rank of this node.
+
+    Args:
+        name: as in `open_node_link`.
+        rank: this one.
+        leader: named in the error.
+        seconds: to try for; by default `seconds_to_meet()`.
+
+    Raises:
+        PeerError: It did not listen in time, or another user's process does in its place.
+    """
+    seconds = seconds_to_meet() if seconds is None else seconds
+    deadline = time.monotonic() + seconds
+    pause = _SECONDS_BETWEEN_TRIES
+    while True:
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            end.connect(_address(name))
+            user = _user_of(end)
+            if user != os.getuid():
+                raise PermissionError(f"a process of user {user} listens there")
+            break
+        except OSError as error:
+            end.close()
+            if time.monotonic() > deadline:
+                raise PeerError(
+                    f"rank {rank} could not reach rank {leader}, which leads this node, within {seconds:g} s: {error}; "
+                    f"{SECONDS_TO_MEET_VARIABLE} sets how long to wait"
+                ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, _MOST_SECONDS_BETWEEN_TRIES)
+    channel = Channel(end)
+    keep_from_forks(channel)
+    channel.send(rank)
+    return channel
+
+
+def _address(name: str) -> str:
+    return f"\0libai_data/{name}"
+
+
+def _user_of(end: socket.socket) -> int:
+    """User id of the process at the other end; an abstract address is open to every user of the machine."""
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[1])

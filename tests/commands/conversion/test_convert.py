@@ -1,0 +1,231 @@
+"""Conversion: every record of the source, in order, as the formats' own readers see it, however often it is ended."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data.commands.conversion import Conversion, Converted, convert
+from libai_data.commands.conversion.command import main
+from libai_data.commands.conversion.convert import ConversionError
+from libai_data.commands.conversion.shard_job import ShardJob, WriteShard
+from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
+from libai_data.data.sources import open_source, unpack_record
+from libai_data.errors import ConfigError, FormatError
+from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write
+
+pytest.importorskip("array_record")
+pytest.importorskip("pyarrow")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The shards in a folder."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file() and path.name[0] != "."}
+
+
+def as_source_has_it(to: str, found: list[Any], expected: list[Any]) -> bool:
+    """Whether records of shards are those of the source."""
+    if to == "array_record":
+        return same([record if type(expected[0]) is bytes else unpack_record(record) for record in found], expected)
+    if type(expected[0]) is bytes:
+        return same([record["bin" if to == "webdataset" else "record"] for record in found], expected)
+    if to == "parquet":
+        return same(
+            found, [{n: v.tolist() if hasattr(v, "tolist") else v for n, v in each.items()} for each in expected]
+        )
+    return same([decoded(record, expected[0]) for record in found], expected)
+
+
+def decoded(sample: dict[str, Any], like: dict[str, Any]) -> dict[str, Any]:
+    """A sample of files as the record that they were made of."""
+    found: dict[str, Any] = {}
+    for ending, content in sample.items():
+        name, _, kind = ending.rpartition(".")
+        if ending == "__key__" and "__key__" not in like:
+            continue
+        if ending in like:
+            found[ending] = content
+        elif kind == "txt":
+            found[name] = content.decode()
+        elif kind == "npy":
+            found[name] = np.load(io.BytesIO(content))
+        else:
+            found[name] = json.loads(content)
+    return found
+
+
+@pytest.mark.parametrize("kind", sorted(SOURCES))
+def test_every_source_becomes_every_kind_of_shards(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{ENDINGS[kind]}"
+    expected = write(kind, path, texts(23))
+    if kind in ("parquet", "arrow"):
+        # JSON has no bytes within lists, but all else.
+        expected = list(open_source(path))
+    for to in FORMATS:
+        for first, stop in ((0, 12), (12, 23)):
+            folder = tmp_path / to
+            folder.mkdir(exist_ok=True)
+            job = ShardJob(str(folder / f"{first:02d}.{FORMATS[to].ending}"), first, stop)
+            report = WriteShard(path, "", to, schema_of(to, lambda: expected), str(folder))(job)
+            assert report.records == stop - first
+        assert as_source_has_it(to, list(open_source(folder)), expected)
+
+
+def test_the_formats_own_readers_read_the_shards(tmp_path: Path) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    from array_record.python.array_record_data_source import ArrayRecordDataSource
+    from pyarrow import parquet
+
+    expected = write("jsonl", tmp_path / "a.jsonl", texts(30))
+    paths = {}
+    for to in FORMATS:
+        result = convert(Conversion([str(tmp_path / "a.jsonl")], to, tmp_path / to, records_per_shard=11), workers=2)
+        assert (result.records, len(result.paths), result.kept) == (30, 3, 0)
+        paths[to] = result.paths
+    records = ArrayRecordDataSource(paths["array_record"])
+    assert [unpack_record(records[index]) for index in range(30)] == expected
+    assert [row for path in paths["parquet"] for row in parquet.read_table(path).to_pylist()] == expected
+    samples = [
+        sample for path in paths["webdataset"] for sample in webdataset.WebDataset(path, shardshuffle=False).decode()
+    ]
+    assert [sample["__key__"] for sample in samples] == [f"{index:09d}" for index in range(30)]
+    # What is text is a file of text by its name.
+    assert [{"text": sample["text.txt"], "number": sample["number.json"]} for sample in samples] == expected
+
+
+def converted(tmp_path: Path, workers: int = 1, **changed: Any) -> Converted:
+    """Convert `a.jsonl` into tar shards of 20."""
+    options: dict[str, Any] = {"to": "webdataset", "output": tmp_path / "out", "records_per_shard": 20, **changed}
+    return convert(Conversion([str(tmp_path / "a.jsonl")], **options), workers)
+
+
+def test_shards_do_not_depend_on_workers_and_a_second_run_keeps_them_but_those_that_are_gone(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(70))
+    first, second = converted(tmp_path), converted(tmp_path, 2, output=tmp_path / "two")
+    whole = contents(tmp_path / "out")
+    assert len(whole) == 4 and contents(tmp_path / "two") == whole and first.size == second.size
+    Path(first.paths[2]).unlink()
+    Path(first.paths[1]).write_bytes(b"short")
+    again = converted(tmp_path)
+    assert again.kept == 2 and contents(tmp_path / "out") == whole and again.size == first.size
+
+
+@pytest.mark.parametrize("changed", [{"records_per_shard": 10}, {"to": "parquet"}, {"name": "other"}, "records"])
+def test_shards_of_another_conversion_are_not_mixed_with(tmp_path: Path, changed: Any) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(5))
+    converted(tmp_path)
+    before = contents(tmp_path / "out")
+    if changed == "records":
+        write("jsonl", tmp_path / "a.jsonl", texts(6))
+    told = changed if changed == "records" else next(iter(changed))
+    with pytest.raises(ConfigError, match=rf"out holds shards of another run: {told} was .*, or remove the folder"):
+        converted(tmp_path, **({} if changed == "records" else changed))
+    assert contents(tmp_path / "out") == before
+
+
+def test_shards_are_written_again_if_a_file_they_were_made_of_has_changed(tmp_path: Path) -> None:
+    for name in "abcd":
+        write("jsonl", tmp_path / f"{name}.jsonl", texts(20, seed=ord(name)))
+    paths = [str(tmp_path / f"{name}.jsonl") for name in "abcd"]
+
+    def again(output: str = "out") -> Converted:
+        return convert(Conversion(paths, "webdataset", tmp_path / output, records_per_shard=20))
+
+    again()
+    corrected = tmp_path / "b.jsonl"
+    corrected.write_text(corrected.read_text().replace('"number": 7', '"number": 9'))
+    os.utime(corrected, ns=(0, 1))
+    assert again().kept == 3
+    # The same bytes at another place in the records.
+    os.rename(tmp_path / "c.jsonl", tmp_path / "x.jsonl")
+    os.rename(tmp_path / "d.jsonl", tmp_path / "c.jsonl")
+    os.rename(tmp_path / "x.jsonl", tmp_path / "d.jsonl")
+    assert again().kept == 2 and again().kept == 4
+    again("whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_a_source_that_changes_while_it_is_converted_ends_the_run_and_the_next_run_is_right(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(40))
+    conversion = Conversion([str(tmp_path / "a.jsonl")], "webdataset", tmp_path / "out", records_per_shard=20)
+
+    def change(done: int, total: int) -> None:
+        if done == 20:
+            write("jsonl", tmp_path / "new", texts(40, seed=1))
+            os.replace(tmp_path / "new", tmp_path / "a.jsonl")
+
+    with pytest.raises(ConversionError, match=r"records 20 to 39. changed while it was read; run the same again"):
+        convert(conversion, 1, change)
+    convert(conversion)
+    converted(tmp_path, output=tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+SLOW = """
+import sys
+from libai_data.commands.conversion import convert
+from libai_data.commands.conversion import Conversion
+def tell(done, total):
+    print(done, flush=True)
+convert(Conversion([sys.argv[1]], "webdataset", sys.argv[2], records_per_shard=20), 2, tell)
+"""
+
+
+def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same_bytes(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(800))
+    converted(tmp_path, output=tmp_path / "whole")
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "a.jsonl"), str(tmp_path / "out")]
+    for after in (3, 8):
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        done = [process.stdout.readline() for _ in range(after)]
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert done[-1] and not (tmp_path / "out" / ".libai_data_manifest.json").exists()
+    result = converted(tmp_path)
+    assert 9 <= result.kept < 40
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    assert not (tmp_path / "out" / ".libai_data_parts").exists()
+
+
+def test_a_shard_that_does_not_read_back_gets_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(5))
+    write_shard = WriteShard(str(tmp_path / "a.jsonl"), "", "webdataset", None, str(tmp_path))
+    fsync = os.fsync
+
+    def damage(descriptor: int) -> None:
+        fsync(descriptor)
+        os.pwrite(descriptor, b"?", 512)  # The first byte of the first field.
+
+    monkeypatch.setattr(os, "fsync", damage)
+    with pytest.raises(FormatError, match=r"x.tar: the shard of records 0 to 5 does not read back"):
+        write_shard(ShardJob(str(tmp_path / "x.tar"), 0, 5))
+    assert [path.name for path in tmp_path.glob("*x.tar*")] == []
+
+
+def test_a_record_that_cannot_be_read_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * 30 + "[]\n" + '{"a": 1}\n' * 30)
+    with pytest.raises(
+        ConversionError, match=r"(?s)records-00002-of-00004.tar .records 30 to 44.*record 30, offset 270"
+    ):
+        converted(tmp_path)
+
+
+def test_the_command_tells_what_it_made_and_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(5))
+    command = [str(tmp_path / "a.jsonl"), "--to", "parquet", "--output", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert "5 records in 1 shards of" in capsys.readouterr().out
+    assert main(command) == 0
+    assert "1 shards were kept from an earlier run" in capsys.readouterr().out
+    assert main([*command, "--records-per-shard", "0"]) == 1
+    assert "libai-data convert: records_per_shard is 0" in capsys.readouterr().err

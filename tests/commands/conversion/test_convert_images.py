@@ -1,0 +1,126 @@
+"""Labelled images become shards that the formats' own readers decode to the same images and labels."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from libai_data.commands.conversion import Conversion, convert
+from libai_data.commands.conversion.convert import ConversionError
+from libai_data.data.sources import ImageFolderSource, open_source
+from libai_data.errors import ConfigError
+from tests.data.sources.published_files import cifar_image, write_cifar10, write_cifar100
+
+pytest.importorskip("pyarrow")
+
+Images = list[tuple[np.ndarray, int]]
+
+
+def photographs(root: Path) -> Images:
+    """A folder of two classes of pictures; what a reader must see of them."""
+    found: Images = []
+    for label, name in enumerate(("cat", "dog")):
+        for number in range(3):
+            path = root / name / f"a.{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng(len(found)).integers(0, 256, (5, 4, 3), np.uint8)
+            Image.fromarray(pixels).save(path)
+            found.append((pixels, label))
+    return found
+
+
+def cifar10(root: Path) -> Images:
+    write_cifar10(root)
+    return [(cifar_image(image), image % 10) for image in range(10)]
+
+
+def cifar10_test(root: Path) -> Images:
+    write_cifar10(root)
+    return [(cifar_image(image), image % 10) for image in range(10, 12)]
+
+
+def cifar100(root: Path) -> Images:
+    write_cifar100(root)
+    return [(cifar_image(image), 99 - image) for image in range(3)]
+
+
+WRITERS = {"image_folder": photographs, "cifar10": cifar10, "cifar10_test": cifar10_test, "cifar100": cifar100}
+
+
+def assert_same(found: list[tuple[Any, int]], expected: Images) -> None:
+    assert [label for _, label in found] == [label for _, label in expected]
+    for (image, _), (pixels, _) in zip(found, expected):
+        np.testing.assert_array_equal(np.asarray(image), pixels)
+
+
+@pytest.mark.parametrize("kind", sorted(WRITERS))
+def test_images_become_shards_that_webdataset_and_pyarrow_decode(tmp_path: Path, kind: str) -> None:
+    webdataset = pytest.importorskip("webdataset")
+    from pyarrow import parquet
+
+    write: Callable[[Path], Images] = WRITERS[kind]
+    expected = write(tmp_path / "images")
+
+    def shards(to: str) -> list[str]:
+        paths = [str(tmp_path / "images")]
+        return convert(Conversion(paths, to, tmp_path / to, format=kind, records_per_shard=4), workers=2).paths
+
+    samples = [
+        sample
+        for path in shards("webdataset")
+        for sample in webdataset.WebDataset(path, shardshuffle=False).decode("rgb8")
+    ]
+    assert_same([(sample["png"], sample["cls"]) for sample in samples], expected)
+    rows = [row for path in shards("parquet") for row in parquet.read_table(path).to_pylist()]
+    assert_same([(Image.open(io.BytesIO(row["png"])), row["cls"]) for row in rows], expected)
+
+
+def test_an_image_that_lies_in_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    photographs(tmp_path)
+    source = ImageFolderSource(tmp_path)
+    for index, record in enumerate(open_source(tmp_path, "image_folder")):
+        assert record["png"] == source[index][0].read_bytes()
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "link"])
+def test_the_shard_of_an_image_that_was_corrected_is_written_again(tmp_path: Path, how: str) -> None:
+    photographs(tmp_path / "images")
+    (tmp_path / "other.png").write_bytes((tmp_path / "images/dog/a.1.png").read_bytes())
+
+    def again() -> Any:
+        paths = [str(tmp_path / "images")]
+        return convert(Conversion(paths, "webdataset", tmp_path / "out", format="image_folder", records_per_shard=2))
+
+    assert again().kept == 0 and again().kept == 3
+    path = tmp_path / "images/dog/a.1.png"
+    content = bytearray(path.read_bytes())
+    content[-15] ^= 1
+    if how == "in place":
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 1))
+    else:
+        path.unlink()
+        (tmp_path / "new.png").write_bytes(content)
+        (path.symlink_to if how == "link" else (tmp_path / "new.png").rename)(
+            tmp_path / "new.png" if how == "link" else path
+        )
+    assert again().kept == 2
+    assert open_source(tmp_path / "out")[4]["png"] == bytes(content)
+
+
+def test_images_of_several_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"one folder at a time, not from .'a', 'b'."):
+        open_source(["a", "b"], "image_folder")
+
+
+def test_a_field_that_the_first_records_do_not_have_is_not_left_out_of_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n' * 2000 + '{"text": "b", "late": 1}\n')
+    with pytest.raises(ConversionError, match=r"fields \['late'\]"):
+        convert(Conversion([str(path)], "parquet", tmp_path / "out"))

@@ -1,0 +1,196 @@
+"""`libai-data doctor` on real processes: it finds what is planted, names the rank, and never hangs."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.launcher import free_port
+from tests.commands.doctor.data import SICK
+from tests.distributed.jobs import Ended, Job
+from tests.distributed.namespaces import two_nodes, why_not
+from tests.distributed.processes import REPOSITORY, ranks_environment
+
+CONFIG = str(Path(__file__).with_name("doctor_config.py"))
+DOCTOR = [sys.executable, "-m", "libai_data", "doctor", CONFIG]
+
+
+def rank_of(rank: int, world_size: int, port: int, host: str = "127.0.0.1", local_rank: int = -1) -> dict[str, str]:
+    place = rank if local_rank < 0 else local_rank
+    return {
+        **ranks_environment(),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(place),
+        SECRET_VARIABLE: f"of the job at {port}",
+    }
+
+
+def look_at(
+    ranks: Sequence[Mapping[str, str] | None], arguments: Sequence[Sequence[str]] = (), seconds: float = 20
+) -> Ended:
+    """Start ranks by hand, each with more environment; None is never started."""
+    port = free_port()
+    with Job() as job:
+        for rank, more in enumerate(ranks):
+            if more is not None:
+                own = list(arguments[rank]) if arguments else []
+                job.start([*DOCTOR, *own, "--seconds", str(seconds)], {**rank_of(rank, len(ranks), port), **more})
+        return job.wait(60)
+
+
+def test_four_sound_ranks_are_found_sound_by_one_command() -> None:
+    ended = subprocess.run(
+        [*DOCTOR, "train.dist.tensor_parallel_size=2", "--ranks", "4"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ranks_environment(),
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for line in (
+        "master ok all 4 ranks reach 127.0.0.1",
+        "mesh ok data 2 x tensor 2 x pipeline 1 on 1 node(s) of 4",
+        "dataset ok length 40, name Numbers, content the one, hash of 4 samples ",
+        "; 4 rank(s) read",
+        "storage ok one process reads ",
+        "0 red, 0 warning(s); 4 rank(s) in ",
+    ):
+        assert line in " ".join(ended.stdout.split()), ended.stdout
+    assert not re.search("oneflow.*not found|Traceback", ended.stderr)
+
+
+def test_each_sick_rank_is_named_in_one_table() -> None:
+    ended = look_at(
+        [{}, {}, {SICK: "another"}, {SICK: "broken"}, {SICK: "slow"}],
+        [[], ["train.seed=7"], [], [], []],
+    )
+    assert ended.codes == [1] * 5, ended.output
+    table = ended.outputs[0]
+    assert re.search(r"^config +RED +train\.seed is \d+ on rank 0 2-4, but 7 on rank 1$", table, re.MULTILINE), table
+    assert re.search(r"dataset +RED +fails on rank 3: ConfigError: .*OSError: .* is not on this node", table), table
+    assert re.search(r"dataset +RED +content is the one on rank 0-1 4, but another on rank 2$", table, re.MULTILINE), (
+        table
+    )
+    assert re.search(r"storage +warning +rank 4 reads \d+ samples/s, where [\d,]+ samples/s are usual", table)
+    assert re.search(r"^RED config: bring the same config files to all nodes", table, re.MULTILINE), table
+    assert "3 red, 1 warning(s); 5 rank(s) in " in table
+    assert not any("Traceback" in output for output in ended.outputs)
+
+
+def test_a_rank_that_never_comes_and_one_that_is_stuck_are_told_apart() -> None:
+    start = time.monotonic()
+    ended = look_at([{}, {SICK: "stuck"}, None, {}], seconds=6)
+    took = time.monotonic() - start
+    table = ended.outputs[0]
+    assert re.search(r"master +RED +rank 2 did not come to 127\.0\.0\.1, port \d+", table), table
+    assert re.search(r"master +RED +came, but did not finish with 'dataset' on rank 1", table), table
+    assert set(ended.codes) == {1}
+    assert took < 30
+
+
+@pytest.mark.parametrize(
+    ("host", "cause"),
+    [
+        ("127.0.0.1", "nobody listens there; was rank 0 started, with the same MASTER_ADDR and MASTER_PORT?"),
+        ("no-such-host.invalid", "its name has no address here"),
+    ],
+)
+def test_a_rank_that_cannot_reach_rank_0_says_why_and_ends(host: str, cause: str) -> None:
+    port = free_port()
+    start = time.monotonic()
+    ended = subprocess.run(
+        [*DOCTOR, "--seconds", "1"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=rank_of(1, 2, port, host),
+    )
+    assert ended.returncode == 1
+    assert f"libai-data doctor: rank 1 cannot reach rank 0 at {host}, port {port}, within 1 s: {cause}" in ended.stderr
+    assert time.monotonic() - start < 20
+
+
+def test_a_port_that_is_taken_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=30, env=rank_of(0, 2, port))
+    assert ended.returncode == 1
+    assert f"rank 0 cannot listen on port {port}: Address already in use; choose another MASTER_PORT" in ended.stderr
+
+
+def test_strangers_at_the_port_are_sent_away() -> None:
+    port = free_port()
+    with Job() as job:
+        job.start([*DOCTOR, "--seconds", "20"], rank_of(0, 2, port))
+        strangers = [
+            stranger_says(port, words)
+            for words in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 64, b"\2" + bytes(7) + b"[]")
+        ]
+        job.start([*DOCTOR, "--seconds", "20"], rank_of(1, 2, port))
+        ended = job.wait(60)
+        for stranger in strangers:
+            stranger.close()
+    assert ended.codes == [0, 0], ended.output
+
+
+def stranger_says(port: int, words: bytes) -> socket.socket:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
+            break
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    stranger.sendall(words)
+    return stranger
+
+
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_on_two_nodes_a_tensor_group_that_spans_them_is_warned_of() -> None:
+    port = str(free_port())
+    with two_nodes() as nodes, Job() as job:
+        for number, node in enumerate(nodes):
+            launch = [sys.executable, "-m", "libai_data.launch", "--nproc_per_node", "2", "--nnodes", "2"]
+            launch += ["--node_rank", str(number), "--master_addr", nodes[0].address, "--master_port", port]
+            script = [
+                str(REPOSITORY / "tools" / "doctor.py"),
+                "--config-file",
+                CONFIG,
+                "train.dist.tensor_parallel_size=4",
+            ]
+            job.start(node.command(*launch, *script), ranks_environment())
+        ended = job.wait(60)
+    assert ended.codes == [0, 0], ended.output
+    table = " ".join(ended.output.split())
+    assert "mesh warning 1 tensor-parallel group(s) span nodes, such as ranks 0 to 3 on nodes 0 to 1" in table
+    assert f"master ok all 4 ranks reach {nodes[0].address}" in table
+    assert "master warning the ranks share no secret" in table  # of two launchers, neither can tell the other
+    assert "warning mesh: Let train.dist.tensor_parallel_size (4) divide the 2 ranks of a node" in table
+    assert not ended.left
+
+
+def test_what_is_asked_wrongly_is_said() -> None:
+    for arguments, words in (([], "which config?"), (["--seconds", "0"], "--seconds is 0.0; it must be above 0")):
+        command = [sys.executable, "-m", "libai_data", "doctor", *([CONFIG] if arguments else []), *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, env=ranks_environment())
+        assert ended.returncode == 2 and words in ended.stderr
+
+
+def test_variables_that_are_no_numbers_are_refused() -> None:
+    env = {**rank_of(0, 2, free_port()), "RANK": "one"}
+    ended = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=30, env=env)
+    assert ended.returncode == 1 and "RANK is 'one' beside WORLD_SIZE=2" in ended.stderr

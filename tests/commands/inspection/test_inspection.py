@@ -1,0 +1,217 @@
+"""`libai-data inspect` shows what the ranks of a mesh would get: these samples, these stages, these words."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from libai_data.commands.inspection import inspect_config, page_of
+from libai_data.commands.inspection.command import main
+from libai_data.commands.inspection.mesh_of import mesh_of
+from libai_data.commands.inspection.stages import stages_of_sample
+from libai_data.config import LazyCall
+from libai_data.data.datasets import ConcatDataset, ImageFolderDataset, random_split
+from libai_data.data.random.sample_random import sample_generator
+from libai_data.data.samplers import Order
+from libai_data.data.transforms import ImageToFloat
+from libai_data.data.transforms.timing import transform_time
+from libai_data.errors import ConfigError
+from libai_data.loader import PadCollator
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of
+from libai_data.structures import fields_of
+from tests.commands.inspection.data import Compose, Planted, Sentences, Words, config_with
+from tests.engine.data_runs import config_of, train
+
+
+def indices(found: Any) -> list[int]:
+    return [card.origin.index for card in found.cards]
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Two classes of 12 pictures of noise."""
+    rng = np.random.default_rng(0)
+    for number in range(24):
+        path = tmp_path / "pictures" / ("ab"[number % 2]) / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (6, 5, 3), dtype=np.uint8)).save(path)
+    return tmp_path / "pictures"
+
+
+class Noise:
+    """Adds noise that is drawn for the sample."""
+
+    def __call__(self, value: np.ndarray) -> np.ndarray:
+        noise = sample_generator().standard_normal(value.shape) + np.random.default_rng(np.random.randint(99)).random()
+        return (value + noise).astype(np.float32)
+
+
+class Unseeded:
+    """Adds noise that nobody can draw again."""
+
+    def __call__(self, value: np.ndarray) -> np.ndarray:
+        return (value + np.random.default_rng().standard_normal(value.shape)).astype(np.float32)
+
+
+def test_the_stages_of_a_transform_end_in_what_the_model_gets(pictures: Path) -> None:
+    dataset = ConcatDataset(
+        [ImageFolderDataset(pictures), ImageFolderDataset(pictures, Compose([ImageToFloat(), Noise()]))]
+    )
+    stages = stages_of_sample(dataset, 5, 2, 30)
+    assert [name for name, _ in stages] == ["opened as RGB", "ImageToFloat", "Noise"]
+    read = SampleReader(dataset, 5, ErrorPolicy("raise", None)).sample(2, 30)
+    assert stages[-1][1].tobytes() == array_of(fields_of(read)["images"], "images").tobytes()
+    assert isinstance(stages[0][1], Image.Image)
+
+
+def test_the_stages_of_a_random_part_are_those_of_its_own_samples(pictures: Path) -> None:
+    part, _ = random_split(ImageFolderDataset(pictures), [0.5, 0.5], seed=3)
+    for index in range(len(part)):
+        assert stages_of_sample(part, 0, 0, index)[-1][1].tobytes() == part[index].images.tensor.tobytes()
+
+
+def test_each_stage_is_shown_and_named_for_each_sample(pictures: Path) -> None:
+    dataset = LazyCall(ImageFolderDataset)(root=str(pictures), transform=Compose([ImageToFloat(), Noise()]))
+    found = inspect_config(config_with(dataset), samples=4)
+    assert found.findings == []
+    for card in found.cards:
+        captions = [re.sub(r" \d.*", "", caption[3:]) for caption, _ in card.pictures]
+        assert captions == ["opened as RGB", "ImageToFloat", "Noise"]
+    assert page_of(found).count("<img src='data:image/png;base64,") == 12
+
+
+def test_the_time_of_a_transform_is_told_from_that_of_reading(pictures: Path) -> None:
+    with transform_time():
+        time.sleep(0.05)  # for nobody's loader
+    dataset = LazyCall(ImageFolderDataset)(root=str(pictures), transform=Compose([ImageToFloat(), Noise()]))
+    stats = inspect_config(config_with(dataset)).stats
+    assert stats["transform_seconds"] > 0 and stats["source_seconds"] > 0
+
+
+def test_randomness_that_is_not_seeded_for_the_sample_is_found(pictures: Path) -> None:
+    dataset = LazyCall(ImageFolderDataset)(root=str(pictures), transform=Compose([ImageToFloat(), Unseeded()]))
+    (found,) = inspect_config(config_with(dataset)).findings
+    assert "end in something else than a field" in found
+
+
+def test_a_step_shows_the_samples_that_made_it_up(tmp_path: Path) -> None:
+    cfg = config_of(tmp_path, length=160)
+    cfg.train.skip_steps = [[2, 3]]
+    steps = train(cfg, stop_after=5).steps
+    for step in (0, 4):
+        assert indices(inspect_config(cfg, step=step)) == steps[step]
+    saved = inspect_config(cfg, checkpoint=str(tmp_path))
+    assert ("step", "6: 8 samples, positions 48 to 55") in saved.facts
+    assert indices(saved) == Order(160, 1234).locate(64 + np.arange(8))[1].tolist()
+    assert indices(inspect_config(cfg, step=3, checkpoint=str(tmp_path))) == steps[3]
+
+
+def test_each_row_is_given_to_the_rank_that_takes_it() -> None:
+    cfg = config_with(LazyCall(Sentences)(), 16, data_parallel_size=2)
+    cfg.train.num_accumulation_steps = 2
+    found = inspect_config(cfg)
+    assert [card.origin.shard for card in found.cards] == [0] * 4 + [1] * 4 + [0] * 4 + [1] * 4
+    few = inspect_config(cfg, samples=2)
+    assert [card.origin.shard for card in few.cards] == [0, 1]
+    assert found.reports["input_ids"].shape == (8, 12)
+
+
+@pytest.mark.parametrize(("step", "rows"), [(0, 8), (2, 5)])
+def test_the_last_batch_of_an_evaluation_is_shown_without_padding(step: int, rows: int) -> None:
+    cfg = config_with(LazyCall(Sentences)(length=21), data_parallel_size=2)
+    found = inspect_config(cfg, split="test", step=step)
+    assert indices(found) == Order(21, 1234).locate(8 * step + np.arange(rows))[1].tolist()
+
+
+def test_words_are_decoded_and_coloured_by_their_masks() -> None:
+    cfg = config_with(LazyCall(Sentences)())
+    cfg.tokenization = {"tokenizer": LazyCall(Words)()}
+    card = inspect_config(cfg).cards[0]
+    (name, tokens, more), *_ = card.texts
+    assert (name, more, len(tokens)) == ("input_ids", 0, 12)
+    there = 4 + (card.origin.index or 0) % 8
+    for place, token in enumerate(tokens):
+        kind = "padding" if place >= there else "counted" if place % 3 == 0 else "plain"
+        assert token.kind == kind
+        assert token.text == ("<pad>" if kind == "padding" else "[MASK]" if kind == "counted" else token.text)
+    labels = card.texts[1][1]
+    assert {token.text for token in labels if token.kind == "plain"} == {"·"}
+    page = page_of(inspect_config(cfg))
+    assert "<span class='counted' title='1'>[MASK]</span>" in page
+    assert "<span class='padding' title='0'>&lt;pad&gt;</span>" in page
+
+
+def test_what_users_data_hold_cannot_become_a_part_of_the_page() -> None:
+    cfg = config_with(LazyCall(Sentences)())
+    cfg.tokenization = {"tokenizer": LazyCall(Words)()}
+    page = page_of(inspect_config(cfg, title="</title><script>alert(2)</script>"))
+    assert "<script" not in page and "&lt;script&gt;alert(1)" in page and "&lt;script&gt;alert(2)" in page
+    assert "cat &amp; dog" in page
+    addresses = re.findall(r"(?:src|href|url)\s*[=(]\s*['\"]?([^'\" )>]+)", page)
+    assert all(address.startswith("data:image/png;base64,") for address in addresses)
+    assert "http:" not in page and "https:" not in page
+
+
+def test_the_table_tells_shape_range_layout_and_placement() -> None:
+    cfg = config_with(LazyCall(Sentences)(), tensor_parallel_size=2, pipeline_parallel_size=2, pipeline_num_layers=4)
+    found = inspect_config(cfg, mesh=mesh_of(cfg, 8))
+    ids, mask = found.reports["input_ids"], found.reports["loss_mask"]
+    assert (ids.dtype, ids.sample_shape, ids.shape, ids.low) == ("int64", (12,), (8, 12), 0)
+    assert (ids.placement, mask.placement) == ("layer 0: stage 0, ranks 0 to 3", "layer -1: stage 1, ranks 4 to 7")
+    page = page_of(found)
+    for words in ("split_0, split_1", "layer -1: stage 1, ranks 4 to 7", "[0:4, 6:12] of [8, 12]", "on another stage"):
+        assert words in page
+
+
+class Ragged(Sentences):
+    """Sentences as long as they are."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"input_ids": np.arange(1, 4 + index % 8)}
+
+
+def test_lengths_before_padding_are_told_of_batches_that_a_collator_pads() -> None:
+    cfg = config_with(LazyCall(Ragged)(), collate_fn=LazyCall(PadCollator)(fields={"input_ids": {"multiple": 8}}))
+    found = inspect_config(cfg)
+    assert list(found.histograms) == ["input_ids: lengths before padding"]
+    assert found.reports["input_ids"].sample_shape in ((8,), (16,))
+
+
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["tests/engine/tiny_config.py", "--samples", "4", "train.global_batch_size=4", "--ranks", "2"]
+    assert main([*arguments, "--output", str(tmp_path / "new" / "page.html")]) == 0
+    shown = capsys.readouterr().out
+    assert f"The page is {tmp_path}/new/page.html." in shown
+    assert "rank 1" in (tmp_path / "new" / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--split", "tset"], "Did you mean 'test'?"),
+        (["--split", "test:3"], "has 1 such loader"),
+        (["--split", "test", "--step", "99"], "there is no step 99"),
+        (["--step", "-1"], "steps count from 0"),
+        (["--samples", "0"], "show at least 1"),
+        (["--checkpoint", "nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["tests/engine/tiny_config.py", *arguments, "--output", str(tmp_path / "page.html")]) == 1
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sample_that_cannot_be_read_is_named() -> None:
+    with pytest.raises(ConfigError, match="the dataset has 4 samples, fewer than one global batch of 8"):
+        inspect_config(config_with(LazyCall(Planted)(length=4)))

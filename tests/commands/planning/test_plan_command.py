@@ -1,0 +1,75 @@
+"""`libai-data plan`: a job of any size on paper."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data.commands.planning.command import main
+from libai_data.commands.planning.job import JobPlan, PlannedField
+from libai_data.errors import SchemaError
+from libai_data.loader.schema import Layout
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from tools.prepare_digits import write_digits
+
+CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "vit_digits.py")
+ON_128_NODES = "train.dist.tensor_parallel_size=4 train.global_batch_size=512 --nodes 128 --ranks-per-node 8"
+IMAGES = PlannedField("images", np.dtype(np.float32), (3, 4, 4), Layout())
+LABELS = PlannedField("labels", np.dtype(np.int64), (), Layout(placement_idx=-1))
+TOKENS = PlannedField("tokens", np.dtype(np.int64), (8,), Layout(("split_0", "split_1")))
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: Any) -> Path:
+    folder: Path = tmp_path_factory.mktemp("plan")
+    write_digits(folder / "data" / "digits")
+    return folder
+
+
+def test_a_job_of_1024_ranks_is_planned_without_starting_one(
+    digits: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(digits)
+    assert main([CONFIG, *ON_128_NODES.split()]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1,024 ranks on 128 node(s): data 256 x tensor 4 x pipeline 1; 512 samples a step" in shown
+    assert (
+        "images float32 [1, 8, 8] [512, 1, 8, 8] split_0, broadcast [0:2] [510:512] 256 part(s), each on 4 rank(s)"
+        in shown
+    )
+    # 2 samples for each of 8 ranks; 2 for each of the 2 parts; all, with an image of 256 bytes and a label of 8.
+    assert re.search(r"data_parallel \(config\) 0-127 16 4 times 4\.22 KB - - 4\.22 KB", shown)
+    assert re.search(r"node 0-127 4 1 times 1\.06 KB - - 1\.06 KB", shown)
+    assert re.search(r"rank0 0 512 1 times 135 KB - 134 KB 135 KB", shown)
+    assert re.search(r"rank0 1-127 0 1 times - 1\.06 KB - 1\.06 KB", shown)
+    assert "node 1 (ranks 8-15): rank 8 part 2" in shown
+    assert "Recommended: dataloader.train.readers=node" in shown
+
+
+def test_sizes_that_do_not_fit_are_refused(digits: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(digits)
+    assert main([CONFIG, "--nodes", "5", "train.dist.tensor_parallel_size=4"]) == 1
+    assert "tensor_parallel_size" in capsys.readouterr().err
+    assert main([CONFIG, "--nodes", "0"]) == 1
+    assert "--nodes is 0; it must be at least 1" in capsys.readouterr().err
+
+
+def test_who_reads_parts_of_samples_is_told_to_go_on_reading_them_itself() -> None:
+    mesh = ParallelMesh(2, 4, 1, num_nodes=2)
+    assert JobPlan(mesh, 2, (TOKENS,), reads_parts=True).recommended()[0] == "data_parallel"
+    assert JobPlan(mesh, 2, (TOKENS,), reads_parts=False).recommended()[0] == "node"
+    assert JobPlan(ParallelMesh(8, 1, 1, num_nodes=2), 2, (TOKENS,)).recommended()[0] == "data_parallel"
+
+
+def test_what_a_rank_holds_depends_on_its_place_on_all_three_axes() -> None:
+    job = JobPlan(ParallelMesh(2, 2, 2), 3, (IMAGES, LABELS, TOKENS))
+    assert job.part_held(IMAGES, 3) == (slice(3, 6), slice(0, 3), slice(0, 4), slice(0, 4))
+    assert job.part_held(IMAGES, 7) is None and job.part_held(LABELS, 3) is None
+    assert job.part_held(LABELS, 4) == (slice(0, 3),)
+    assert job.part_held(TOKENS, 1) == (slice(0, 3), slice(4, 8))
+    with pytest.raises(SchemaError, match="cannot be split evenly"):
+        JobPlan(ParallelMesh(1, 3, 1), 3, (TOKENS,)).part_held(TOKENS, 0)

@@ -1,0 +1,136 @@
+"""`libai-data profile` measures a loader truly, and recommends what its measurements say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.commands.inspection.inspection import inspect_config
+from libai_data.commands.inspection.mesh_of import mesh_of
+from libai_data.commands.planning.profile import Measurement, main, measure, recommend, worker_counts
+from libai_data.config import LazyCall
+from libai_data.errors import ConfigError
+from libai_data.iterables import from_iterable
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from tests.engine.tiny import tiny_config
+
+CONFIG = str(Path(__file__).resolve().parents[2] / "engine" / "tiny_config.py")
+
+
+def measured(rates: dict[int, float]) -> list[Measurement]:
+    return [Measurement(workers, rate, (1e-5, 3e-4, 1e-6)) for workers, rate in rates.items()]
+
+
+@given(st.integers(1, 300))
+def test_counts_go_from_none_to_all_cores(most: int) -> None:
+    counts = worker_counts(most)
+    assert counts == sorted(set(counts)) and counts[0] == 0 and counts[-1] == most and len(counts) <= 16
+
+
+def test_the_fewest_workers_that_are_as_fast_are_recommended() -> None:
+    overrides, reasons = recommend(measured({0: 100, 1: 95.2, 2: 200, 3: 205, 4: 190}), ParallelMesh(1, 1, 1))
+    assert overrides == ["dataloader.train.num_workers=2"]
+    assert any("'transform': 300 microseconds" in reason for reason in reasons)
+
+
+def test_ranks_that_share_a_nodes_cores_share_its_workers() -> None:
+    rates = measured({0: 10, 4: 100, 8: 200})
+    assert recommend(rates, ParallelMesh(4, 1, 1))[0] == ["dataloader.train.num_workers=2"]
+    assert recommend(rates, ParallelMesh(8, 1, 1, num_nodes=4))[0] == ["dataloader.train.num_workers=4"]
+
+
+def test_one_reader_a_node_is_recommended_where_ranks_need_the_same_samples() -> None:
+    rates = measured({0: 10, 4: 100})
+    assert recommend(rates, ParallelMesh(2, 2, 1))[0] == [
+        "dataloader.train.num_workers=4",
+        "dataloader.train.readers=node",
+    ]
+    assert recommend(rates, ParallelMesh(2, 2, 1), "node")[0] == ["dataloader.train.num_workers=4"]
+
+
+class CountedLoader:
+    """A batch of 10 takes 0.1 s of a clock of its own, most of it in the source."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.taken += 1
+            yield 10
+
+    def stats(self) -> dict[str, Any]:
+        return {
+            "samples": 10 * self.taken,
+            "source_seconds": 0.08 * self.taken,
+            "transform_seconds": 0.02 * self.taken,
+            "copy_seconds": 0.0,
+        }
+
+    def clock(self) -> float:
+        return 0.1 * self.taken
+
+
+def test_the_rate_and_the_cost_of_each_stage_are_those_of_the_loader() -> None:
+    loader = CountedLoader()
+    found = measure(loader, 1, 1.0, int, loader.clock)
+    assert found.rate == pytest.approx(100)
+    assert found.seconds == pytest.approx((0.008, 0.002, 0))
+    assert found.bottleneck == "source"
+
+
+def no_samples() -> Iterator[Any]:
+    return iter(())
+
+
+def three_samples() -> Iterator[Any]:
+    return iter([{"x": np.array(number)} for number in range(3)])
+
+
+def test_a_finite_loader_is_measured_and_an_empty_one_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert measure(from_iterable(three_samples, 2), 0, 0.01, lambda batch: 1).rate > 0
+    source: Any
+    for source in ([], no_samples):
+        with pytest.raises(ConfigError, match=r"yields no batch; its dataset may be empty|list is empty"):
+            measure(from_iterable(source, 2), 0, 0.01, lambda batch: 1)
+
+
+@pytest.mark.parametrize("source", [[], no_samples])
+def test_an_empty_dataset_is_not_inspected(source: Any) -> None:
+    cfg = tiny_config("unused")
+    cfg.dataloader.train = LazyCall(from_iterable)(source=source)
+    with pytest.raises(ConfigError, match=r"there is no step 0: .* its dataset is empty|list is empty"):
+        inspect_config(cfg)
+
+
+def test_without_ranks_the_mesh_is_the_least_that_the_config_allows() -> None:
+    cfg = tiny_config("unused")
+    assert mesh_of(cfg).world_size == 1
+    cfg.train.dist.update(tensor_parallel_size=2, data_parallel_size=None)
+    assert (mesh_of(cfg).data_parallel_size, mesh_of(cfg).tensor_parallel_size) == (1, 2)
+    assert mesh_of(cfg, ranks=8).data_parallel_size == 4
+
+
+def test_the_command_measures_each_setting_and_prints_an_override(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [CONFIG, "--seconds", "0.05", "--workers", "0", "1", "--ranks", "2"]
+    assert main([*arguments, "train.dist.tensor_parallel_size=2"]) == 0
+    shown = capsys.readouterr().out
+    for workers in (0, 1):
+        assert re.search(rf"^ +{workers} +[\d,]+ .* (source|transform|copy)$", shown, re.MULTILINE), shown
+    assert re.search(
+        r"^Recommended: dataloader.train.num_workers=[01] dataloader.train.readers=node$", shown, re.MULTILINE
+    )
+
+
+def test_what_cannot_be_measured_is_said_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([CONFIG, "--seconds", "0"]) == 1
+    assert "--seconds is 0.0" in capsys.readouterr().err
+    assert main([CONFIG, "--ranks", "3", "train.dist.tensor_parallel_size=2"]) == 1
+    assert "2 does not divide the 3 ranks" in capsys.readouterr().err

@@ -1,0 +1,294 @@
+"""GPTDataset: nothing lost, nothing twice; masks and positions against implementations of their definitions."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from libai_data.data.datasets.gpt import GPTDataset
+from libai_data.data.datasets.gpt_batch import BatchFiller
+from libai_data.errors import ConfigError
+from libai_data.loader import DataLoader
+from libai_data.loader.schema import TensorPart
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.sources import IndexedSource
+from tests.data.datasets.gpt_corpora import Documents, corpora, runs_of_pairs, samples, write
+from tests.properties import examples
+
+EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
+SOME = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def stream_of(found: list[dict[str, np.ndarray]]) -> list[int]:
+    """The stream that padded samples are cut from."""
+    first = found[0]["input_ids"][:1].tolist()
+    return first + [token for sample in found for token, counts in zip(sample["labels"], sample["loss_mask"]) if counts]
+
+
+@SOME
+@given(documents=corpora(), length=st.integers(1, 9), epochs=st.integers(1, 3), shuffled=st.booleans())
+def test_an_epochs_samples_hold_each_document_token_for_token(
+    tmp_path: Path, documents: Documents, length: int, epochs: int, shuffled: bool
+) -> None:
+    assume(epochs * sum(map(len, documents)) > 1)
+    prefix = write(tmp_path / "a", documents)
+    options: dict[str, Any] = {"num_epochs": epochs, "shuffle_documents": shuffled}
+    found = samples(GPTDataset(prefix, length, pad_last=True, **options))
+    stream = stream_of(found)
+    kept = [document for document in documents if document]
+    tokens = sum(map(len, kept))
+    assert len(stream) == epochs * tokens
+    for epoch in range(epochs):
+        own = stream[epoch * tokens : (epoch + 1) * tokens]
+        if not shuffled:
+            assert own == [token for document in kept for token in document]
+        by_first = {document[0]: document for document in kept}
+        order = []
+        while own:
+            order.append(own[0])
+            document = by_first.pop(own[0])
+            assert own[: len(document)] == document
+            own = own[len(document) :]
+        assert not by_first
+    for sample in found:
+        counts = int(sample["loss_mask"].sum())
+        assert sample["input_ids"][1:counts].tolist() == sample["labels"][: counts - 1].tolist()
+    # Without padding the tail alone is missing.
+    whole = (len(stream) - 1) // length
+    if whole:
+        for sample, padded in zip(samples(GPTDataset(prefix, length, **options)), found[:whole]):
+            assert set(sample) == {"input_ids", "labels"}
+            assert all((sample[name] == padded[name]).all() for name in sample)
+
+
+def test_each_epoch_has_an_order_of_its_own_and_the_seed_decides_it(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "a", [[number] for number in range(1, 101)])
+
+    def stream(**options: Any) -> list[int]:
+        return stream_of(samples(GPTDataset(prefix, 9, pad_last=True, shuffle_documents=True, **options)))
+
+    two = stream(num_epochs=2)
+    assert sorted(two[:100]) == sorted(two[100:]) == list(range(1, 101))
+    assert two[:100] != two[100:]
+    assert stream(seed=7) != stream(seed=8)
+    assert stream(seed=7) == stream(seed=7)
+
+
+def fields_by_definition(stream: list[int], ends: list[bool], begin: int, length: int) -> dict[str, Any]:
+    """Positions and masks of a sample, place by place, from where documents end."""
+    positions, allowed, counts, since = [], np.zeros((length, length), bool), [], 0
+    for place in range(length):
+        if place and ends[begin + place - 1]:
+            since = place
+        positions.append(place - since)
+        allowed[place, since : place + 1] = True
+        counts.append(0.0 if ends[begin + place] else 1.0)
+    return {
+        "input_ids": stream[begin : begin + length],
+        "labels": stream[begin + 1 : begin + length + 1],
+        "position_ids": positions,
+        "attention_mask": allowed,
+        "loss_mask": counts,
+    }
+
+
+@SOME
+@given(documents=corpora(), length=st.integers(1, 9), epochs=st.integers(1, 2))
+def test_resets_at_the_ends_of_documents_are_what_they_are_defined_as(
+    tmp_path: Path, documents: Documents, length: int, epochs: int
+) -> None:
+    assume(epochs * sum(map(len, documents)) > length)
+    dataset = GPTDataset(write(tmp_path / "a", documents), length, num_epochs=epochs, **EVERYTHING)
+    stream = [token for document in documents for token in document] * epochs
+    ends = [place == len(document) - 1 for document in documents for place in range(len(document))] * epochs
+    for number, sample in enumerate(samples(dataset)):
+        expected = fields_by_definition(stream, ends, number * length, length)
+        assert sorted(sample) == sorted(expected)
+        for name, values in expected.items():
+            np.testing.assert_array_equal(sample[name], values, err_msg=name)
+
+
+@SOME
+@given(documents=corpora(10, 14), length=st.integers(1, 9), epochs=st.integers(1, 2), shuffled=st.booleans())
+def test_packed_samples_hold_whole_documents_and_cu_seqlens_says_where(
+    tmp_path: Path, documents: Documents, length: int, epochs: int, shuffled: bool
+) -> None:
+    assume(any(len(document) > 1 for document in documents))
+    prefix = write(tmp_path / "a", documents)
+    dataset = GPTDataset(prefix, length, packing=True, num_epochs=epochs, shuffle_documents=shuffled, pad_id=9)
+    pieces: list[int] = []
+    inputs: list[int] = []
+    labels: list[int] = []
+    fills = []
+    for sample in samples(dataset):
+        bounds = sample["cu_seqlens"].tolist()
+        used = bounds[-1]
+        assert len(bounds) == length + 1 and bounds[0] == 0 and bounds == sorted(bounds) and used <= length
+        assert sample["loss_mask"].tolist() == [1.0] * used + [0.0] * (length - used)
+        for name in ("input_ids", "labels"):
+            assert (sample[name][used:] == 9).all()
+        positions = [place for start, stop in zip(bounds[:-1], bounds[1:]) for place in range(stop - start)]
+        assert sample["position_ids"].tolist() == positions + [0] * (length - used)
+        own = [stop - start for start, stop in zip(bounds[:-1], bounds[1:]) if stop > start]
+        fills.append((used, own[0]))
+        pieces += own
+        inputs += sample["input_ids"][:used].tolist()
+        labels += sample["labels"][:used].tolist()
+    # Every document of two tokens or more, once an epoch, whole; and in the files' order unless shuffled.
+    expected = [document for document in documents if len(document) > 1] * epochs
+    found = runs_of_pairs(inputs, labels)
+    assert (sorted(found) == sorted(expected)) if shuffled else (found == expected)
+    # Only documents that are too long are cut, and into as few pieces as can be.
+    cut = [min(length, len(run) - 1 - at) for run in found for at in range(0, len(run) - 1, length)]
+    assert pieces == cut
+    # No sample is closed while the next piece would have fitted in.
+    assert all(used + following > length for (used, _), (_, following) in zip(fills[:-1], fills[1:]))
+
+
+@SOME
+@given(data=st.data(), documents=corpora(), packing=st.booleans(), shuffled=st.booleans())
+def test_tensor_ranks_that_read_parts_read_what_a_whole_sample_has_there(
+    tmp_path: Path, data: st.DataObject, documents: Documents, packing: bool, shuffled: bool
+) -> None:
+    assume(any(len(document) > 1 for document in documents))
+    length, ranks = 8, data.draw(st.sampled_from([2, 4]))
+    options = {"packing": True} if packing else {**EVERYTHING, "pad_last": True}
+    dataset = GPTDataset(write(tmp_path / "a", documents), length, shuffle_documents=shuffled, num_epochs=2, **options)
+    chosen = data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1, max_size=5))
+    whole = [samples_of(dataset, index) for index in chosen]
+    split = [name for name in whole[0] if name != "cu_seqlens"]
+    names = data.draw(st.lists(st.sampled_from(split), unique=True))
+    for rank in range(ranks):
+        own = slice(rank * length // ranks, (rank + 1) * length // ranks)
+        parts = {name: (own, *(slice(0, size) for size in whole[0][name].shape[1:])) for name in names}
+        wanted = {name: [sample[name][parts.get(name, ...)] for sample in whole] for name in whole[0]}
+        out = {name: np.full_like(np.stack(values), 77) for name, values in wanted.items()}
+        dataset.read_batch(np.array(chosen), out, parts)
+        for name, values in wanted.items():
+            np.testing.assert_array_equal(out[name], np.stack(values), err_msg=name)
+
+
+def samples_of(dataset: GPTDataset, index: int) -> dict[str, np.ndarray]:
+    return {name: field.tensor for name, field in dataset[index].get_fields().items()}
+
+
+def test_a_document_longer_than_many_samples_and_one_of_one_token(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "a", [list(range(1000)), [1000]])
+    dataset = GPTDataset(prefix, 100)
+    assert [sample["input_ids"].tolist() for sample in samples(dataset)] == [
+        list(range(start, start + 100)) for start in range(0, 1000, 100)
+    ]
+    assert dataset[9].labels.tensor[-1] == 1000
+
+
+def test_a_corpus_smaller_than_a_sample_is_refused_padded_or_repeated(tmp_path: Path) -> None:
+    prefix = write(tmp_path / "a", [[1, 2], [3]])
+    with pytest.raises(ConfigError, match=r"3 tokens in 2 documents.*max_seq_length 8.*num_epochs, or set pad_last"):
+        GPTDataset(prefix, 8)
+    (padded,) = samples(GPTDataset(prefix, 8, pad_last=True))
+    assert padded["input_ids"].tolist() == [1, 2, 3, 0, 0, 0, 0, 0]
+    assert padded["labels"].tolist() == [2, 3, 0, 0, 0, 0, 0, 0]
+    assert padded["loss_mask"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    (repeated,) = samples(GPTDataset(prefix, 8, num_epochs=3))
+    assert repeated["input_ids"].tolist() == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("documents", [[], [[]], [[], [5], []]])
+@pytest.mark.parametrize("options", [{}, {"packing": True}, {"pad_last": True}, {"shuffle_documents": True}])
+def test_a_corpus_in_which_nothing_follows_anything_is_refused(
+    tmp_path: Path, documents: Documents, options: dict[str, bool]
+) -> None:
+    with pytest.raises(ConfigError, match="make no sample"):
+        GPTDataset(write(tmp_path / "a", documents), 4, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_seq_length": 0}, "max_seq_length is 0"),
+        ({"num_epochs": 0}, "num_epochs is 0"),
+        ({"packing": True, "reset_attention_mask": True}, "exclude each other"),
+        ({"pad_id": -1}, "pad_id is -1; the tokens of .* are uint16"),
+    ],
+)
+def test_arguments_out_of_range_are_named(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    prefix = write(tmp_path / "a", [[1, 2, 3]])
+    with pytest.raises(ConfigError, match=message):
+        GPTDataset(prefix, **{"max_seq_length": 2, **options})
+
+
+def test_labels_are_for_the_last_stage_and_all_dtypes_become_int64(tmp_path: Path) -> None:
+    for dtype in (np.uint8, np.uint16, np.int32, np.int64):
+        sample = GPTDataset(write(tmp_path / np.dtype(dtype).name, [[1, 2, 3]], dtype), 2)[0]
+        assert (sample.input_ids.placement_idx, sample.labels.placement_idx) == (0, -1)
+        assert sample.input_ids.tensor.dtype == sample.labels.tensor.dtype == np.int64
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle_documents": True}, {"packing": True}, EVERYTHING])
+def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 90, 300)]
+    dataset = GPTDataset(IndexedSource(write(tmp_path / "a", documents)), 32, num_epochs=2, **options)
+    dataset.read_batch(np.arange(3), {"input_ids": np.empty((3, 32), np.int64)})
+    assert len(pickle.dumps(GPTDataset(tmp_path / "a", 32))) < 3000
+
+    def batches(workers: int) -> list[Any]:
+        loader = DataLoader(dataset, CyclicSampler(dataset, 16, shuffle=True), num_workers=workers)
+        try:
+            return [
+                {name: field.tensor.numpy().copy() for name, field in batch.get_fields().items()}
+                for _, batch in zip(range(6), loader)
+            ]
+        finally:
+            loader.close()
+
+    for ours, theirs in zip(batches(0), batches(2)):
+        assert all((ours[name] == theirs[name]).all() for name in ours)
+
+
+@pytest.mark.parametrize("options", [{}, {"packing": True}, {"reset_position_ids": True, "pad_last": True}])
+def test_with_split_1_a_loader_gives_a_tensor_rank_its_tokens_and_cu_seqlens_stays_whole(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 40, 100)]
+    dataset = GPTDataset(write(tmp_path / "a", documents), 32, **options)
+    names = [name for name in samples_of(dataset, 0) if name != "cu_seqlens"]
+    layouts = {name: {"sbp_list": ["split_0", "split_1"]} for name in names}
+    for rank in range(2):
+        place = TensorPart(rank, 2)
+        loader = DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True), layouts=layouts, tensor_part=place)
+        indices = loader.stream.batch_at(0).indices
+        batch = next(iter(loader)).get_fields()
+        own = slice(16 * rank, 16 * rank + 16)
+        for row, index in enumerate(indices.tolist()):
+            for name, whole in samples_of(dataset, index).items():
+                expected = whole if name == "cu_seqlens" else whole[own]
+                np.testing.assert_array_equal(batch[name].tensor.numpy()[row], expected, err_msg=name)
+        loader.close()
+
+
+def test_a_tensor_rank_takes_no_more_than_its_tokens_from_the_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = GPTDataset(write(tmp_path / "a", [list(range(500))]), 64)
+    widths: list[int] = []
+    take = BatchFiller._tokens_from
+
+    def recorded(self: BatchFiller, offsets: np.ndarray, width: int) -> np.ndarray:
+        widths.append(width)
+        return take(self, offsets, width)
+
+    monkeypatch.setattr(BatchFiller, "_tokens_from", recorded)
+    own = (slice(16, 32),)
+    out = {name: np.empty((2, 16), np.int64) for name in ("input_ids", "labels")}
+    dataset.read_batch(np.array([3, 0]), out, {"input_ids": own, "labels": own})
+    assert widths == [17]  # and the one that its last label is
+    assert out["input_ids"].tolist() == [list(range(208, 224)), list(range(16, 32))]
+    assert out["labels"].tolist() == [list(range(209, 225)), list(range(17, 33))]

@@ -1,0 +1,83 @@
+"""Filters and packers of one round: every unit once, in order; and filters under others."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.data.datasets import FilteredDataset, OneRound, PackedDataset
+from libai_data.loader import DataLoader
+from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
+from libai_data.structures import batch_info
+from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, is_even
+
+LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
+
+
+@given(lengths=LENGTHS, units=st.integers(9, 12), cut=st.booleans(), known=st.booleans())
+def test_one_round_of_packs_holds_every_token_once_in_order(
+    lengths: list[int], units: int, cut: bool, known: bool
+) -> None:
+    packs = OneRound(PackedDataset(Documents(lengths), units, cut=cut, lengths=lengths if known else None))
+    found = [as_tokens(packs[index]) for index in range(len(packs))]
+    tokens = [token[:2] for pack in found for token in pack if token is not None]
+    assert tokens == [(index, place) for index, length in enumerate(lengths) for place in range(length)]
+    # But for what lies behind the end, packs are those of the endless stream.
+    endless = expected_packs(lengths, Order(len(lengths), 0, False), units, cut, lambda index: True)
+    for pack, expected in zip(found, endless if sum(lengths) else ()):
+        there = list(takewhile(lambda token: token is not None, pack))
+        assert expected[: len(there)] == there
+
+
+def test_a_round_is_evaluated_sample_by_sample_on_any_number_of_ranks() -> None:
+    kept = OneRound(FilteredDataset(Documents([3, 4, 5, 6, 8, 4, 2]), is_even))
+    found = []
+    for rank in range(2):
+        loader = DataLoader(kept, SingleRoundSampler(kept, 2, False, rank, 2), collate_fn=list_lengths)
+        found.append([(batch.n.tensor.tolist(), info.valid) for batch in loader if (info := batch_info(batch))])
+    assert found == [[([4, 6], 4), ([2, 2], 1)], [([8, 4], 4), ([2, 2], 1)]]
+
+
+def list_lengths(samples: Any) -> Any:
+    """A batch of the lengths of documents."""
+    return {"n": np.array([len(sample.labels.tensor) for sample in samples])}
+
+
+@given(lengths=LENGTHS, bools=st.lists(st.booleans(), min_size=12, max_size=12))
+def test_filters_may_lie_under_filters_and_packers(lengths: list[int], bools: list[bool]) -> None:
+    lengths = [*lengths, 4]
+    bools = [*bools[: len(lengths) - 1], True]
+    documents = Documents(lengths)
+    both = [keep and length % 2 == 0 for keep, length in zip(bools, lengths)]
+    filters: list[Any] = [
+        FilteredDataset(documents, both),
+        FilteredDataset(FilteredDataset(documents, is_even), bools),
+        FilteredDataset(FilteredDataset(documents, bools), is_even),
+        FilteredDataset(FilteredDataset(documents, bools), [length % 2 == 0 for length in lengths]),
+    ]
+    streams = []
+    for filtered in filters:
+        packed = PackedDataset(filtered, 5, lengths=lengths)
+        batch = CyclicSampler(packed, 6, shuffle=True, seed=1).batch_at(0)
+        assert batch is not None
+        streams.append([as_tokens(packed[start]) for start in batch.indices])
+    assert all(stream == streams[0] for stream in streams)
+    assert all(both[token[0]] for pack in streams[0] for token in pack)
+
+
+def test_what_decides_a_round_is_in_its_fingerprint() -> None:
+    prints = [
+        OneRound(dataset).fingerprint()
+        for dataset in (
+            FilteredDataset(Documents([2, 4]), is_even),
+            FilteredDataset(FilteredDataset(Documents([2, 4]), is_even), [True, True]),
+            FilteredDataset(Documents([2, 4]), [True, False]),
+            PackedDataset(Documents([2, 4]), 4),
+            PackedDataset(Documents([2, 4]), 6),
+        )
+    ]
+    assert len({str(each) for each in prints}) == len(prints)

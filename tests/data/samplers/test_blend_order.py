@@ -1,0 +1,229 @@
+"""A blend has its proportions at every prefix; it loses and repeats nothing where it is cut, or its weights change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from libai_data.data.datasets import Blend, BlendedDataset
+from libai_data.data.datasets.blend import LONGEST_PERIOD, proportions
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.data.random.hashing import combine64
+from libai_data.data.samplers import BlendOrder, CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
+from tests.properties import examples
+
+LENGTH = 300
+
+
+class Numbers:
+    """A dataset whose samples say where they come from."""
+
+    def __init__(self, size: int, number: int = 0) -> None:
+        self.size = size
+        self.number = number
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": np.array([self.number, index])}
+
+
+def blended(sizes: Sequence[int], weights: Sequence[float], changes: Any = None) -> BlendedDataset:
+    return BlendedDataset([Numbers(size, number) for number, size in enumerate(sizes)], weights, changes)
+
+
+def order_of(blend: Blend, seed: int = 1, shuffle: bool = True) -> BlendOrder:
+    return BlendOrder(sum(blend.sizes), seed, shuffle, blend=blend)
+
+
+@st.composite
+def blends(draw: st.DrawFn, most_phases: int = 3) -> Blend:
+    count = draw(st.integers(1, 6))
+    sizes = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
+    starts = [0, *sorted(draw(st.sets(st.integers(1, LENGTH), max_size=most_phases - 1)))]
+    weights = st.lists(st.integers(0, 30), min_size=count, max_size=count).filter(any)
+    return Blend(tuple(sizes), tuple((start, proportions(draw(weights))) for start in starts))
+
+
+def datasets_of(order: BlendOrder, indices: np.ndarray) -> np.ndarray:
+    return np.searchsorted(np.cumsum(order.blend.sizes), indices, side="right")
+
+
+@given(blends())
+def test_every_prefix_of_a_phase_has_the_proportions_to_less_than_one_sample(blend: Blend) -> None:
+    order = order_of(blend)
+    ends = [*(start for start, _ in blend.phases[1:]), blend.phases[-1][0] + LENGTH]
+    for (start, counts), end in zip(blend.phases, ends):
+        datasets = datasets_of(order, order.locate(np.arange(start, end))[1])
+        taken = np.cumsum(datasets[:, None] == np.arange(len(counts)), axis=0)
+        wanted = np.arange(1, end - start + 1)[:, None] * np.array(counts)
+        # In whole numbers: |taken - wanted / period| < 1.
+        assert (np.abs(taken * sum(counts) - wanted) < sum(counts)).all()
+
+
+@given(blends(), st.integers(0, 2**63), st.booleans())
+def test_each_dataset_goes_through_its_own_order_and_no_change_of_weights_loses_or_repeats(
+    blend: Blend, seed: int, shuffle: bool
+) -> None:
+    order = order_of(blend, seed, shuffle)
+    epochs, indices = order.locate(np.arange(2 * LENGTH))
+    datasets, first = datasets_of(order, indices), 0
+    for number, size in enumerate(blend.sizes):
+        own = datasets == number
+        expected = Order(size, combine64(seed, number), shuffle).locate(np.arange(own.sum()))
+        np.testing.assert_array_equal(epochs[own], expected[0])
+        np.testing.assert_array_equal(indices[own] - first, expected[1])
+        first += size
+
+
+@settings(max_examples=examples(40))
+@given(blends(), st.data())
+def test_any_places_are_found_by_themselves_and_back(blend: Blend, data: st.DataObject) -> None:
+    order = order_of(blend)
+    epochs, indices = order.locate(np.arange(LENGTH))
+    places = np.array(data.draw(st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=9)))
+    np.testing.assert_array_equal(order.locate(places), (epochs[places], indices[places]))
+    index = int(indices[places[0]])
+    first, end = sorted(data.draw(st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH))))
+    used = [place for place in range(first, end) if indices[place] == index]
+    np.testing.assert_array_equal(np.stack(order.uses_of(index, first, end)), np.stack([epochs[used], np.array(used)]))
+    np.testing.assert_array_equal(order.find(int(epochs[places[0]]), np.array([index])), places[:1])
+
+
+def test_a_place_far_out_is_found_at_once_and_exactly() -> None:
+    blend = blended([7, 10**9, 1234], [0.1, 0.2, 0.7], {5 * 10**11: [0.4, 0.5, 0.1]}).blend
+    taken = order_of(blend).taken_before(10**12)
+    assert taken == tuple(int(5 * 10**10 * (a + b)) for a, b in ((1, 4), (2, 5), (7, 1)))
+
+
+@given(st.lists(st.one_of(st.integers(0, 10**12), st.floats(0, 1e9)), min_size=1, max_size=30))
+def test_weights_are_exact_or_the_nearest_of_the_longest_period(weights: list[float]) -> None:
+    assume(any(weights))
+    counts = proportions(weights)
+    exact = [Fraction(repr(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights]
+    shares = [weight / sum(exact) for weight in exact]
+    used = [Fraction(count, sum(counts)) for count in counts]
+    assert [bool(share) for share in used] == [bool(share) for share in shares]
+    assert sum(counts) <= LONGEST_PERIOD
+    if used != shares:
+        assert all(abs(mine - share) <= Fraction(len(weights), LONGEST_PERIOD) for mine, share in zip(used, shares))
+        period = np.lcm.reduce(np.array([share.denominator for share in shares], dtype=object))
+        assert period > LONGEST_PERIOD, "these could have been exact"
+
+
+@pytest.mark.parametrize(("weights", "words"), [([0, 0], "at least|one at least"), ([1, -1], "-1"), ([1], "1 weights")])
+def test_weights_that_mean_nothing_are_refused(weights: list[float], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        blended([3, 4], weights)
+
+
+def test_a_weight_for_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dataset 1 of a blend is empty"):
+        blended([3, 0], [1, 1])
+
+
+@pytest.mark.parametrize("change", [-1, 2.5, "3"])
+def test_weights_that_change_at_no_position_are_refused(change: Any) -> None:
+    with pytest.raises(ConfigError, match=f"change at {change!r}"):
+        blended([3, 4], [1, 1], {change: [1, 2]})
+
+
+@settings(max_examples=examples(30))
+@given(blends(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]), st.integers(0, LENGTH))
+def test_samplers_on_any_mesh_cut_anywhere_take_the_blend(blend: Blend, ranks: int, micro: int, cut: int) -> None:
+    dataset = blended(blend.sizes, blend.phases[0][1], dict(blend.phases[1:]))
+    assume(len(dataset) >= ranks * micro)
+    state = CyclicSampler(dataset, 1, shuffle=True, seed=1, consumed_samples=cut).state_dict()
+    assert len(json.dumps(state)) < 1024
+    parts = []
+    for rank in range(ranks):
+        sampler = CyclicSampler(dataset, micro, shuffle=True, seed=1, data_parallel_rank=rank, data_parallel_size=ranks)
+        sampler.load_state_dict(json.loads(json.dumps(state)))
+        batches = iter(sampler)
+        parts.append([next(batches) for _ in range(5)])
+    found = [index for step in zip(*parts) for part in step for index in part]
+    expected = order_of(dataset.blend).locate(cut + np.arange(5 * ranks * micro))[1]
+    assert found == expected.tolist()
+
+
+def resumed(saved: CyclicSampler, dataset: BlendedDataset, override: tuple[str, ...] = ()) -> CyclicSampler:
+    sampler = CyclicSampler(dataset, 4, shuffle=True, seed=1)
+    sampler.load_state_dict(json.loads(json.dumps(saved.state_dict())), override)
+    return sampler
+
+
+SIZES = (10, 20, 30)
+
+
+def at(place: int, weights: Sequence[float], changes: Any = None) -> CyclicSampler:
+    return CyclicSampler(blended(SIZES, weights, changes), 4, shuffle=True, seed=1, consumed_samples=place)
+
+
+def test_other_weights_are_refused_with_both_and_taken_over_exactly_when_allowed(caplog: Any) -> None:
+    saved = at(41, [1, 2, 3])
+    with pytest.raises(CheckpointError, match=r"\[1, 2, 3\].*\[3, 2, 1\].*resume_override=\[weights\]"):
+        resumed(saved, blended(SIZES, [3, 2, 1]))
+    sampler = resumed(saved, blended(SIZES, [3, 2, 1]), ("weights",))
+    assert "no sample is repeated and none left out" in caplog.text
+    assert sampler.order == at(0, [1, 2, 3], {41: [3, 2, 1]}).order
+    # A second resume, with the config that has only the new weights, needs no word more.
+    sampler.set_consumed_samples(60)
+    for override in ((), ("weights",)):
+        assert resumed(sampler, blended(SIZES, [3, 2, 1]), override).order == sampler.order
+
+
+def test_weights_may_be_told_to_change_later_without_a_word() -> None:
+    changed = {50: [3, 2, 1]}
+    assert resumed(at(41, [1, 2, 3]), blended(SIZES, [1, 2, 3], changed)).order == at(0, [1, 2, 3], changed).order
+
+
+def test_other_sizes_are_another_dataset() -> None:
+    with pytest.raises(CheckpointError, match=r"\[10, 20, 30\].*\[30, 20, 10\].*resume_override=\[dataset\]"):
+        resumed(at(4, [1, 2, 3]), blended((30, 20, 10), [1, 2, 3]))
+
+
+def test_a_blend_is_no_concatenation() -> None:
+    plain = CyclicSampler(range(60), 4, shuffle=True, seed=1)
+    with pytest.raises(CheckpointError, match=r"was a blend of .* and is now no blend"):
+        plain.load_state_dict(at(4, [1, 2, 3]).state_dict())
+
+
+def test_the_ledger_tells_the_samples_of_a_blend() -> None:
+    sampler = at(0, [1, 2, 3], {30: [1, 0, 0]})
+    sampler.follow(StepSchedule(((0, 4),)), skip_steps=((2, 3),))
+    ledger = Ledger(sampler.state)
+    steps = [ledger.samples_of(step) for step in range(20)]
+    assert [indices.tolist() for _, indices in steps] == [batch for _, batch in zip(range(20), iter(sampler))]
+    for index in range(60):
+        found = [(use.step, use.row, use.epoch) for use in ledger.uses_of(index, 20)]
+        assert found == [
+            (step, row, int(epochs[row]))
+            for step, (epochs, indices) in enumerate(steps)
+            for row in range(4)
+            if indices[row] == index
+        ]
+
+
+def test_one_round_over_a_blend_takes_every_sample_once() -> None:
+    batches = list(SingleRoundSampler(blended(SIZES, [1, 0, 5]), 4, shuffle=True))
+    assert sorted(index for batch in batches for index in batch) == list(range(60))
+
+
+def test_leaving_out_tails_that_a_blend_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match="drop_last=False"):
+        CyclicSampler(blended((10, 11), [1, 1]), 4, drop_last=True)
+
+
+def test_the_state_of_a_blend_of_thirty_datasets_stays_small() -> None:
+    sizes = [10**6 + number for number in range(30)]
+    weights = [number + 0.5 for number in range(30)]
+    order = order_of(Blend(tuple(sizes), ((0, proportions(weights)), (10**7, proportions(weights[::-1])))))
+    assert len(json.dumps({"position": 10**12, **order.to_json()})) < 1024

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data.errors import CheckpointError, ConfigError
+from libai_data.loader import DataLoader
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.samplers.listed import ListedBatches, as_stream
+
+
+@pytest.fixture()
+def two_data_parallel_ranks() -> Iterator[None]:
+    before = get_mesh()
+    set_mesh(ParallelMesh(2, 1, 1))
+    yield
+    set_mesh(before)
+
+
+def test_a_users_lists_are_taken_as_they_are_round_after_round() -> None:
+    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+    for _ in range(2):
+        assert [batch.indices.tolist() for batch in stream.batches(0)] == [[3, 1], [2], [0, 5, 4]]
+    assert len(stream) == 3
+
+
+def test_batches_are_those_of_the_epoch_at_which_the_stream_stands() -> None:
+    stream = as_stream([[3, 1], [2]])
+    stream.set_epoch(1)
+    assert [batch.epoch for batch in stream.batches(0)] == [1, 1]
+    resumed = as_stream([[3, 1], [2]])
+    resumed.load_state_dict({"position": 2, "epoch": 1})
+    assert [batch.epochs.tolist() for batch in resumed.batches(2)] == [[1]]
+
+
+def test_a_users_sampler_is_told_the_epoch() -> None:
+    class Rotated(list):
+        def set_epoch(self, epoch: int) -> None:
+            self[:] = [[epoch], [epoch + 1]]
+
+    stream = as_stream(Rotated())
+    stream.set_epoch(5)
+    assert [batch.indices.tolist() for batch in stream.batches(0)] == [[5], [6]]
+
+
+def test_all_rows_count_and_positions_follow_each_other() -> None:
+    batches = list(as_stream([[3, 1], [2], [0, 5, 4]]).batches(0))
+    assert [(batch.step, batch.position, batch.size, batch.valid) for batch in batches] == [
+        (0, 0, 2, 2),
+        (1, 2, 1, 1),
+        (2, 3, 3, 3),
+    ]
+
+
+def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: None) -> None:
+    batches = list(as_stream([[3, 1], [2]]).batches(0))
+    assert [(batch.position, batch.size, batch.valid) for batch in batches] == [(0, 4, 4), (4, 2, 2)]
+
+
+@pytest.mark.parametrize(("position", "left"), [(0, 3), (2, 2), (3, 1), (6, 3)])
+def test_a_saved_place_is_found_again_and_behind_the_last_list_the_next_round_begins(position: int, left: int) -> None:
+    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+    stream.load_state_dict({"position": position, "epoch": 2})
+    assert {"position": position, "epoch": 2}.items() <= stream.state_dict().items()
+    batches = list(stream.batches(stream.position))
+    assert len(batches) == left
+    assert {batch.epoch for batch in batches} == {2 if 0 < position < 6 else 3}
+
+
+@pytest.mark.parametrize("position", [1, 4, 7])
+def test_a_position_that_no_list_begins_at_is_refused(position: int) -> None:
+    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+    stream.load_state_dict({"position": position, "epoch": 0})
+    with pytest.raises(CheckpointError, match=f"its lists before position {position} of round 0 are not those"):
+        list(stream.batches(position))
+
+
+class Drawn:
+    """Lists drawn anew each round, as a torch sampler does that has a generator of its own."""
+
+    def __init__(self, seed: int, has_length: bool = True) -> None:
+        self._random = np.random.default_rng(seed)
+        self._lists = 5
+        if not has_length:
+            self._lists = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._random.permutation(15).reshape(5, 3).tolist())
+
+    def __len__(self) -> int:
+        return self._lists  # None raises a TypeError, as some of torch's samplers do.
+
+
+def lists_and_states(stream: Any, rounds: int) -> list[tuple[list[int], dict[str, Any]]]:
+    """Each list, and the state after it; at the end of a round, also the one that a loader keeps then."""
+    found = []
+    for _ in range(rounds):
+        for batch in one_pass(stream):
+            found.append((batch.indices.tolist(), stream.state_dict()))
+        found.append(([], stream.state_dict()))
+    return found
+
+
+def one_pass(stream: Any) -> Iterator[Any]:
+    """The batches of a pass, as a loader takes them."""
+    stream.cursor = stream.next_pass()
+    for batch in stream.batches(stream.position):
+        stream.cursor = stream.after(batch)
+        yield batch
+    stream.cursor = stream.after_pass()
+
+
+@pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: Drawn(3, False), lambda: [[3, 1], [2], [0, 5, 4]]])
+def test_a_seeded_sampler_resumes_with_the_same_lists_at_every_place_of_every_round(make: Any) -> None:
+    found = lists_and_states(as_stream(make()), 3)
+    whole = [lists for lists, _ in found if lists]
+    taken = 0
+    for lists, state in found[: len(whole) * 2 // 3 + 2]:
+        taken += bool(lists)
+        resumed = as_stream(make())
+        resumed.load_state_dict(state)
+        again = [batch.indices.tolist() for batch in resumed.batches(resumed.position)]
+        assert again == whole[taken : taken + len(again)]
+        assert again
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_sampler_that_draws_other_lists_is_refused_wherever_it_resumes(has_length: bool) -> None:
+    found = lists_and_states(as_stream(Drawn(1, has_length)), 2)
+    for _, state in found:
+        resumed = as_stream(Drawn(2, has_length))
+        resumed.load_state_dict(state)
+        with pytest.raises(CheckpointError, match=r"does not replay.*Seed it.*resume_override"):
+            list(resumed.batches(resumed.position))
+        resumed.load_state_dict(state, override=["seed"])
+        assert list(resumed.batches(resumed.position))
+
+
+def test_what_has_no_length_and_perhaps_no_end_is_not_replayed() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter(lambda: [1, 2], None)
+
+    stopped = DataLoader([{"x": np.array(number)} for number in range(3)], Endless())
+    for _ in range(2):
+        next(iter(stopped))
+    state = stopped.state_dict()
+    assert (state["epoch"], state["rounds_ended"]) == (1, False)
+    resumed = DataLoader(stopped.dataset, Endless())
+    resumed.load_state_dict(state)
+    assert next(iter(resumed)).x.tensor.numpy().tolist() == [1, 2]
+
+
+def test_a_length_that_is_not_known_is_an_error_only_for_who_asks() -> None:
+    loader = DataLoader([{"x": np.array(number)} for number in range(15)], Drawn(1, False))
+    assert len(list(loader)) == 5
+    with pytest.raises(TypeError, match=r"Drawn.* has no length.*give it __len__"):
+        len(loader)
+
+
+def test_a_sampler_without_a_list_is_refused() -> None:
+    class Empty:
+        def __iter__(self) -> Iterator[list[int]]:
+            return iter([])
+
+    nothing: Any
+    for nothing in (Empty(), []):
+        with pytest.raises(ConfigError, match="yields no list of indices"):
+            list(DataLoader([{"x": np.array(0)}], nothing))
+
+
+def _torch_lists(name: str, seed: int) -> Any:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+    samplers = {
+        "weighted": lambda: data.WeightedRandomSampler([1.0] * 20, 20, generator=generator),
+        "shuffled": lambda: data.RandomSampler(range(20), generator=generator),
+        "distributed": lambda: data.DistributedSampler(range(20), 2, 0, shuffle=True, seed=seed),
+    }
+    return data.BatchSampler(samplers[name](), 3, drop_last=False)
+
+
+def _first(loader: DataLoader, count: int) -> list[list[int]]:
+    """The first batches of as many passes as it takes."""
+    passes = chain.from_iterable(iter(loader) for _ in range(count + 1))
+    return [batch.x.tensor.numpy().tolist() for batch in islice(passes, count)]
+
+
+@pytest.mark.parametrize("name", ["weighted", "shuffled", "distributed"])
+def test_a_loader_with_a_sampler_of_torch_resumes_with_the_same_samples_or_refuses(name: str) -> None:
+    dataset = [{"x": np.array(number)} for number in range(20)]
+    whole = _first(DataLoader(dataset, _torch_lists(name, 3)), 16)
+    assert len({str(batch) for batch in whole}) > 10
+    for cut in (1, 4, 6, 7, 8, 13, 14):
+        stopped = DataLoader(dataset, _torch_lists(name, 3))
+        _first(stopped, cut)
+        state = json.loads(json.dumps(stopped.state_dict()))
+        resumed = DataLoader(dataset, _torch_lists(name, 3))
+        resumed.load_state_dict(state)
+        assert _first(resumed, 16 - cut) == whole[cut:]
+        other = DataLoader(dataset, _torch_lists(name, 4))
+        other.load_state_dict(state)
+        if state["position"]:
+            with pytest.raises(CheckpointError, match="does not replay"):
+                _first(other, 1)
+
+
+def test_the_lists_of_another_data_parallel_rank_are_not_compared(two_data_parallel_ranks: None) -> None:
+    saved = as_stream(Drawn(1))
+    _, state = lists_and_states(saved, 1)[1]
+    other = as_stream(Drawn(2))
+    other.load_state_dict({**state, "data_parallel_rank": 1})
+    assert len(list(other.batches(other.position))) == 3
+
+
+class SamplerOf:
+    """A batch sampler around another sampler, as torch's."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[self.sampler.epoch]])
+
+
+class WithEpoch:
+    """Is told the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Shuffle as for this epoch."""
+        self.epoch = epoch
+
+
+def test_each_round_is_told_to_a_sampler_that_asks_for_it() -> None:
+    stream = as_stream(SamplerOf(WithEpoch()))
+    assert [batch.indices.tolist() for _ in range(3) for batch in one_pass(stream)] == [[0], [1], [2]]
+
+
+class GivesTheSameIterator:
+    """Looks as if it could be iterated again."""
+
+    def __init__(self, iterator: Iterator[list[int]], is_wrapped: bool) -> None:
+        self._iterator = iterator
+        self._is_wrapped = is_wrapped
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return map(list, self._iterator) if self._is_wrapped else self._iterator
+
+
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_what_has_no_second_round_is_refused_there(is_wrapped: bool) -> None:
+    stream = as_stream(GivesTheSameIterator(iter([[1], [2]]), is_wrapped))
+    assert len(list(one_pass(stream))) == 2
+    with pytest.raises(ConfigError, match="can be iterated only once"):
+        list(one_pass(stream))
+
+
+@pytest.mark.parametrize("batches", [iter([[1]]), ([each] for each in range(3)), map(list, [[1]]), zip([1], [2])])
+def test_an_iterator_is_refused_at_once(batches: Any) -> None:
+    with pytest.raises(ConfigError, match=r"can be iterated only once.*pass a list, or an object whose __iter__"):
+        as_stream(batches)
+
+
+@pytest.mark.parametrize("state", [{}, {"position": -1}, {"position": "1"}, CyclicSampler(range(9), 3).state_dict()])
+def test_the_state_of_another_kind_is_refused(state: Any) -> None:
+    with pytest.raises(CheckpointError):
+        as_stream([[1]]).load_state_dict(state)
+
+
+def test_samplers_that_know_positions_stay_themselves() -> None:
+    sampler = CyclicSampler(range(9), 3)
+    assert as_stream(sampler) is sampler
+    assert isinstance(as_stream([[1]]), ListedBatches)
+
+
+@pytest.mark.parametrize("item", [2, [], [0.5], [True, False], [[2]], "12"])
+def test_an_item_that_is_no_list_of_indices_is_refused_by_number(item: Any) -> None:
+    with pytest.raises(ConfigError, match="batch 1 of the batch_sampler is"):
+        list(as_stream([[1], item]).batches(0))
+
+
+def test_what_cannot_be_iterated_is_refused() -> None:
+    with pytest.raises(TypeError, match="batch_sampler is a int"):
+        as_stream(3)

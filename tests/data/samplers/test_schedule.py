@@ -1,0 +1,144 @@
+"""Steps take the positions that the schedule gives them, whatever the mesh; what is left out is taken by none."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.errors import ConfigError
+from libai_data.data.samplers import CyclicSampler, LeftOut, SingleRoundSampler, StepSchedule
+from libai_data.data.samplers.sampler import can_follow
+from libai_data.data.samplers.schedule import parse_sizes, parse_skips
+from tests.properties import examples
+from tests.data.samplers.step_runs import expected_steps, following, steps_from
+
+ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1])), max_size=5)
+skips = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda r: (r[0], r[0] + r[1])), max_size=3)
+later_sizes = st.dictionaries(st.integers(1, 12), st.sampled_from([4, 8, 12, 16, 24]), max_size=3)
+# Ranks of the data axis, and batches a step of each size is cut into; all divide every size.
+meshes = st.sampled_from([(1, {}), (2, {}), (4, {}), (1, {8: 2, 16: 4}), (2, {4: 2, 8: 4, 24: 3}), (4, {16: 2, 24: 3})])
+
+
+@st.composite
+def schedules(draw: Any) -> StepSchedule:
+    first = draw(st.sampled_from([4, 8, 12]))
+    return StepSchedule(((0, first), *sorted(draw(later_sizes).items())))
+
+
+@given(ranges)
+def test_positions_and_places_lead_to_each_other_past_what_is_left_out(left_out: Any) -> None:
+    omitted = {place for first, end in left_out for place in range(first, end)}
+    taken = [place for place in range(120) if place not in omitted]
+    filter_ = LeftOut(tuple(left_out))
+    assert filter_.places_of(np.arange(len(taken))).tolist() == taken
+    expected = [taken.index(place) if place in taken else -1 for place in range(120)]
+    assert filter_.positions_of(np.arange(120)).tolist() == expected
+    assert [filter_.end_of(count) for count in range(1, len(taken))] == [place + 1 for place in taken[:-1]]
+    assert [filter_.count_before(place) for place in range(120)] == [
+        sum(o < place for o in omitted) for place in range(120)
+    ]
+
+
+@given(schedules())
+def test_each_position_belongs_to_the_one_step_that_takes_it(schedule: StepSchedule) -> None:
+    position = 0
+    for step in range(30):
+        assert schedule.position_of(step) == position
+        own = np.arange(position, position + schedule.size_of(step))
+        assert set(schedule.steps_at(own).tolist()) == {step}
+        position += schedule.size_of(step)
+
+
+@settings(max_examples=examples(80))
+@given(st.integers(24, 90), schedules(), skips, meshes)
+def test_every_mesh_takes_the_samples_that_the_definition_names(
+    size: int, schedule: StepSchedule, skipped: Any, mesh: Any
+) -> None:
+    data_parallel_size, counts = mesh
+    ranks = following(size, schedule, tuple(skipped), data_parallel_size, counts)
+    found = list(islice(steps_from(ranks, 0, counts), 16))
+    assert found == expected_steps(ranks[0].order, schedule, tuple(skipped), 16)
+
+
+@given(st.integers(24, 90), schedules(), meshes)
+def test_a_growing_batch_loses_no_sample_and_takes_none_twice(size: int, schedule: StepSchedule, mesh: Any) -> None:
+    data_parallel_size, counts = mesh
+    ranks = following(size, schedule, (), data_parallel_size, counts)
+    taken = [sample for step in islice(steps_from(ranks, 0, counts), 30) for sample in step]
+    assert len(set(taken)) == len(taken)
+    for epoch in range(len(taken) // size):
+        assert sorted(index for at, index in taken if at == epoch) == list(range(size))
+
+
+def test_skipped_steps_leave_out_their_samples_and_those_alone() -> None:
+    schedule = StepSchedule(((0, 4), (10, 8)))
+    plain = list(islice(steps_from(following(300, schedule), 0), 20))
+    cut = list(islice(steps_from(following(300, schedule, ((3, 5),)), 0), 18))
+    taken = [sample for step in cut for sample in step]
+    left_out = [sample for step in plain[3:6] for sample in step]
+    assert cut[:3] == plain[:3]
+    assert cut[3] == plain[6]
+    assert not set(taken) & set(left_out)
+    assert [len(step) for step in cut] == [4] * 10 + [8] * 8
+    assert taken == [sample for step in plain for sample in step if sample not in left_out][: len(taken)]
+
+
+def test_epochs_are_those_of_the_order_also_behind_a_skip() -> None:
+    [sampler] = following(20, StepSchedule(((0, 4),)), ((1, 3),))
+    batches = list(islice(sampler.batches(0), 8))
+    assert [batch.epoch for batch in batches] == [0, 0, 1, 1, 1, 1, 1, 2]
+    sampler.set_epoch(1)
+    assert sampler.position == 8
+    assert sampler.batch_at(sampler.position).epochs.tolist() == [1, 1, 1, 1]  # type: ignore[union-attr]
+
+
+def test_without_several_sizes_drop_last_leaves_out_what_fills_no_step() -> None:
+    micro = CyclicSampler(range(23), 4, drop_last=True)
+    assert micro.order.epoch_size == 20
+    micro.follow(StepSchedule(((0, 8),)), (), {8: 2})
+    assert micro.order.epoch_size == 16
+    with pytest.raises(ConfigError, match="drop_last=False"):
+        micro.follow(StepSchedule(((0, 8), (3, 16))), (), {8: 2})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "counts", "message"),
+    [
+        (StepSchedule(((0, 4), (3, 6))), {}, r"6 samples of a step \(from step 3 on\).*4 data-parallel"),
+        (StepSchedule(((0, 4),)), {4: 2}, "into 2 batches for 4"),
+        (StepSchedule(((0, 4), (3, 64))), {}, "60 samples, fewer than one global batch of 64"),
+    ],
+)
+def test_steps_that_cannot_be_cut_are_refused(schedule: StepSchedule, counts: Any, message: str) -> None:
+    sampler = CyclicSampler(range(60), 1, data_parallel_size=4)
+    with pytest.raises(ConfigError, match=message):
+        sampler.follow(schedule, (), counts)
+
+
+def test_a_single_round_cannot_be_cut_into_steps() -> None:
+    with pytest.raises(ConfigError, match="SingleRoundSampler has no endless stream"):
+        can_follow(SingleRoundSampler(range(9), 2), StepSchedule(((0, 2),)))
+
+
+@pytest.mark.parametrize("value", [[[0]], [[0, 4, 5]], 7, [4], [["0", 4]], [[0, 4.0]], [[True, 4]]])
+def test_malformed_pairs_of_a_config_are_refused_by_key(value: Any) -> None:
+    for parse in (parse_sizes, parse_skips):
+        with pytest.raises(ConfigError, match=r"train\.some_key is"):
+            parse("train.some_key", value)
+
+
+@pytest.mark.parametrize("value", [[[1, 4]], [[0, 4], [0, 8]], [[0, 4], [5, 8], [3, 2]], [[0, 0]], []])
+def test_a_batch_size_schedule_begins_with_step_0_and_ascends(value: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"train\.batch_size_schedule is"):
+        parse_sizes("train.batch_size_schedule", value)
+
+
+@pytest.mark.parametrize("value", [[[-1, 4]], [[5, 4]]])
+def test_a_skip_ends_after_it_begins(value: list[Any]) -> None:
+    with pytest.raises(ConfigError, match=r"train\.skip_steps has"):
+        parse_skips("train.skip_steps", value)

@@ -1,0 +1,271 @@
+"""Streams through filters and packers hold what they must on any mesh, and go on exactly from any half-filled pack."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedDataset, cu_seqlens
+from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.loader import DataLoader
+from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule
+from libai_data.structures import DistTensorData, Instance, batch_info
+from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
+from tests.properties import examples, slowly
+from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, is_even
+
+
+class Case(NamedTuple):
+    """A packed stream."""
+
+    lengths: list[int]
+    units: int
+    cut: bool
+    known: bool
+    keep: str | None
+
+    def dataset(self) -> PackedDataset:
+        keep: Any = {
+            None: None,
+            "function": is_even,
+            "bools": [length % 2 == 0 for length in self.lengths],
+        }[self.keep]
+        lengths = self.lengths if self.known else None
+        return PackedDataset(Documents(self.lengths), self.units, cut=self.cut, lengths=lengths, keep=keep)
+
+    def sampler(self, micro: int, rank: int = 0, ranks: int = 1, consumed: int = 0) -> CyclicSampler:
+        return CyclicSampler(self.dataset(), micro, True, consumed, rank, ranks, seed=1)
+
+    def expected(self, count: int) -> list[Any]:
+        order = self.sampler(1).order
+        kept = (lambda index: True) if self.keep is None else (lambda index: self.lengths[index] % 2 == 0)
+        return list(islice(expected_packs(self.lengths, order, self.units, self.cut, kept), count))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    units = draw(st.integers(1, 12))
+    cut = draw(st.booleans())
+    lengths = draw(st.lists(st.integers(0, 25 if cut else units), min_size=1, max_size=12))
+    lengths.append(2 if units > 1 or cut else 1)
+    keep = draw(st.sampled_from([None, "function", "bools"])) if lengths[-1] == 2 else None
+    return Case(lengths, units, cut, draw(st.booleans()), keep)
+
+
+def outputs(sampler: CyclicSampler, batches: int) -> list[Any]:
+    indices = [index for batch in islice(iter(sampler), batches) for index in batch]
+    return [as_tokens(sampler.dataset[index]) for index in indices]  # type: ignore[index]
+
+
+@settings(max_examples=examples(60))
+@given(cases(), st.sampled_from([1, 2, 4]), st.integers(1, 3), st.integers(0, 20))
+def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: int, micro: int, cut: int) -> None:
+    expected = case.expected(cut + 4 * ranks * micro)
+    first = case.sampler(1)
+    assert outputs(first, cut) == expected[:cut]
+    state = json.loads(json.dumps(first.state_dict()))
+    parts = []
+    for rank in range(ranks):
+        sampler = case.sampler(micro, rank, ranks)
+        sampler.load_state_dict(state)
+        assert sampler.state_dict() == state
+        rows = outputs(sampler, 4)
+        parts.append([rows[step * micro : (step + 1) * micro] for step in range(4)])
+    assert [pack for step in zip(*parts) for part in step for pack in part] == expected[cut:]
+
+
+@settings(max_examples=examples(30))
+@given(cases(), st.integers(0, 20))
+def test_consumed_samples_lead_to_the_same_place_as_a_state(case: Case, cut: int) -> None:
+    told, walked = case.sampler(1), case.sampler(1, consumed=cut)
+    outputs(told, cut)
+    assert outputs(walked, 2) == outputs(told, 2)
+    assert walked.state_dict() == told.state_dict()
+
+
+def test_restoring_reads_no_more_than_the_next_batch_however_far_the_stream_is() -> None:
+    lengths = [5] * 1000
+    far = CyclicSampler(PackedDataset(Documents(lengths), 7, lengths=lengths), 10, shuffle=True, consumed_samples=5000)
+    next(iter(far))
+    documents = Documents(lengths)
+    resumed = CyclicSampler(PackedDataset(documents, 7), 10, shuffle=True)
+    resumed.load_state_dict(far.state_dict())
+    assert next(iter(resumed)) == next(iter(far))
+    assert len(documents.reads) <= 24
+
+
+RANDOM = [3, 9, 1, 14, 0, 6, 2, 8]
+
+
+def packed(**options: Any) -> PackedDataset:
+    return PackedDataset(Documents(RANDOM, random=True), 10, **options)
+
+
+@pytest.mark.parametrize("options", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
+@pytest.mark.parametrize("make", [packed, lambda: packed(cut=False, truncate=True, keep=is_even)])
+def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options: Any, make: Any) -> None:
+    def batches(count: int, state: Any = None, **options: Any) -> list[Any]:
+        dataset = make()
+        return stream(dataset, CyclicSampler(dataset, 4, shuffle=True, seed=3), count, state, seed=3, **options)
+
+    expected = batches(8)
+    assert batches(8, **options) == expected
+    dataset = make()
+    with loading(dataset, CyclicSampler(dataset, 4, shuffle=True, seed=3), seed=3, **options) as loader:
+        for _ in islice(iter(loader), 3):
+            pass
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert len(json.dumps(state)) < 1024
+    assert batches(5, state, **options) == expected[3:]
+    assert batches(5, state) == expected[3:]
+
+
+@settings(max_examples=examples(25))
+@given(st.lists(st.booleans(), min_size=1, max_size=30).filter(any), st.booleans(), st.integers(0, 40))
+def test_a_filter_takes_what_is_kept_in_the_order_of_the_stream(kept: list[bool], known: bool, cut: int) -> None:
+    def make() -> FilteredDataset:
+        numbers = [{"x": np.array(number)} for number in range(len(kept))]
+        return FilteredDataset(numbers, kept if known else lambda sample: kept[int(sample["x"])])
+
+    sampler = CyclicSampler(make(), 2, shuffle=True, seed=5)
+    order = sampler.order
+    wanted = [index for index in order.locate(np.arange(len(kept) * (2 * cut + 6)))[1].tolist() if kept[index]]
+    taken = [sampler.dataset[start] for batch in islice(iter(sampler), cut) for start in batch]  # type: ignore[index]
+    resumed = CyclicSampler(make(), 3, shuffle=True, seed=5)
+    resumed.load_state_dict(sampler.state_dict())
+    taken += [resumed.dataset[start] for start in next(iter(resumed))]  # type: ignore[index]
+    assert [int(sample["x"]) for sample in taken] == wanted[: 2 * cut + 3]
+
+
+def test_a_blend_can_be_packed() -> None:
+    lengths = [[4, 4, 4], [4, 4]]
+    blend = BlendedDataset([Documents(each) for each in lengths], [3, 1])
+    dataset = PackedDataset(blend, 8)
+    sampler = CyclicSampler(dataset, 2, shuffle=True, seed=1)
+    order = CyclicSampler(blend, 2, shuffle=True, seed=1).order
+    places = order.locate(np.arange(8))[1].tolist()
+    found = [segment[:2] for pack in outputs(sampler, 2) for segment in pack[::4]]
+    own = [index if index < 3 else index - 3 for index in places]
+    assert found == [(index, 0) for index in own]
+    with pytest.raises(CheckpointError, match="goes on in the same order only"):
+        changed = PackedDataset(BlendedDataset([Documents(each) for each in lengths], [1, 1]), 8)
+        CyclicSampler(changed, 2, shuffle=True, seed=1).load_state_dict(sampler.state_dict(), ["weights"])
+
+
+def test_steps_may_change_their_size_in_the_middle_of_packs() -> None:
+    case = Case([5, 3, 11], 4, True, True, None)
+    sampler = case.sampler(2)
+    sampler.follow(StepSchedule(((0, 2), (3, 6))))
+    assert outputs(sampler, 5) == case.expected(18)
+    assert sampler.state.step == 5
+    resumed = case.sampler(2)
+    resumed.follow(StepSchedule(((0, 2), (3, 6))))
+    resumed.load_state_dict(sampler.state_dict())
+    assert resumed.state == sampler.state
+    with pytest.raises(CheckpointError, match="depend on the samples' lengths"):
+        Ledger(sampler.state)
+
+
+def test_another_seed_or_another_kind_of_stream_is_refused() -> None:
+    case = Case([5, 3, 11], 4, True, True, None)
+    state = case.sampler(2).state_dict()
+    other = CyclicSampler(case.dataset(), 2, shuffle=True, seed=2)
+    with pytest.raises(CheckpointError, match="seed was 1 and is now 2; but a stream transform"):
+        other.load_state_dict(state, ["seed"])
+    with pytest.raises(CheckpointError, match="was that of a stream transform and is now that of samples"):
+        CyclicSampler(range(3), 2, shuffle=True, seed=1).load_state_dict(state)
+
+
+def test_other_lengths_of_sequences_are_another_dataset() -> None:
+    documents = Documents([5, 3, 11])
+    four, five = (PackedDataset(documents, length) for length in (4, 5))
+    state = DataLoader(four, CyclicSampler(four, 2)).state_dict()
+    with pytest.raises(CheckpointError, match=r"'units': 4.*'units': 5"):
+        DataLoader(five, CyclicSampler(five, 2)).load_state_dict(state)
+
+
+def test_a_batch_tells_its_epoch_and_its_place() -> None:
+    dataset = PackedDataset(Documents([4] * 6), 8)
+    infos = [batch_info(batch) for batch in islice(iter(DataLoader(dataset, CyclicSampler(dataset, 1))), 4)]
+    assert [(info.step, info.epoch, info.position) for info in infos if info] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 0, 2),
+        (3, 1, 3),
+    ]
+
+
+@pytest.mark.parametrize("layout", ["split", "joined"])
+def test_layouts_dtypes_and_padding_are_as_told(layout: str) -> None:
+    sbp = ["split_0", "split_1"] if layout == "split" else ["split_0", "broadcast"]
+    samples = [
+        Instance(
+            ids=DistTensorData(np.arange(3, dtype=np.int32), sbp), loss=DistTensorData(np.ones(3), placement_idx=-1)
+        )
+    ]
+    dataset = PackedDataset(samples, 8, cut=False, padding={"ids": -1})
+    pack = dataset[CyclicSampler(dataset, 1).batch_at(0).indices[0]]  # type: ignore[union-attr]
+    assert pack.ids.tensor.dtype == np.int32
+    assert pack.ids.tensor.tolist() == [0, 1, 2, 0, 1, 2, -1, -1]
+    assert pack.loss.tensor.tolist() == [1] * 6 + [0] * 2
+    assert (pack.ids.sbp_list, pack.loss.placement_idx, pack.segment_ids.sbp_list) == (sbp, -1, sbp)
+    assert pack.segment_ids.tensor.tolist() == [1, 1, 1, 2, 2, 2, 0, 0]
+    assert pack.position_ids.tensor.tolist() == [0, 1, 2, 0, 1, 2, 0, 0]
+
+
+def test_segments_become_their_bounds() -> None:
+    assert cu_seqlens(np.array([1, 1, 2, 0])).tolist() == [0, 2, 3, 4]
+    assert cu_seqlens(np.array([[1, 1, 2], [2, 2, 2]])).tolist() == [0, 2, 3, 6]
+
+
+def tokens(length: int) -> Any:
+    return {"x": np.arange(length)}
+
+
+def first_of(dataset: Any) -> Any:
+    return dataset[CyclicSampler(dataset, 1).batch_at(0).indices[0]]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: PackedDataset([tokens(3)], 0), ConfigError, "length of an output is 0"),
+        (lambda: PackedDataset([tokens(3)], 4, lengths=[3, 4]), ConfigError, "must be 1 ints"),
+        (lambda: PackedDataset([tokens(3)], 4, lengths=[-1]), ConfigError, "lengths has -1 for sample 0"),
+        (lambda: PackedDataset([tokens(3)], 4, lengths=[2]), SchemaError, "sample 0 has 3 tokens, but lengths says 2"),
+        (lambda: PackedDataset([tokens(5)], 4, cut=False), ConfigError, "5 tokens, which do not fit .* 4"),
+        (lambda: PackedDataset([tokens(5)], 4, cut=False, lengths=[5]), ConfigError, "sample 0 has 5 tokens"),
+        (lambda: PackedDataset([{"x": np.array(1)}], 4), SchemaError, "the sample's length"),
+        (lambda: PackedDataset([{"segment_ids": np.arange(4)}], 4), SchemaError, "field 'segment_ids' already"),
+        (lambda: FilteredDataset([tokens(3)], [True, False]), ConfigError, "1 bools"),
+        (lambda: FilteredDataset([tokens(3)], [False]), ConfigError, "keeps nothing of all 1 samples"),
+        (lambda: FilteredDataset([tokens(3)], lambda sample: False), ConfigError, "keeps nothing"),
+        (lambda: FilteredDataset(PackedDataset([tokens(3)], 4), [True]), ConfigError, "pack or filter its OneRound"),
+    ],
+)
+def test_what_cannot_be_transformed_is_refused(make: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        first_of(make())
+
+
+def test_what_a_transform_cannot_promise_is_refused() -> None:
+    dataset = PackedDataset([tokens(3)] * 4, 4)
+    with pytest.raises(ConfigError, match=r"round has no known end.*OneRound"):
+        SingleRoundSampler(dataset, 1)
+    with pytest.raises(ConfigError, match="drop_last"):
+        CyclicSampler(dataset, 1, drop_last=True)
+    sampler = CyclicSampler(dataset, 1, seed=1)
+    with pytest.raises(ConfigError, match=r"skip_steps is \[\[2, 3\]\]"):
+        sampler.follow(StepSchedule(((0, 1),)), skip_steps=((2, 3),))
+    with pytest.raises(ConfigError, match="on_error is 'skip'"):
+        DataLoader(dataset, sampler, on_error="skip")
+    with pytest.raises(ConfigError, match="serves two samplers"):
+        CyclicSampler(dataset, 1, seed=2)
+    with pytest.raises(TypeError, match="not known in advance"):
+        len(DataLoader(dataset, sampler))

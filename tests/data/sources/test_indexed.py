@@ -1,0 +1,218 @@
+"""`.bin/.idx` files: what is written is read, byte by byte as the format says, and what is broken is refused."""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from libai_data.errors import ConfigError, FormatError
+from libai_data.data.sources import IndexedSource, IndexedWriter, dtype_for, merge_indexed
+from libai_data.data.sources.indexed_format import DTYPES
+from tests.properties import examples
+
+Documents = list[list[list[int]]]
+FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def documents(low: int = 0, high: int = 127) -> st.SearchStrategy[Documents]:
+    return st.lists(st.lists(st.lists(st.integers(low, high), max_size=6), max_size=4), max_size=6)
+
+
+def write(prefix: Path, content: Documents, dtype: Any = np.uint16) -> IndexedSource:
+    with IndexedWriter(prefix, dtype) as writer:
+        for document in content:
+            writer.add_document(document)
+    return IndexedSource(prefix)
+
+
+def read(source: IndexedSource) -> Documents:
+    return [
+        [source[number].tolist() for number in range(start, stop)]
+        for start, stop in zip(source.doc_idx[:-1], source.doc_idx[1:])
+    ]
+
+
+def idx_bytes(content: Documents, code: int, itemsize: int) -> bytes:
+    """The `.idx` file as the format's description has it, written field by field."""
+    sizes = [len(sequence) for document in content for sequence in document]
+    ends = np.cumsum([0, *(len(document) for document in content)]).tolist()
+    pointers = [itemsize * sum(sizes[:number]) for number in range(len(sizes))]
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sizes), len(ends))
+    return head + b"".join(
+        struct.pack(f"<{len(values)}{kind}", *values) for kind, values in (("i", sizes), ("q", pointers), ("q", ends))
+    )
+
+
+@FEW
+@given(content=documents(), code=st.sampled_from(sorted(DTYPES)))
+def test_what_is_written_is_read_and_is_the_format_byte_by_byte(tmp_path: Path, content: Documents, code: int) -> None:
+    source = write(tmp_path / "a", content, DTYPES[code])
+    assert read(source) == content
+    assert source.dtype == DTYPES[code]
+    for number, document in enumerate(content):
+        assert source.document(number).tolist() == [token for sequence in document for token in sequence]
+    assert (tmp_path / "a.idx").read_bytes() == idx_bytes(content, code, source.dtype.itemsize)
+    flat = [token for document in content for sequence in document for token in sequence]
+    assert (tmp_path / "a.bin").read_bytes() == np.array(flat, DTYPES[code]).tobytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.bin", "a.idx"]
+
+
+@FEW
+@given(shards=st.lists(documents(), min_size=1, max_size=4))
+def test_merged_shards_are_what_one_writer_would_have_written(tmp_path: Path, shards: list[Documents]) -> None:
+    for number, shard in enumerate(shards):
+        write(tmp_path / str(number), shard)
+    merge_indexed([tmp_path / str(number) for number in range(len(shards))], tmp_path / "merged")
+    write(tmp_path / "whole", [document for shard in shards for document in shard])
+    for ending in (".bin", ".idx"):
+        assert (tmp_path / f"merged{ending}").read_bytes() == (tmp_path / f"whole{ending}").read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.int64])
+def test_the_extremes_of_each_dtype_survive_and_the_next_numbers_are_refused(tmp_path: Path, dtype: Any) -> None:
+    limits = np.iinfo(dtype)
+    source = write(tmp_path / "a", [[[limits.min, limits.max]]], dtype)
+    assert source[0].tolist() == [limits.min, limits.max]
+    with IndexedWriter(tmp_path / "b", dtype) as writer:
+        for wrong in (limits.min - 1, limits.max + 1):
+            with pytest.raises((ValueError, OverflowError)):
+                writer.add_sequence([0, wrong])
+
+
+def test_reading_copies_nothing_and_a_pickle_holds_no_tokens(tmp_path: Path) -> None:
+    source = write(tmp_path / "a", [[list(range(500)), list(range(500))]] * 20)
+    assert np.shares_memory(source[3], source.tokens)
+    assert np.shares_memory(source.document(1), source.tokens)
+    assert not source[3].flags.writeable
+    packed = pickle.dumps(source)
+    assert len(packed) < 300
+    assert read(pickle.loads(packed)) == read(source)
+
+
+def test_a_part_of_a_sequence_is_read_as_libai_reads_it(tmp_path: Path) -> None:
+    source = write(tmp_path / "a", [[[1, 2, 3], [4, 5]]])
+    assert source.get(0, offset=1).tolist() == [2, 3]
+    assert source.get(-1, length=1).tolist() == [4]
+    assert source.get(0, offset=1, length=1).tolist() == [2]
+    for arguments in ((2,), (-3,), (0, 2, 2), (0, -1), (1, 0, 3)):
+        with pytest.raises(IndexError):
+            source.get(*arguments)
+    with pytest.raises(IndexError, match="1 documents"):
+        source.document(1)
+
+
+def test_a_billion_tokens_open_in_milliseconds(tmp_path: Path) -> None:
+    count, each = 100_000, 10_000
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, count, count + 1)
+    arrays = np.full(count, each, "<i4"), np.arange(count, dtype="<i8") * 2 * each, np.arange(count + 1, dtype="<i8")
+    (tmp_path / "a.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
+    with open(tmp_path / "a.bin", "wb") as file:
+        file.truncate(2 * count * each)  # a sparse file, which takes no room
+    taken = []
+    for _ in range(5):
+        start = time.perf_counter()
+        source = IndexedSource(tmp_path / "a")
+        taken.append(time.perf_counter() - start)
+    assert len(source.tokens) == 10**9
+    assert min(taken) < 0.05
+
+
+def test_a_block_left_by_an_exception_leaves_the_old_files_and_no_others(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[[1]]])
+    with pytest.raises(KeyError), IndexedWriter(tmp_path / "a") as writer:
+        writer.add_sequence([2])
+        raise KeyError
+    assert read(IndexedSource(tmp_path / "a")) == [[[1]]]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_sequences_of_no_document_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"last 1 sequences .* end_document"), IndexedWriter(tmp_path / "a") as writer:
+        writer.add_sequence([2])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tokens", [[1.5], [[1]], ["a"], 3])
+def test_what_is_no_sequence_of_tokens_is_refused(tmp_path: Path, tokens: Any) -> None:
+    with IndexedWriter(tmp_path / "a") as writer, pytest.raises(ValueError, match="vector of integers"):
+        writer.add_sequence(tokens)
+
+
+def test_floats_and_unknown_dtypes_cannot_be_written(tmp_path: Path) -> None:
+    for dtype in (np.float32, np.uint32, np.uint64):
+        with pytest.raises(ConfigError, match="uint16"):
+            IndexedWriter(tmp_path / "a", dtype)
+
+
+def test_shards_of_another_dtype_are_not_merged(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[[1]]], np.uint16)
+    write(tmp_path / "b", [[[1]]], np.int32)
+    with pytest.raises(ConfigError, match=r"b has int32 tokens, .*c has uint16"):
+        merge_indexed([tmp_path / "a", tmp_path / "b"], tmp_path / "c")
+    with pytest.raises(ConfigError, match="nothing to merge"):
+        merge_indexed([], tmp_path / "c")
+    assert not list(tmp_path.glob("c*"))
+
+
+def test_the_dtype_of_a_vocabulary_is_libais() -> None:
+    assert [dtype_for(size).name for size in (10, 65499, 65500)] == ["uint16", "uint16", "int32"]
+
+
+def test_a_missing_file_is_named_with_the_nearest_and_the_ending(tmp_path: Path) -> None:
+    write(tmp_path / "wikipedia", [[[1]]])
+    with pytest.raises(ConfigError, match="Did you mean 'wikipedia'"):
+        IndexedSource(tmp_path / "wikipdia")
+    with pytest.raises(ConfigError, match="Leave out the ending"):
+        IndexedSource(tmp_path / "wikipedia.idx")
+
+
+@pytest.mark.parametrize(
+    ("offset", "new", "message"),
+    [
+        (0, b"TNTIDX\x00\x00", r"begins with b'TNTIDX.* at offset 0"),
+        (9, struct.pack("<Q", 2), "version 2 at offset 9"),
+        (17, b"\x06", "dtype code 6 at offset 17; which stands for floats"),
+        (17, b"\x63", "dtype code 99 at offset 17; known are"),
+        (17, b"\x05", "offset 54 that sequence 1 begins at byte 4 of the .bin file; .* it begins at 16"),
+        (18, struct.pack("<Q", 4), r"has 94 bytes, but .*4 sequences at offset 18.* it has 106"),
+        (26, struct.pack("<Q", 2**63), "it has 73786976294838206534"),
+        (34, struct.pack("<i", -1), "offset 34 that sequence 0 has -1 tokens"),
+        (42, struct.pack("<i", 9), "14 bytes, but by .* sequence 2 of 3 ends at byte 24"),
+        (42, struct.pack("<i", 3), "14 bytes, but by .* its 3 sequences have 12"),
+        (46, struct.pack("<q", 8), "offset 46 that sequence 0 begins at byte 8"),
+        (70, struct.pack("<q", 1), "offset 70 that the first document begins with sequence 1"),
+        (78, struct.pack("<q", -5), "offset 78 that document 1 begins with sequence -5, before sequence 0"),
+        (86, struct.pack("<q", 2), r"offset 86 that the last document ends before sequence 2, but there are 3"),
+    ],
+)
+def test_each_field_that_contradicts_is_refused_with_offset_and_numbers(
+    tmp_path: Path, offset: int, new: bytes, message: str
+) -> None:
+    write(tmp_path / "a", [[[1, 2], [3]], [[4, 5, 6, 7]]])
+    path = tmp_path / "a.idx"
+    content = bytearray(path.read_bytes())
+    assert len(content) == 34 + 12 * 3 + 8 * 3
+    content[offset : offset + len(new)] = new
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=message):
+        IndexedSource(tmp_path / "a")
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a", [[[1, 2], [3]], [[4, 5, 6, 7]]])
+    for ending in (".idx", ".bin"):
+        path = tmp_path / f"a{ending}"
+        whole = path.read_bytes()
+        for length in range(len(whole)):
+            path.write_bytes(whole[:length])
+            with pytest.raises(FormatError, match=f"{length} bytes|offset {length}|begins with b''"):
+                IndexedSource(tmp_path / "a")
+        path.write_bytes(whole)

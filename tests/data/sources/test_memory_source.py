@@ -1,0 +1,193 @@
+"""Records in memory: read once on a machine, found by every process, gone with the last one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libai_data.errors import ConfigError, PeerError
+from libai_data.loader.shipping import ship, unship
+from libai_data.data.sources import InMemorySource, JsonLinesSource
+from libai_data.data.sources.node_memory import shared_memory
+from tests.data.sources.record_files import texts, write
+
+
+class Counted:
+    """Records of bytes or numbers, which counts how often it is read, by all processes, in a file.
+
+    Args:
+        path: of the file.
+        seconds: that reading takes.
+        as_bytes: which.
+    """
+
+    def __init__(self, path: Path, seconds: float = 0.0, as_bytes: bool = True) -> None:
+        self.path, self.seconds, self.as_bytes = path, seconds, as_bytes
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 0:
+            with open(self.path, "a") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(self.seconds)
+        return b"%d" % index * (index % 7) if self.as_bytes else {"number": index}
+
+    def times(self) -> int:
+        """How often it was read."""
+        return len(self.path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_records_are_those_of_the_source_and_read_once(tmp_path: Path, as_bytes: bool) -> None:
+    source = Counted(tmp_path / "times", as_bytes=as_bytes)
+    memory = InMemorySource(source, f"{tmp_path}")
+    expected = [source[index] for index in range(1, 1000)]
+    assert len(memory) == 1000 and memory.read_many(range(1, 1000)) == expected and memory[-1] == expected[-1]
+    again, shipped = InMemorySource(source, f"{tmp_path}"), pickle.loads(pickle.dumps(memory))
+    assert again[5] == shipped[5] == expected[4] and source.times() == 1
+    with pytest.raises(IndexError, match="1000 lies outside the 1000 records in memory"):
+        memory[1000]
+    del memory, again, shipped
+    # Nobody has it any more, so it is read again.
+    assert InMemorySource(source, f"{tmp_path}")[5] == expected[4] and source.times() == 2
+
+
+def test_files_tell_what_they_hold_and_other_sources_need_a_name(tmp_path: Path) -> None:
+    expected = write("jsonl", tmp_path / "a.jsonl", texts(20))
+    first = InMemorySource(JsonLinesSource(tmp_path / "a.jsonl"))
+    changed = write("jsonl", tmp_path / "a.jsonl", texts(20, seed=9))
+    second = InMemorySource(JsonLinesSource(tmp_path / "a.jsonl"))
+    assert first.read_many(range(20)) == expected and second.read_many(range(20)) == changed
+    with pytest.raises(ConfigError, match="Counted cannot tell its records from others"):
+        InMemorySource(Counted(tmp_path / "x"))
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = [{root!r}]
+from pathlib import Path
+from libai_data.data.sources import InMemorySource
+from tests.data.sources.test_memory_source import Counted
+memory = InMemorySource(Counted(Path(sys.argv[1]), seconds=float(sys.argv[2])), sys.argv[1])
+assert memory[8] == b"8"
+print(memory._memory.number, flush=True)
+sys.stdin.read()
+"""
+
+
+def start(path: Path, seconds: float, root: Path) -> subprocess.Popen[bytes]:
+    """A process that makes the source, tells which memory it has, and waits."""
+    command = [sys.executable, "-c", PROGRAM.format(root=str(root)), str(path), str(seconds)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Let them end, and wait for it."""
+    for process in processes:
+        process.communicate(timeout=30)
+
+
+def test_processes_that_begin_together_share_memory_read_once_also_after_the_first_is_killed(
+    tmp_path: Path, repository: Path
+) -> None:
+    path = tmp_path / "times"
+    processes = [start(path, 0.5, repository) for _ in range(3)]
+    numbers = {process.stdout.readline() for process in processes if process.stdout}
+    assert len(numbers) == 1 and Counted(path).times() == 1
+    reader = next(each for each in processes if each.pid == int(path.read_text()))
+    reader.send_signal(signal.SIGKILL)
+    reader.wait()
+    others = [each for each in processes if each is not reader]
+    assert all(each.poll() is None for each in others)
+    end([*others, reader])
+
+
+def test_when_the_process_that_reads_is_killed_another_one_reads(tmp_path: Path, repository: Path) -> None:
+    path = tmp_path / "times"
+    first = start(path, 60, repository)
+    while not path.exists() or not path.read_text():
+        time.sleep(0.01)
+    second = start(path, 0, repository)
+    first.send_signal(signal.SIGKILL)
+    assert second.stdout is not None and int(second.stdout.readline())
+    assert Counted(path).times() == 2
+    end([first, second])
+
+
+def test_a_forked_child_does_not_keep_the_name_of_the_memory(tmp_path: Path) -> None:
+    source = Counted(tmp_path / "times")
+    memory = InMemorySource(source, f"fork {tmp_path}")
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tell)
+        os.read(told, 1)
+        os._exit(0)
+    try:
+        del memory
+        assert len(InMemorySource(source, f"fork {tmp_path}")) == 1000 and source.times() == 2
+    finally:
+        os.close(told)
+        os.close(tell)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_name_that_another_user_has_taken_is_refused_with_the_socket(tmp_path: Path) -> None:
+    ready, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.setuid(65534)
+            squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            squatter.bind(f"\0libai_data/memory/0/{tmp_path}")
+            squatter.listen()
+            os.write(tell, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(tell)
+    try:
+        assert os.read(ready, 1) == b"x"
+        with pytest.raises(PeerError, match=f"user 65534 has the socket .*{tmp_path}"):
+            shared_memory(str(tmp_path), lambda descriptor: None)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(ready)
+
+
+def test_workers_map_the_memory_instead_of_a_copy(tmp_path: Path) -> None:
+    memory = InMemorySource(Counted(tmp_path / "times"), f"ship {tmp_path}")
+    shipment = ship(memory)
+    try:
+        assert os.fstat(shipment.descriptor).st_size < len(memory._memory.array)
+        assert unship(shipment.descriptor)._memory.number == memory._memory.number
+    finally:
+        shipment.close()
+
+
+def test_what_reading_raises_comes_out_and_the_next_attempt_is_free() -> None:
+    name = f"failing {os.getpid()}"
+
+    def fail(descriptor: int) -> None:
+        raise FileNotFoundError("gone")
+
+    with pytest.raises(FileNotFoundError, match="gone"):
+        shared_memory(name, fail)
+
+    def fill(descriptor: int) -> None:
+        os.write(descriptor, b"x")
+
+    assert bytes(shared_memory(name, fill).array) == b"x"

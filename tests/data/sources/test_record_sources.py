@@ -1,0 +1,254 @@
+"""Sources of records give what the formats' own packages wrote, in any order, and from any process."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from libai_data.errors import ConfigError, FormatError, SchemaError
+from libai_data.data.files.file_map import FileMap
+from libai_data.loader import DataLoader
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.sources import (
+    ArrayRecordSource,
+    ArrowSource,
+    JsonLinesSource,
+    NumpySource,
+    ParquetSource,
+    WebDatasetSource,
+    open_source,
+)
+from tests.properties import examples
+from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
+
+KINDS = sorted(SOURCES)
+
+
+def available(kind: str) -> None:
+    """Skip a test where the package that writes a format is not there."""
+    needed = {"array_record": "array_record", "webdataset": "webdataset", "parquet": "pyarrow", "arrow": "pyarrow"}
+    if kind in needed:
+        pytest.importorskip(needed[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_come_as_they_were_written_in_any_order(tmp_path: Path, kind: str) -> None:
+    available(kind)
+    path = tmp_path / f"a.{ENDINGS[kind]}"
+    expected = write(kind, path, texts(100))
+    source = open_source(path)
+    assert type(source) is SOURCES[kind] and len(source) == len(expected)
+    order = np.random.default_rng(1).permutation(100)
+    assert same(source.read_many(order), [expected[index] for index in order])
+    assert same(source.__getitems__([5, 5, -1]), [expected[5], expected[5], expected[-1]])
+    assert same([source[index] for index in range(100)], expected)
+    assert same(pickle.loads(pickle.dumps(source))[-100], expected[0])
+    with pytest.raises(IndexError, match="100 lies outside the 100 records"):
+        source[100]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_follow_each_other_in_the_order_of_list_glob_or_folder(tmp_path: Path, kind: str) -> None:
+    available(kind)
+    ending = ENDINGS[kind]
+    parts = {name: write(kind, tmp_path / f"{name}.{ending}", texts(9, seed)) for seed, name in enumerate("bca")}
+    by_name = [record for name in "abc" for record in parts[name]]
+    assert same(list(SOURCES[kind](tmp_path / f"*.{ending}")), by_name)
+    assert same(list(SOURCES[kind](str(tmp_path))), by_name)
+    listed = SOURCES[kind]([tmp_path / f"{name}.{ending}" for name in "ca"])
+    order = np.random.default_rng(2).permutation(18)
+    assert same(listed.read_many(order), [[*parts["c"], *parts["a"]][index] for index in order])
+
+
+@pytest.mark.parametrize("options", ["group_size:1,uncompressed", "group_size:3", "group_size:40,brotli", "snappy"])
+def test_array_records_of_all_compressions_and_groups_are_read(tmp_path: Path, options: str) -> None:
+    available("array_record")
+    # More than a block of 64 KiB, records that go across blocks, empty ones, and one longer than a block.
+    contents = [*texts(400), "x" * 200000, "", *texts(100, 1)]
+    expected = WRITERS["array_record"](tmp_path / "a", contents, options)
+    order = np.random.default_rng(1).permutation(len(expected))
+    assert ArrayRecordSource(tmp_path / "a").read_many(order) == [expected[index] for index in order]
+
+
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(records=st.lists(st.binary(max_size=700), max_size=12), group=st.integers(1, 5))
+def test_any_bytes_come_back_from_array_records(tmp_path: Path, records: list[bytes], group: int) -> None:
+    available("array_record")
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    writer = ArrayRecordWriter(str(tmp_path / "any"), f"group_size:{group}")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    assert list(ArrayRecordSource(tmp_path / "any")) == records
+
+
+def test_a_dataset_saved_by_datasets_is_read_and_splits_are_told_of(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = [{"text": text, "label": number} for number, text in enumerate(texts(50))]
+    dataset = datasets.Dataset.from_list(rows)
+    dataset.shuffle(seed=1).save_to_disk(str(tmp_path / "one"), num_shards=3)
+    source = open_source(tmp_path / "one")
+    assert isinstance(source, ArrowSource) and list(source) == list(dataset.shuffle(seed=1))
+    datasets.DatasetDict(train=dataset).save_to_disk(str(tmp_path / "splits"))
+    with pytest.raises(ConfigError, match=r"several splits; name the folder of one.*train"):
+        ArrowSource(tmp_path / "splits")
+    assert ArrowSource(tmp_path / "splits" / "train", columns=["label"])[7] == {"label": 7}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_columns_are_chosen_and_misspelt_ones_answered(tmp_path: Path, kind: str) -> None:
+    available(kind)
+    write(kind, tmp_path / "a", texts(9))
+    assert list(SOURCES[kind](tmp_path / "a", columns=["number"])[8]) == ["number"]
+    with pytest.raises(ConfigError, match=r"no column 'txt'.*Did you mean 'text'"):
+        SOURCES[kind](tmp_path / "a", columns=["txt"])
+
+
+def test_parquet_decodes_row_groups_again_that_found_no_room(tmp_path: Path) -> None:
+    available("parquet")
+    expected = write("parquet", tmp_path / "a", texts(60))
+    source = ParquetSource(tmp_path / "a", cache_bytes=1)
+    assert source.read_many(range(59, -1, -1)) == expected[::-1]
+
+
+def test_arrays_of_npz_and_of_several_files_are_fields(tmp_path: Path) -> None:
+    x, y = np.arange(12.0).reshape(6, 2), np.asfortranarray(np.arange(24, dtype=np.int32).reshape(6, 4))
+    np.savez(tmp_path / "stored.npz", x=x, y=y)
+    np.savez_compressed(tmp_path / "packed.npz", x=x, y=y)
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", y)
+    rows = [{"x": each, "y": other} for each, other in zip(x, y)]
+    both: dict[str, Any] = {"x": tmp_path / "x.npy", "y": tmp_path / "y.npy"}
+    for paths in (tmp_path / "stored.npz", tmp_path / "packed.npz", both):
+        source = NumpySource(paths)
+        assert same(list(source), rows)
+        out: dict[str, np.ndarray] = {"x": np.zeros((3, 2)), "y": np.zeros((3, 4), np.int32)}
+        source.read_batch(np.array([5, 0, 5]), out)
+        assert same(out, {"x": x[[5, 0, 5]], "y": y[[5, 0, 5]]})
+    base: Any = NumpySource(tmp_path / "stored.npz")._shards[0].arrays["x"]
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base, FileMap)
+
+
+def test_arrays_that_do_not_fit_are_refused_with_their_shapes(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=np.zeros(3), y=np.zeros(4))
+    with pytest.raises(SchemaError, match=r"equally many rows; there are {'x': 3, 'y': 4}"):
+        NumpySource(tmp_path / "a.npz")
+    np.save(tmp_path / "1.npy", np.zeros((3, 2)))
+    np.save(tmp_path / "2.npy", np.zeros((3, 1)))
+    with pytest.raises(SchemaError, match=r"the shards differ: .*2.npy has .*\(1,\)"):
+        NumpySource(tmp_path / "*.npy")
+    np.save(tmp_path / "objects", np.array([object()]), allow_pickle=True)
+    with pytest.raises(FormatError, match=r"objects.npy, offset 0: no .npy file of numbers"):
+        NumpySource(tmp_path / "objects.npy")
+
+
+def test_a_source_notices_that_its_file_was_replaced(tmp_path: Path) -> None:
+    write("jsonl", tmp_path / "a.jsonl", texts(9))
+    packed = pickle.dumps(JsonLinesSource(tmp_path / "a.jsonl"))
+    expected = write("jsonl", tmp_path / "a.jsonl", texts(5, seed=3))
+    with pytest.raises(FormatError, match=r"a.jsonl has changed since it was opened"):
+        pickle.loads(packed)[0]
+    # And the index of the file as it was is not taken for that of the new one.
+    assert list(JsonLinesSource(tmp_path / "a.jsonl")) == expected
+
+
+def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n[2]\n{"a": \n')
+    source = JsonLinesSource(tmp_path / "a.jsonl")
+    assert source[0] == {"a": 1}
+    with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 9: a JSON list"):
+        source[1]
+    with pytest.raises(FormatError, match=r"a.jsonl, record 2, offset 13: no JSON"):
+        source[2]
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"a.jsonl.gz is compressed.*decompress it first"):
+        JsonLinesSource(tmp_path / "a.jsonl.gz")
+
+
+def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
+    expected = write("jsonl", tmp_path / "records", texts(3))
+    with pytest.raises(ConfigError, match="tells no one format"):
+        open_source(tmp_path / "records")
+    with pytest.raises(ConfigError, match=r"no format 'json'.*Did you mean 'jsonl'"):
+        open_source(tmp_path / "records", "json")
+    assert list(open_source(tmp_path / "records", "jsonl")) == expected
+
+
+def test_indices_are_kept_where_the_user_says_or_beside_the_shards(tmp_path: Path) -> None:
+    available("webdataset")
+    expected = write("webdataset", tmp_path / "a.tar", texts(3))
+    write("jsonl", tmp_path / "a.jsonl", texts(3))
+    WebDatasetSource(tmp_path / "a.tar", cache_dir=tmp_path / "elsewhere")
+    assert len(list((tmp_path / "elsewhere").glob("a.tar-*.npy"))) == 1
+    assert not (tmp_path / ".libai_data_index").exists()
+    JsonLinesSource(tmp_path / "a.jsonl")
+    assert len(list((tmp_path / ".libai_data_index").glob("a.jsonl-*.npy"))) == 1
+    # The folder of indices is no part of a folder of shards.
+    assert same(list(WebDatasetSource([tmp_path / "*.tar"])), expected)
+
+
+class Lengths:
+    """Samples made of the records of several sources: their index, and how long their text is.
+
+    Args:
+        sources: of the records.
+    """
+
+    def __init__(self, sources: Sequence[Any]) -> None:
+        self.sources = sources
+
+    def __len__(self) -> int:
+        return sum(map(len, self.sources))
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, np.ndarray]]:
+        found: list[dict[str, np.ndarray]] = []
+        for index in indices:
+            number, row = divmod(index, len(self.sources[0]))
+            (record,) = self.sources[number].read_many([row])
+            found.append({"length": np.array(len(repr(record))), "index": np.array(index)})
+        return found
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return self.__getitems__([index])[0]
+
+
+def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -> None:
+    kinds = [kind for kind in KINDS if kind not in ("array_record", "webdataset") or _is_there(kind)]
+    for kind in kinds:
+        write(kind, tmp_path / f"a.{ENDINGS[kind]}", texts(20))
+    dataset, alone = (Lengths([SOURCES[kind](tmp_path / f"a.{ENDINGS[kind]}") for kind in kinds]) for _ in range(2))
+    steps = len(dataset) // 8
+
+    def loader() -> DataLoader:
+        return DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True, seed=5), num_workers=2)
+
+    def numbers(batch: Any) -> list[Any]:
+        return [batch.get(name).tensor.numpy().tolist() for name in ("index", "length")]
+
+    with closing(loader()) as first:
+        batches = iter(first)
+        found = [numbers(next(batches)) for _ in range(steps // 2)]
+        state = first.state_dict()
+        further = [numbers(next(batches)) for _ in range(steps // 2, steps)]
+    for indices, lengths in [*found, *further]:
+        assert lengths == [int(sample["length"]) for sample in alone.__getitems__(indices)]
+    with closing(loader()) as second:
+        second.load_state_dict(state)
+        batches = iter(second)
+        assert [numbers(next(batches)) for _ in range(steps // 2, steps)] == further
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,383 @@
+"""Files of stores: found, fetched whole, kept within bounds, and shared by the processes of a node."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from libai_data.errors import ConfigError, StorageError
+from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
+from tests.data.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
+from tests.data.sources.published_files import WebFolder
+
+READ = (
+    "import sys; from libai_data.data.sources.storage import LocalFile; print(len(LocalFile(sys.argv[1]).path.read_bytes()))"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.tar", "a.tar", "c.txt", "deep/d.tar", ".hidden", "deep/.hidden/e.tar"):
+        path = tmp_path / "files" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def web(folder: Path) -> Iterator[str]:
+    server = WebFolder(folder)
+    yield server.url
+    server.close()
+
+
+def kept_files(cache: Path) -> list[str]:
+    return sorted(path.name.partition("-")[2] for path in cache.iterdir() if "-" in path.name)
+
+
+def reader_of(url: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", READ, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_local_files_are_listed_in_the_order_of_patterns_then_of_names(folder: Path) -> None:
+    assert listed(str(folder / "*.tar")) == [str(folder / "a.tar"), str(folder / "b.tar")]
+    assert listed(folder) == [str(folder / name) for name in ("a.tar", "b.tar", "c.txt", "deep/d.tar")]
+    patterns: list[str | Path] = [folder / "c.txt", f"file://{folder}/**/*.tar", folder / "a.tar"]
+    assert listed(patterns) == [str(folder / name) for name in ("c.txt", "a.tar", "b.tar", "deep/d.tar")]
+
+
+@pytest.mark.parametrize("pattern", ["{}/*.parquet", "{}/nothing", "file://{}/*.parquet"])
+def test_a_pattern_that_names_no_file_is_refused_by_its_text(folder: Path, pattern: str) -> None:
+    with pytest.raises(ConfigError, match="no file is named by"):
+        listed([str(folder), pattern.format(folder)])
+
+
+def test_no_patterns_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no files are given"):
+        listed([])
+
+
+def test_a_local_path_is_itself_and_needs_no_fsspec(folder: Path) -> None:
+    program = (
+        "import sys; from libai_data.data.sources.storage import listed, local_path\n"
+        "print(local_path(listed(sys.argv[1])[0])); assert 'fsspec' not in sys.modules"
+    )
+    told = subprocess.run([sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True, check=True)
+    assert told.stdout.strip() == str(folder / "a.tar")
+    with pytest.raises(ConfigError, match="there is no file"):
+        local_path(folder / "nothing")
+
+
+def test_objects_are_listed_as_local_files_are(object_store: ObjectStore) -> None:
+    for name in ("d/b.tar", "d/a.tar", "d/deep/c.tar", "d/.hidden", "e/f.tar"):
+        object_store.put(name, b"x")
+    expected = [f"s3://bucket/d/{name}" for name in ("a.tar", "b.tar", "deep/c.tar")]
+    assert listed("s3://bucket/d") == listed("s3://bucket/d/") == expected
+    assert listed("s3://bucket/d/*.tar") == expected[:2]
+    assert listed(["s3://bucket/e/f.tar", "s3://bucket/**/c.tar"]) == ["s3://bucket/e/f.tar", expected[2]]
+    for nothing in ("s3://bucket/d/*.txt", "s3://bucket/nothing", "s3://another-bucket/d"):
+        with pytest.raises(ConfigError, match="no file is named by 's3://"):
+            listed(nothing)
+
+
+def test_web_pages_list_their_files_and_give_them(web: str, object_store: ObjectStore) -> None:
+    assert listed(f"{web}/*.tar") == [f"{web}/a.tar", f"{web}/b.tar"]
+    assert listed(f"{web}/c.txt") == [f"{web}/c.txt"]
+    assert local_path(f"{web}/deep/d.tar").read_bytes() == b"deep/d.tar"
+    with pytest.raises(ConfigError, match=f"there is no {web}/nothing"):
+        local_path(f"{web}/nothing")
+
+
+def test_a_silent_web_server_is_named_with_the_attempts(object_store: ObjectStore) -> None:
+    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9/x could not be looked up in 3 attempts.*onnect"):
+        local_path("http://127.0.0.1:9/x")
+
+
+def test_an_object_is_fetched_once_and_keeps_its_ending(object_store: ObjectStore) -> None:
+    url = object_store.put("some folder/shard 0.tar", b"content")
+    with LocalFile(url) as first, LocalFile(url) as second:
+        assert first.path == second.path
+        assert first.path.read_bytes() == b"content"
+        assert first.path.name.endswith("-shard_0.tar")
+    assert len(object_store.gets) == 1
+
+
+def test_an_empty_object_is_a_file_too(object_store: ObjectStore) -> None:
+    assert LocalFile(object_store.put("empty", b"")).path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("faults", [[FAIL], [CUT], [CUT, FAIL]])
+def test_a_store_that_fails_is_asked_again(object_store: ObjectStore, faults: list[str]) -> None:
+    data = os.urandom(300_000)
+    url = object_store.put("shard.tar", data)
+    object_store.faults = list(faults)
+    assert LocalFile(url).path.read_bytes() == data
+    assert not object_store.faults
+
+
+def test_a_store_that_always_fails_is_named_with_the_attempts_and_leaves_no_file(
+    object_store: ObjectStore, tmp_path: Path
+) -> None:
+    url = object_store.put("shard.tar", b"content")
+    object_store.faults = [FAIL] * 100
+    with pytest.raises(
+        StorageError, match=r"s3://bucket/shard\.tar could not be fetched in 3 attempts; the last error"
+    ):
+        LocalFile(url)
+    assert not kept_files(tmp_path / "cache" / "files")
+    object_store.faults = []
+    assert LocalFile(url).path.read_bytes() == b"content"
+
+
+def test_a_connection_that_is_always_cut_gives_no_file(object_store: ObjectStore, tmp_path: Path) -> None:
+    url = object_store.put("shard.tar", os.urandom(300_000))
+    object_store.faults = [CUT] * 100
+    os.environ["LIBAI_DATA_STORAGE_ATTEMPTS"] = "1"
+    with pytest.raises(StorageError, match="could not be fetched once"):
+        LocalFile(url)
+    assert not list((tmp_path / "cache" / "files").glob("*.part")) and not kept_files(tmp_path / "cache" / "files")
+
+
+def test_bytes_that_changed_on_their_way_are_fetched_again(object_store: ObjectStore) -> None:
+    data = os.urandom(1000)
+    url = object_store.put("shard.tar", data)
+    object_store.faults = [FLIP]
+    assert LocalFile(url).path.read_bytes() == data
+    assert len(object_store.gets) == 2
+
+
+def test_a_tag_that_is_no_sum_costs_a_second_look_and_no_more(object_store: ObjectStore) -> None:
+    url = object_store.put("encrypted.tar", b"content")
+    object_store.tag = '"0123456789abcdef0123456789abcdef"'
+    assert LocalFile(url).path.read_bytes() == b"content"
+    assert len(object_store.gets) == 2
+
+
+def test_a_copy_cut_short_on_the_disk_is_fetched_again(object_store: ObjectStore) -> None:
+    url = object_store.put("shard.tar", b"content")
+    with LocalFile(url) as file:
+        os.truncate(file.path, 3)
+    assert LocalFile(url).path.read_bytes() == b"content"
+
+
+def test_a_changed_object_is_fetched_anew_and_refused_to_who_knew_the_old_one(object_store: ObjectStore) -> None:
+    url = object_store.put("shard.tar", b"before")
+    old = LocalFile(url)
+    object_store.put("shard.tar", b"after!")
+    new = LocalFile(url)
+    assert (old.path.read_bytes(), new.path.read_bytes()) == (b"before", b"after!")
+    assert pickle.loads(pickle.dumps(new)).path == new.path
+    with pytest.raises(StorageError, match=r"s3://bucket/shard\.tar has changed since it was first opened"):
+        pickle.loads(pickle.dumps(old))
+
+
+def test_an_object_that_changes_while_it_is_fetched_is_refused(object_store: ObjectStore, tmp_path: Path) -> None:
+    url = object_store.put("shard.tar", b"before")
+    object_store.before_get = lambda _: object_store.put("shard.tar", b"after!")
+    with pytest.raises(StorageError, match=r"s3://bucket/shard\.tar has changed while it was fetched"):
+        LocalFile(url)
+    assert not kept_files(tmp_path / "cache" / "files")
+
+
+def test_the_least_recently_used_copies_go_and_never_one_in_use(object_store: ObjectStore, tmp_path: Path) -> None:
+    urls = [object_store.put(f"{name}.tar", bytes(400)) for name in "abcd"]
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
+    in_use = LocalFile(urls[0], storage)
+    for url in urls[1:]:
+        LocalFile(url, storage).close()
+        assert sum(path.stat().st_size for path in (tmp_path / "cache" / "files").iterdir()) <= 1000
+    assert kept_files(tmp_path / "cache" / "files") == ["a.tar", "d.tar"]
+    in_use.close()
+    LocalFile(urls[3], storage).close()
+    LocalFile(urls[2], storage).close()
+    assert kept_files(tmp_path / "cache" / "files") == ["c.tar", "d.tar"]
+
+
+def test_a_copy_is_in_use_until_all_who_hold_it_let_go(object_store: ObjectStore, tmp_path: Path) -> None:
+    first, second = (object_store.put(name, bytes(600)) for name in ("a.tar", "b.tar"))
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
+    holders = [LocalFile(first, storage), LocalFile(first, storage)]
+    while holders:
+        with pytest.raises(StorageError, match=r"600 bytes finds no room .* of 1000 bytes, where 600 bytes are in use"):
+            LocalFile(second, storage)
+        del holders[0]
+    assert LocalFile(second, storage).path.read_bytes() == bytes(600)
+
+
+def test_local_path_holds_its_copy_until_the_process_ends(object_store: ObjectStore, tmp_path: Path) -> None:
+    first, second = (object_store.put(name, bytes(600)) for name in ("kept.tar", "other.tar"))
+    path = local_path(first)
+    with pytest.raises(StorageError, match="finds no room"):
+        LocalFile(second, Storage(tmp_path / "cache" / "files", size=1000))
+    assert local_path(first) == path and path.exists()
+
+
+def test_a_file_larger_than_the_cache_is_refused(object_store: ObjectStore, tmp_path: Path) -> None:
+    url = object_store.put("large.tar", bytes(2000))
+    with pytest.raises(StorageError, match=r"2000 bytes finds no room .*LIBAI_DATA_CACHE_SIZE"):
+        LocalFile(url, Storage(tmp_path / "cache" / "files", size=1000))
+    assert not object_store.gets
+
+
+def test_what_is_open_stays_readable_when_its_copy_goes(object_store: ObjectStore, tmp_path: Path) -> None:
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
+    with LocalFile(object_store.put("a.tar", b"a" * 600), storage) as file:
+        stream = file.path.open("rb")
+    LocalFile(object_store.put("b.tar", b"b" * 600), storage)
+    with stream:
+        assert not file.path.exists() and stream.read() == b"a" * 600
+
+
+def test_of_two_processes_one_downloads_and_the_other_waits(object_store: ObjectStore) -> None:
+    url = object_store.put("shard.tar", bytes(200_000))
+    object_store.faults = [STALL]
+    readers = [reader_of(url) for _ in range(3)]
+    assert object_store.sent.wait(30)
+    object_store.go_on.set()
+    assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == ["200000"] * 3
+    assert len(object_store.gets) == 1
+
+
+def test_who_waits_for_a_download_that_fails_fails_with_its_reason(object_store: ObjectStore, tmp_path: Path) -> None:
+    url = object_store.put("shard.tar", bytes(200_000))
+    os.environ["LIBAI_DATA_STORAGE_ATTEMPTS"] = "1"
+    object_store.faults = [STALL]
+    first = reader_of(url)
+    assert object_store.sent.wait(30)
+    second = reader_of(url)
+    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
+    object_store.put("shard.tar", bytes(100_000))
+    object_store.go_on.set()
+    told = [reader.communicate(timeout=60)[1] for reader in (first, second)]
+    assert "has changed while it was fetched" in told[0]
+    assert "the process that was fetching" in told[1] and "has changed while it was fetched" in told[1]
+    assert len(object_store.gets) == 1
+
+
+def test_a_killed_downloader_leaves_nothing_that_counts_and_another_takes_over(
+    object_store: ObjectStore, tmp_path: Path
+) -> None:
+    url = object_store.put("shard.tar", os.urandom(200_000))
+    object_store.faults = [STALL]
+    first = reader_of(url)
+    assert object_store.sent.wait(30)
+    second = reader_of(url)
+    wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
+    first.send_signal(signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert second.communicate(timeout=60)[0].strip() == "200000"
+    assert len(object_store.gets) == 2
+    assert not list((tmp_path / "cache" / "files").glob("*.part")) and not list(
+        (tmp_path / "cache" / "files").glob("*.room")
+    )
+
+
+def test_what_a_killed_downloader_left_makes_room(object_store: ObjectStore, tmp_path: Path) -> None:
+    os.environ["LIBAI_DATA_CACHE_SIZE"] = "300 kB"
+    object_store.faults = [STALL]
+    first = reader_of(object_store.put("first.tar", bytes(200_000)))
+    assert object_store.sent.wait(30)
+    other = object_store.put("other.tar", bytes(200_000))
+    with pytest.raises(StorageError, match="200000 bytes are in use in 1 files"):
+        LocalFile(other)
+    first.send_signal(signal.SIGKILL)
+    first.communicate(timeout=60)
+    assert LocalFile(other).path.stat().st_size == 200_000
+    assert kept_files(tmp_path / "cache" / "files") == ["other.tar"]
+
+
+def test_a_file_of_a_worker_is_that_of_its_parent(object_store: ObjectStore) -> None:
+    file = LocalFile(object_store.put("shard.tar", b"content"))
+    child = os.fork()
+    if child == 0:
+        try:
+            again = LocalFile(file.source)
+            os._exit(0 if again.path.read_bytes() == b"content" and again.path == file.path else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(object_store.gets) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LIBAI_DATA_CACHE_SIZE", "much"),
+        ("LIBAI_DATA_CACHE_SIZE", "0"),
+        ("LIBAI_DATA_STORAGE_ATTEMPTS", "-1"),
+        ("LIBAI_DATA_STORAGE_ATTEMPTS", "0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(name: str, value: str) -> None:
+    os.environ[name] = value
+    with pytest.raises(ConfigError, match=f"({name}|size|attempts)"):
+        Storage.from_environment()
+
+
+@pytest.mark.parametrize(("text", "size"), [("123", 123), ("1.5 kB", 1500), ("64GB", 64 * 10**9), ("2T", 2 * 10**12)])
+def test_sizes_are_read_with_their_unit(text: str, size: int) -> None:
+    os.environ["LIBAI_DATA_CACHE_SIZE"] = text
+    assert Storage.from_environment().size == size
+
+
+@pytest.mark.parametrize("url", ["nonsense://x/y", "simplecache::s3://bucket/x"])
+def test_addresses_that_cannot_be_read_are_refused(url: str, object_store: ObjectStore) -> None:
+    with pytest.raises(ConfigError, match=url.partition("://")[0]):
+        local_path(url)
+
+
+def wait_until_a_second_process_has_opened_the_lock(cache: Path) -> None:
+    locks = [str(path) for path in cache.glob("*.lock") if path.name != "cache.lock"]
+    for _ in range(3000):
+        holders = 0
+        for process in Path("/proc").glob("[0-9]*/fd"):
+            try:
+                holders += any(os.readlink(link) in locks for link in process.iterdir())
+            except OSError:
+                continue
+        if holders >= 2:
+            return
+        time.sleep(0.01)
+    raise AssertionError("no second process has opened the lock within 30 s")
+
+
+def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(object_store: ObjectStore, tmp_path: Path) -> None:
+    first, second = (object_store.put(name, bytes(600)) for name in ("a.tar", "b.tar"))
+    storage = Storage(tmp_path / "cache" / "files", size=1000)
+    file = LocalFile(first, storage)
+    told, tell = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(tell)
+        os.read(told, 1)
+        os._exit(0)
+    try:
+        file.close()
+        with pytest.raises(StorageError, match="finds no room"):
+            LocalFile(second, storage)
+    finally:
+        os.close(told)
+        os.close(tell)
+        os.waitpid(child, 0)
+    assert LocalFile(second, storage).path.exists()
+
+
+def test_any_number_of_copies_in_use_needs_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path))
+    fsspec.filesystem("memory").pipe({f"/many/{number}": b"x" for number in range(40)})
+    before = len(os.listdir("/proc/self/fd"))
+    files = [LocalFile(f"memory://many/{number}") for number in range(40)]
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    del files
+    assert len(os.listdir("/proc/self/fd")) == before

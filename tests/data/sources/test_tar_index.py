@@ -1,0 +1,155 @@
+"""The index of a tar archive: what other programs wrote is found, what is broken or dangerous is refused."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from libai_data.errors import FormatError
+from libai_data.data.sources.packed_names import PackedNames
+from libai_data.data.sources.tar_index import TarIndex, index_tar
+from tests.properties import examples
+
+LONG = "folder of a rather long name/" * 9 + "ö" * 60 + ".jpg"
+CONTENT = {"a.jpg": b"first", "b/c.cls": b"", "b/ä.jpg": b"x" * 513, LONG: b"long" * 300}
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+IN_ONE_FILE = settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> Path:
+    with tarfile.open(path, "w", format=form) as tar:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def content(path: Path, index: TarIndex) -> dict[str, bytes]:
+    data = path.read_bytes()
+    spans = zip(index.names, index.offsets.tolist(), index.sizes.tolist())
+    return {name: data[offset : offset + size] for name, offset, size in spans}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_files_of_each_format_are_found(tmp_path: Path, form: int) -> None:
+    members = [(name, data) for name, data in CONTENT.items() if form != tarfile.USTAR_FORMAT or name != LONG]
+    path = write_tar(tmp_path / "x.tar", members, form)
+    assert content(path, index_tar(path)) == dict(members)
+
+
+@pytest.mark.parametrize("form", ["ustar", "gnu", "oldgnu", "pax", "v7"])
+def test_what_gnu_tar_wrote_of_a_folder_is_found_without_folders_and_links(tmp_path: Path, form: str) -> None:
+    for name, data in CONTENT.items():
+        if form in ("gnu", "pax", "oldgnu") or name != LONG:
+            path = tmp_path / "files" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+    (tmp_path / "files" / "link").symlink_to("a.jpg")
+    subprocess.run(["tar", f"--format={form}", "-C", tmp_path / "files", "-cf", tmp_path / "x.tar", "."], check=True)
+    expected = {name: data for name, data in CONTENT.items() if (tmp_path / "files" / name).exists()}
+    assert content(tmp_path / "x.tar", index_tar(tmp_path / "x.tar")) == expected
+
+
+@IN_ONE_FILE
+@given(
+    members=st.dictionaries(
+        st.text("ab/ö☃", min_size=1, max_size=200).map(lambda text: f"x{text}x"), st.binary(max_size=1500)
+    ),
+    form=st.sampled_from(FORMATS[1:]),
+)
+def test_any_names_and_contents_are_found(tmp_path: Path, members: dict[str, bytes], form: int) -> None:
+    path = write_tar(tmp_path / "x.tar", list(members.items()), form)
+    with tarfile.open(path) as tar:
+        expected = {info.name: (info.offset_data, info.size) for info in tar}
+    index = index_tar(path)
+    assert {name: span for name, *span in zip(index.names, index.offsets, index.sizes)} == {
+        name: list(span) for name, span in expected.items()
+    }
+
+
+def test_an_archive_within_a_file_is_found(tmp_path: Path) -> None:
+    inner = write_tar(tmp_path / "inner.tar", list(CONTENT.items()))
+    outer = write_tar(tmp_path / "outer.tar", [("one.txt", b"1"), ("inner.tar", inner.read_bytes()), ("two.txt", b"2")])
+    whole = index_tar(outer)
+    start, size = int(whole.offsets[1]), int(whole.sizes[1])
+    assert content(outer, index_tar(outer, start, start + size)) == CONTENT
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "..", "./../x", "a/.."])
+@pytest.mark.parametrize("form", FORMATS)
+def test_names_that_lead_out_are_refused_with_their_offset(tmp_path: Path, name: str, form: int) -> None:
+    path = write_tar(tmp_path / "x.tar", [("good", b"1"), (name, b"2")], form)
+    with pytest.raises(FormatError, match=r"x\.tar at offset 1024: a file called .* leads out of the archive"):
+        index_tar(path)
+
+
+def test_an_archive_cut_anywhere_is_refused_with_the_offset(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", list(CONTENT.items()))
+    data = path.read_bytes()
+    index = index_tar(path)
+    last = int(index.offsets[-1] + index.sizes[-1])
+    for cut in (0, 1, 511, 512, 514, 700, 1024, 1500, 2048, last - 1, last):
+        path.write_bytes(data[:cut])
+        with pytest.raises(FormatError, match=r"x\.tar at offset [0-9]+: the archive is cut short"):
+            index_tar(path)
+
+
+@IN_ONE_FILE
+@given(place=st.integers(0, 5000), value=st.integers(0, 255))
+@example(place=3845, value=0)  # cuts a long name at a slash
+def test_a_changed_byte_is_found_or_changes_content_alone(tmp_path: Path, place: int, value: int) -> None:
+    path = write_tar(tmp_path / "x.tar", list(CONTENT.items()), tarfile.GNU_FORMAT)
+    before = index_tar(path)
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] = value
+    path.write_bytes(data)
+    try:
+        after = index_tar(path)
+    except FormatError as error:
+        assert "at offset" in str(error)
+    else:
+        assert after.offsets.tolist() == before.offsets.tolist() and after.sizes.tolist() == before.sizes.tolist()
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_a_compressed_archive_is_refused_by_the_name_of_its_compression(tmp_path: Path, kind: str) -> None:
+    mode: Any = f"w:{kind}"
+    with tarfile.open(tmp_path / "x.tar", mode) as tar:
+        tar.addfile(tarfile.TarInfo("a"))
+    with pytest.raises(FormatError, match=r"at offset 0: it is compressed by (gzip|bzip2|xz)"):
+        index_tar(tmp_path / "x.tar")
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(b"\x89PNG\r\n" + b"no archive" * 200)
+    with pytest.raises(FormatError, match=r"x\.tar at offset 0: no header of a tar archive"):
+        index_tar(tmp_path / "x.tar")
+
+
+@given(st.lists(st.text(st.characters(blacklist_categories=["Cs"]), max_size=20)))
+def test_packed_names_are_those_that_were_packed(names: list[str]) -> None:
+    packed = PackedNames.of(names)
+    assert list(packed) == names
+    assert list(PackedNames.from_numbers(*packed.numbers())) == names
+    if names:
+        assert packed[-1] == names[-1]
+    for outside in (len(names), -len(names) - 1):
+        with pytest.raises(IndexError):
+            packed[outside]
+
+
+def test_an_index_survives_as_numbers(tmp_path: Path) -> None:
+    index = index_tar(write_tar(tmp_path / "x.tar", list(CONTENT.items())))
+    again = TarIndex.from_numbers(index.numbers())
+    assert list(again.names) == list(CONTENT)
+    assert again.offsets.tolist() == index.offsets.tolist() and again.sizes.tolist() == index.sizes.tolist()

@@ -1,0 +1,69 @@
+"""Small corpora and tokenizers for the tests of text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from libai_data.data.sources.indexed import IndexedSource
+from libai_data.data.text.tokenizer_training import Training, train_tokenizer
+
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "seven",
+    "wizards",
+    "make",
+    "toxic",
+    "brew",
+    "for",
+    "evil",
+    "queens",
+]
+
+
+def texts(count: int, seed: int = 0) -> list[str]:
+    """Texts of 1 to 5 sentences."""
+    random = np.random.default_rng(seed)
+    return [
+        " ".join(
+            " ".join(random.choice(WORDS, random.integers(3, 12))).capitalize() + "."
+            for _ in range(random.integers(1, 6))
+        )
+        for _ in range(count)
+    ]
+
+
+def write_json_lines(path: Path, documents: list[str]) -> Path:
+    """Write documents as JSON lines."""
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents), "utf-8")
+    return path
+
+
+def bpe_tokenizer(folder: Path) -> str:
+    """Train a small byte-level BPE tokenizer; returns the path of its file."""
+    corpus = write_json_lines(folder / "for_bpe.jsonl", texts(300, seed=9))
+    train_tokenizer([str(corpus)], str(folder / "bpe.json"), Training(vocab_size=400))
+    return str(folder / "bpe.json")
+
+
+def documents_of(prefix: str) -> list[list[list[int]]]:
+    """Sequences of each document of an indexed dataset."""
+    source = IndexedSource(prefix)
+    bounds = source.doc_idx.tolist()
+    return [[source[number].tolist() for number in range(*ends)] for ends in zip(bounds, bounds[1:])]
+
+
+def content(prefix: str) -> list[bytes]:
+    """The bytes of the two files."""
+    return [Path(prefix + suffix).read_bytes() for suffix in (".bin", ".idx")]

@@ -1,0 +1,308 @@
+"""Preprocessing: the tokens of every document, whoever does the work and however often it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libai_data.commands import main as command
+from libai_data.errors import ConfigError
+from libai_data.data.text.crew import TokenizingError
+from libai_data.data.text.parts import Cutting
+from libai_data.data.text.preprocess import BadLines, preprocess
+from libai_data.commands.preprocess import main
+from libai_data.data.text.sentences import split_sentences
+from libai_data.data.text.shards import Task
+from libai_data.data.text.tokenizer import TokenizerFiles
+from tests.data.text.corpora import bpe_tokenizer, content, documents_of, texts, write_json_lines
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return bpe_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def test_each_document_becomes_what_the_tokenizer_alone_makes_of_it(tmp_path: Path, tokenizer: str) -> None:
+    documents = [*texts(50), "", "   ", "ü 中文 \U0001f600", "x" * 5000]
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", documents)
+    result = preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer), append_eod=True))
+    alone = tokenizers.Tokenizer.from_file(tokenizer)
+    end = alone.token_to_id("<|endoftext|>")
+    expected = [[[*alone.encode(text).ids, end]] for text in documents if text]
+    assert documents_of(result.prefixes["text"]) == expected
+    assert (result.documents, result.empty, result.bad) == (len(expected), 1, 0)
+    assert result.tokens["text"] == sum(len(sequence) for (sequence,) in expected)
+    assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "out_text_document.bin", "out_text_document.idx"]
+
+
+def test_sentences_become_the_sequences_of_a_document(tmp_path: Path, tokenizer: str) -> None:
+    documents = texts(40)
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", documents)
+    task = Task(TokenizerFiles(tokenizer), split_sentences=True)
+    result = preprocess([str(corpus)], str(tmp_path / "out"), task)
+    alone = tokenizers.Tokenizer.from_file(tokenizer)
+    assert result.prefixes["text"].endswith("out_text_sentence")
+    expected = [[alone.encode(sentence).ids for sentence in split_sentences(text)] for text in documents]
+    assert documents_of(result.prefixes["text"]) == expected
+
+
+def test_the_result_does_not_depend_on_workers_nor_parts(tmp_path: Path, tokenizer: str) -> None:
+    for number in range(3):
+        write_json_lines(tmp_path / f"{number}.jsonl", texts(60, seed=number))
+    with open(tmp_path / "1.jsonl", "a") as file:
+        file.write("bad\n")
+    found: list[list[bytes]] = []
+    for workers, part_bytes in ((1, 0), (1, 700), (2, 700), (3, 5000)):
+        prefix = str(tmp_path / f"out{len(found)}")
+        result = preprocess(
+            [f"{tmp_path}/*.jsonl"],
+            prefix,
+            Task(TokenizerFiles(tokenizer)),
+            cutting=Cutting(part_bytes=part_bytes),
+            workers=workers,
+        )
+        assert result.documents == 180
+        found.append([*content(result.prefixes["text"]), Path(prefix + ".bad_lines").read_bytes()])
+    assert all(each == found[0] for each in found)
+    bad = json.loads(found[0][2])
+    assert (bad["file"], bad["line"]) == (str(tmp_path / "1.jsonl"), 61)
+
+
+def test_several_keys_become_several_datasets_and_parquet_is_as_good(tmp_path: Path, tokenizer: str) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    first, second = texts(30, 1), texts(30, 2)
+    table = pyarrow.table({"title": [*first, None], "body": [*second, "left out"], "other": list(range(31))})
+    parquet.write_table(table, str(tmp_path / "corpus.parquet"), row_group_size=7)
+    rows = [json.dumps({"title": title, "body": body}) for title, body in zip(first, second)]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(rows))
+    task = Task(TokenizerFiles(tokenizer), ("title", "body"))
+    results = [
+        preprocess([str(tmp_path / f"corpus.{kind}")], str(tmp_path / kind), task, cutting=Cutting(part_bytes=300))
+        for kind in ("parquet", "jsonl")
+    ]
+    for key in ("title", "body"):
+        assert content(results[0].prefixes[key]) == content(results[1].prefixes[key])
+    bad = json.loads((tmp_path / "parquet.bad_lines").read_text())
+    assert (bad["line"], results[0].bad, results[1].bad) == (31, 1, 0)
+    assert "'title' is a NoneType" in bad["reason"]
+
+
+def test_a_broken_parquet_file_is_told_of_and_the_others_are_read(tmp_path: Path, tokenizer: str) -> None:
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
+    write_json_lines(tmp_path / "b.jsonl", texts(5))
+    result = preprocess([str(tmp_path)], str(tmp_path / "out" / "x"), Task(TokenizerFiles(tokenizer)))
+    assert (result.documents, result.bad) == (5, 1)
+
+
+@pytest.mark.parametrize("content", ['{"txt": "a word"}\n' * 120, "no JSON\n" * 120, '{"text": ""}\n', "", "\n \n"])
+def test_an_input_without_a_document_is_an_error_and_leaves_no_corpus(
+    tmp_path: Path, tokenizer: str, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.jsonl").write_text(content)
+    arguments = ["--input", str(tmp_path / "bad.jsonl"), "--tokenizer", tokenizer]
+    assert command(["preprocess", *arguments, "--output-prefix", str(tmp_path / "out")]) == 1
+    printed = capsys.readouterr().err
+    bad = len(content.splitlines()) if len(content) > 100 else 0
+    assert f"no document with a token: {int('text' in content and not bad)} empty ones and {bad} bad lines" in printed
+    assert not list(tmp_path.glob("out_*")) + list(tmp_path.glob("out.parts"))
+    # Nothing is in the way of the next attempt.
+    (tmp_path / "bad.jsonl").write_text('{"other": "a word"}\n')
+    arguments += ["--json-keys", "other"]
+    assert command(["preprocess", *arguments, "--output-prefix", str(tmp_path / "out")]) == 0
+    (tmp_path / "bad.jsonl").write_text(content)
+    trained = [
+        "--input",
+        str(tmp_path / "bad.jsonl"),
+        "--output",
+        str(tmp_path / "trained.json"),
+        "--vocab-size",
+        "300",
+    ]
+    assert command(["train-tokenizer", *trained]) == 2
+    assert not (tmp_path / "trained.json").exists()
+
+
+def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
+    with open(corpus, "a") as file:
+        file.write('{"txt": "misnamed"}\n')
+    task = Task(TokenizerFiles(tokenizer))
+    with pytest.raises(BadLines, match=r"corpus.jsonl, line 6: no 'text'; there are \['txt'\]"):
+        preprocess([str(corpus)], str(tmp_path / "out"), task, refuse_bad=True)
+    assert not list(tmp_path.glob("out_text*"))
+    result = preprocess([str(corpus)], str(tmp_path / "out"), task)
+    assert (result.documents, result.bad, result.kept) == (5, 1, 1)
+
+
+@pytest.mark.parametrize("command_name", ["preprocess", "train-tokenizer"])
+def test_documents_of_plain_text_are_refused_where_there_is_none(
+    tmp_path: Path, tokenizer: str, command_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(30))
+    output = ["--tokenizer", tokenizer, "--output-prefix"] if command_name == "preprocess" else ["--output"]
+    arguments = [command_name, "--documents", "file", "--input", str(corpus)]
+    assert command([*arguments, *output, str(tmp_path / "out")]) == 2
+    assert "documents='file' is about plain text, but the input is jsonl" in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["corpus.jsonl"]
+    assert command([*arguments, "--format", "text", *output, str(tmp_path / "out")]) == 0
+    (tmp_path / "more.txt").write_text("plain text\nof two lines\n" * 20)
+    assert command([*arguments, str(tmp_path / "more.txt"), *output, str(tmp_path / "out2")]) == 0
+
+
+SLOW = """
+import sys, time
+import libai_data.data.text.shards as shards
+from libai_data.data.text.parts import Cutting
+from libai_data.data.text.preprocess import preprocess
+from libai_data.data.text.shards import Task
+from libai_data.data.text.tokenizer import TokenizerFiles
+corpus, prefix, tokenizer, workers = sys.argv[1:]
+def tell(done, total, report):
+    print(done, flush=True)
+preprocess([corpus], prefix, Task(TokenizerFiles(tokenizer)), cutting=Cutting(part_bytes=2000), workers=int(workers),
+           progress=tell)
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same_bytes(
+    tmp_path: Path, tokenizer: str, workers: int
+) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(1500))
+    task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=2000)
+    expected = content(preprocess([str(corpus)], str(tmp_path / "whole"), task).prefixes["text"])
+    kept: list[int] = []
+    for after in (3, 20):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW, str(corpus), str(tmp_path / "out"), tokenizer, str(workers)],
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        for _ in range(after):
+            assert process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        kept.append(len(list((tmp_path / "out.parts").glob("*.json"))) - 1)
+        assert kept[-1] >= after
+    assert not list(tmp_path.glob("out_text*"))
+    result = preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting, workers=workers)
+    assert result.kept >= kept[-1]
+    assert result.documents == 1500
+    assert content(result.prefixes["text"]) == expected
+    assert not (tmp_path / "out.parts").exists()
+
+
+def test_a_shard_that_is_damaged_afterwards_is_made_anew(tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", [*texts(50), ""])
+    with open(corpus, "a") as file:
+        file.write("bad\n")
+    task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=1000)
+    with pytest.raises(BadLines):
+        preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting, refuse_bad=True)
+    shards = sorted((tmp_path / "out.parts").glob("*.bin"))
+    os.truncate(shards[0], 1)
+    shards[1].unlink()
+    result = preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting)
+    assert result.kept == len(shards) - 2
+    whole = preprocess([str(corpus)], str(tmp_path / "whole"), task)
+    assert content(result.prefixes["text"]) == content(whole.prefixes["text"])
+
+
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(1500))
+    killed: list[int] = []
+
+    def kill_one(done: int, total: int, report: object) -> None:
+        if not killed:
+            children = [
+                int(child)
+                for thread in Path(f"/proc/{os.getpid()}/task").iterdir()
+                for child in (thread / "children").read_text().split()
+                if b"libai_data.data.shard_work.crew" in Path(f"/proc/{child}/cmdline").read_bytes()
+            ]
+            killed.append(children[0])
+            os.kill(children[0], signal.SIGKILL)
+
+    task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=5000)
+    result = preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting, workers=2, progress=kill_one)
+    assert killed
+    whole = preprocess([str(corpus)], str(tmp_path / "whole"), task)
+    assert content(result.prefixes["text"]) == content(whole.prefixes["text"])
+
+
+def test_shards_of_another_corpus_or_task_are_refused_by_name(tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
+    with open(corpus, "a") as file:
+        file.write("bad\n")
+    task = Task(TokenizerFiles(tokenizer))
+    with pytest.raises(BadLines):
+        preprocess([str(corpus)], str(tmp_path / "out"), task, refuse_bad=True)
+    with pytest.raises(ConfigError, match="append_eod was false, is true"):
+        preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer), append_eod=True))
+    os.utime(corpus, ns=(1, 1))
+    with pytest.raises(ConfigError, match="inputs was"):
+        preprocess([str(corpus)], str(tmp_path / "out"), task)
+
+
+def test_two_runs_with_one_output_do_not_meet(tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
+    task = Task(TokenizerFiles(tokenizer))
+
+    def second(done: int, total: int, report: object) -> None:
+        with pytest.raises(ConfigError, match="another process is at work"):
+            preprocess([str(corpus)], str(tmp_path / "out"), task)
+
+    assert preprocess([str(corpus)], str(tmp_path / "out"), task, progress=second).documents == 5
+
+
+def test_libais_flags_work_and_tell_what_was_done(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "##s", "."]))
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", ["Hello worlds. World hello.", "hello"])
+    arguments = [
+        *("--input", str(corpus), "--json-keys", "text", "--split-sentences", "--tokenizer-name", "BertTokenizer"),
+        *("--vocab-file", str(vocabulary), "--do-lower-case", "--append-eod", "--dataset-impl", "mmap"),
+        *("--output-prefix", str(tmp_path / "out"), "--workers", "2", "--log-interval", "1"),
+    ]
+    done = subprocess.run(
+        [sys.executable, str(repository / "tools" / "preprocess_data.py"), *arguments], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 documents" in done.stdout
+    assert documents_of(str(tmp_path / "out_text_sentence")) == [[[5, 6, 7, 8], [6, 5, 8, 3]], [[5, 3]]]
+    assert main(["--input", str(corpus), "--output-prefix", str(tmp_path / "x")]) == 2
+    assert "give the tokenizer by" in capsys.readouterr().err
+
+
+def test_a_worker_that_dies_again_and_again_ends_the_run_with_its_part(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(TokenizingError, match=r"(?s)3 processes died over part 0 .*corpus.jsonl.* exit code 1"):
+        preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), workers=2)
+
+
+def test_an_input_that_changes_while_it_is_read_is_named_and_no_result_is_written(
+    tmp_path: Path, tokenizer: str
+) -> None:
+    path = write_json_lines(tmp_path / "a.jsonl", texts(5))
+
+    def change(*_: object) -> None:
+        os.utime(path, ns=(1, 1))
+
+    with pytest.raises(ConfigError, match=r"inputs changed while they were read: \['.*a.jsonl'\]; remove .*\.parts"):
+        preprocess([str(path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), progress=change)
+    assert not list(tmp_path.glob("*.idx"))

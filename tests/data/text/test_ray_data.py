@@ -1,0 +1,157 @@
+"""Preprocessing on a local Ray: the bytes of a run without it, whatever happens to Ray's processes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libai_data.errors import ConfigError
+from libai_data.data.text import ray_data
+from libai_data.data.text.crew import TokenizingError
+from libai_data.data.text.parts import Cutting, Part, cut_into_parts
+from libai_data.data.text.preprocess import preprocess
+from libai_data.commands.preprocess import main
+from libai_data.data.text.shards import ShardReport, Task
+from libai_data.data.text.tokenizer import TokenizerFiles
+from tests.conftest import REPOSITORY
+from tests.data.text.corpora import bpe_tokenizer, content, texts, write_json_lines
+
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return bpe_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[Any]:
+    """A Ray of this machine alone, of which nothing is left."""
+    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray.data")
+    # The paths of its sockets must be short.
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    before, environment = {*os.listdir("/tmp")}, dict(os.environ)
+    ray.init(
+        num_cpus=2,
+        object_store_memory=100 << 20,
+        include_dashboard=False,
+        log_to_driver=False,
+        _temp_dir=folder,
+        _plasma_directory=folder,
+        runtime_env={"env_vars": {"PYTHONPATH": str(REPOSITORY)}},
+    )
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(environment)
+        shutil.rmtree(folder)
+        assert "ray" in before or "ray" not in os.listdir("/tmp")
+
+
+def corpus_of_three(folder: Path) -> list[str]:
+    """JSON lines, compressed and not, with a bad line."""
+    for number in range(3):
+        write_json_lines(folder / f"{number}.jsonl", texts(60, seed=number))
+    with open(folder / "1.jsonl", "a") as file:
+        file.write("bad\n")
+    (folder / "3.jsonl.gz").write_bytes(gzip.compress((folder / "2.jsonl").read_bytes()))
+    return [str(path) for path in sorted(folder.glob("*.jsonl*"))]
+
+
+def test_on_ray_the_bytes_are_those_of_a_local_run(
+    local_ray: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So little that Ray gets the compressed file in several runs.
+    monkeypatch.setattr(ray_data, "_TEXT_AT_ONCE", 1000)
+    inputs, task, cutting = corpus_of_three(tmp_path), Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=1500)
+    local = preprocess(inputs, str(tmp_path / "local"), task, cutting=cutting)
+    on_ray = preprocess(inputs, str(tmp_path / "ray"), task, cutting=cutting, workers=2, cluster="ray")
+    assert content(on_ray.prefixes["text"]) == content(local.prefixes["text"])
+    assert (on_ray.documents, on_ray.tokens, on_ray.bad) == (240, local.tokens, 1)
+    assert (tmp_path / "ray.bad_lines").read_bytes() == (tmp_path / "local.bad_lines").read_bytes()
+    assert not (tmp_path / "ray.parts").exists()
+
+
+def test_the_command_goes_on_on_ray_with_shards_that_were_finished_without(
+    local_ray: Any,
+    tmp_path: Path,
+    tokenizer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    inputs = corpus_of_three(tmp_path)
+    # Relative paths lead on all machines to where they lead here.
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--input", *map(os.path.basename, inputs), "--tokenizer", tokenizer, "--output-prefix", "out/x"]
+    assert main([*arguments, "--refuse-bad-lines"]) == 1
+    assert main([*arguments, "--cluster", "ray"]) == 0
+    assert "1 shards were kept" in capsys.readouterr().out
+    local = preprocess(inputs, str(tmp_path / "local"), Task(TokenizerFiles(tokenizer)))
+    assert content("out/x_text_document") == content(local.prefixes["text"])
+
+
+def test_a_process_of_ray_that_is_killed_is_replaced(local_ray: Any, tmp_path: Path, tokenizer: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(600))
+    task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=2000)
+    killed: list[int] = []
+
+    def kill_one(done: int, total: int, report: ShardReport) -> None:
+        if not killed:
+            for folder in Path("/proc").glob("[0-9]*"):
+                try:
+                    command = (folder / "cmdline").read_bytes()
+                    mine = f"PYTHONPATH={REPOSITORY}".encode() in (folder / "environ").read_bytes()
+                except OSError:
+                    continue
+                if b"ray::" in command and b"Tokenizing" in command and mine:
+                    killed.append(int(folder.name))
+                    os.kill(killed[-1], signal.SIGKILL)
+
+    result = preprocess(
+        [str(corpus)], str(tmp_path / "ray"), task, cutting=cutting, workers=1, cluster="ray", progress=kill_one
+    )
+    assert killed
+    local = preprocess([str(corpus)], str(tmp_path / "local"), task)
+    assert content(result.prefixes["text"]) == content(local.prefixes["text"])
+
+
+class Deadly(Part):
+    """A part that ends each process which is to tokenize it."""
+
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+def test_what_fails_is_told_with_its_part_and_what_to_do(
+    local_ray: Any, tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
+    parts = list(cut_into_parts([corpus], Cutting()))
+    shutil.copy(tokenizer, tmp_path / "missing.json")
+    missing = Task(TokenizerFiles(str(tmp_path / "missing.json")))
+    (tmp_path / "missing.json").unlink()
+    told = rf"(?s)part 0 \(.*corpus.jsonl\) failed on {os.uname().nodename}.*missing.json"
+    with pytest.raises(TokenizingError, match=told):
+        list(ray_data.tokenize_on_ray(tmp_path, parts, missing, 1))
+    with pytest.raises(TokenizingError, match="Ray gave up"):
+        list(ray_data.tokenize_on_ray(tmp_path, [Deadly(0, parts[0].pieces)], Task(TokenizerFiles(tokenizer)), 1))
+    monkeypatch.setattr(ray_data, "finished_shard", lambda folder, number: None)
+    monkeypatch.setattr(ray_data, "_SECONDS_TO_APPEAR", 0.0)
+    with pytest.raises(TokenizingError, match="let --output-prefix be on a file system that all machines share"):
+        list(ray_data.tokenize_on_ray(tmp_path, parts, Task(TokenizerFiles(tokenizer)), 1))
+
+
+def test_a_cluster_of_another_kind_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    with pytest.raises(ConfigError, match="cluster is 'slurm'; known are"):
+        preprocess([str(tmp_path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), cluster="slurm")

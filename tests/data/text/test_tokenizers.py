@@ -1,0 +1,181 @@
+"""Tokenizers: each kind of file gives the tokens that its own library gives; training is deterministic."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from libai_data.errors import ConfigError
+from libai_data.data.text.sentences import split_sentences
+from libai_data.data.text.tokenizer import TokenizerFiles
+from libai_data.commands.train_tokenizer import main
+from libai_data.data.text.tokenizer_training import Training, train_tokenizer
+from tests.data.text.corpora import bpe_tokenizer, texts, write_json_lines
+
+tokenizers = pytest.importorskip("tokenizers")
+
+SENTENCES = ["Hello  worlds.", "ÉCLAIR unaffable", "你好世界 hello", "", "<|endoftext|>"]
+
+
+def bert_vocabulary(folder: Path) -> Path:
+    path = folder / "vocab.txt"
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "hello",
+        "Hello",
+        "world",
+        "##s",
+        ".",
+        "eclair",
+        "un",
+        "##aff",
+    ]
+    path.write_text("\n".join([*words, "##able", "你", "好", "世", "界", "##好", "##界"]) + "\n", "utf-8")
+    return path
+
+
+@pytest.mark.parametrize("lower_case", [True, False])
+def test_a_bert_vocabulary_gives_what_berts_tokenizer_gives(tmp_path: Path, lower_case: bool) -> None:
+    path = bert_vocabulary(tmp_path)
+    ours = TokenizerFiles(str(path), lower_case=lower_case).load()
+    bert = tokenizers.BertWordPieceTokenizer(str(path), lowercase=lower_case)
+    expected = [bert.encode(text, add_special_tokens=False).ids for text in SENTENCES]
+    assert ours.encode_batch(SENTENCES) == expected
+    assert (ours.pad_token_id, ours.cls_token_id, ours.sep_token_id, ours.mask_token_id) == (0, 2, 3, 4)
+    assert (len(ours), ours.eod_token_id, ours.bos_token_id) == (20, 3, None)
+
+
+def test_gpt2_files_and_their_folder_give_what_byte_level_bpe_gives(tmp_path: Path) -> None:
+    trained = tokenizers.Tokenizer.from_file(bpe_tokenizer(tmp_path))
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    trained.model.save(str(folder))
+    peer = tokenizers.ByteLevelBPETokenizer(str(folder / "vocab.json"), str(folder / "merges.txt"))
+    for files in (
+        TokenizerFiles(str(folder)),
+        TokenizerFiles(str(folder / "vocab.json"), merges=str(folder / "merges.txt")),
+    ):
+        assert files.load().encode_batch(texts(20)) == [peer.encode(text).ids for text in texts(20)]
+    # Where the text says so itself, it is no end of a document.
+    tokens = files.load()
+    assert tokens.eod_token_id not in tokens.encode_batch(["<|endoftext|>"])[0]
+
+
+def test_a_tokenizer_json_keeps_long_documents_whole_and_adds_nothing(tmp_path: Path) -> None:
+    path = bpe_tokenizer(tmp_path)
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    plain = tokenizer.encode("the quick brown fox").ids
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=50)
+    end = [("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
+    tokenizer.save(path)
+    assert TokenizerFiles(path).load().encode_batch(["the quick brown fox"]) == [plain]
+
+
+def test_sentencepiece_gives_its_own_tokens_and_t5s_sentinels(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    (tmp_path / "text").write_text("\n".join(texts(200)))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "t5"), vocab_size=70, pad_id=3, minloglevel=2
+    )
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "t5.model"))
+    ours = TokenizerFiles(str(tmp_path / "t5.model"), extra_ids=10).load()
+    assert ours.encode_batch(texts(10)) == [model.encode(text) for text in texts(10)]
+    # As in LiBai's T5Tokenizer: the first sentinel is the last token.
+    assert ours.additional_special_tokens_ids == list(range(79, 69, -1))
+    assert (len(ours), ours.pad_token_id, ours.eos_token_id) == (80, 3, 2)
+
+
+def test_characters_of_a_chinese_word_behind_its_first_are_marked_where_the_vocabulary_can(tmp_path: Path) -> None:
+    pytest.importorskip("jieba")
+    path = bert_vocabulary(tmp_path)
+    ours = TokenizerFiles(str(path), lower_case=True, chinese_words=True).load()
+    tokens = {ident: token for token, ident in ours.get_vocab().items()}
+    found = ours.encode_batch(["你好 世界 hello worlds", "好hello"])
+    assert [[tokens[ident] for ident in ids] for ids in found] == [
+        ["你", "##好", "世", "##界", "hello", "world", "##s"],
+        ["好", "hello"],
+    ]
+    with pytest.raises(ConfigError, match="BERT's vocabularies"):
+        TokenizerFiles(bpe_tokenizer(tmp_path), chinese_words=True)
+
+
+def test_files_that_define_no_tokenizer_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("x.json", "x.model", "x.txt"):
+        (tmp_path / name).write_text("nothing")
+        with pytest.raises(ConfigError, match=name):
+            TokenizerFiles(str(tmp_path / name)).load()
+    with pytest.raises(ConfigError, match="no tokenizer file"):
+        TokenizerFiles(str(tmp_path / "missing.json"))
+    with pytest.raises(ConfigError, match="holds no tokenizer"):
+        TokenizerFiles(str(tmp_path))
+
+
+@pytest.mark.parametrize("model", ["bpe", "wordpiece"])
+def test_training_gives_the_same_file_again_and_encodes_what_it_has_not_seen(tmp_path: Path, model: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(300))
+    with open(corpus, "a") as file:
+        file.write("bad\n")
+    files = [tmp_path / f"{number}.json" for number in range(3)]
+    for path in files:
+        size = train_tokenizer([str(corpus)], str(path), Training(model, vocab_size=290, extra_ids=5))
+        assert size <= 290
+    assert len({path.read_bytes() for path in files}) == 1
+    tokenizer = TokenizerFiles(str(files[0])).load()
+    assert len(tokenizer.additional_special_tokens_ids) == 5
+    if model == "bpe":
+        unseen = "naïve 中文 \U0001f600\n\t"
+        decoded = tokenizers.Tokenizer.from_file(str(files[0])).decode(tokenizer.encode_batch([unseen])[0])
+        assert decoded == unseen
+    else:
+        assert None not in (tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.mask_token_id)
+
+
+def test_the_training_command_reads_what_preprocessing_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(texts(50)))
+    arguments = ["--input", str(tmp_path / "*.txt"), "--output", str(tmp_path / "out" / "t.json")]
+    assert main([*arguments, "--vocab-size", "300"]) == 0
+    assert "tokens in" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "t.json").read_text())["model"]["type"] == "BPE"
+    assert main([*arguments, "--vocab-size", "100"]) == 2
+    assert "bpe needs at least 257" in capsys.readouterr().err
+    (tmp_path / "a.txt").write_text("\n")
+    assert main(arguments) == 2
+    assert "no document" in capsys.readouterr().err
+
+
+def test_sentences_end_where_a_reader_would_end_them() -> None:
+    text = (
+        'Dr. Smith met J. Doe at 3.14 p.m. on Jan. 5. "Really?" he asked... Yes! See Fig. 2, e.g. the left.\n\n'
+        "New paragraph without mark\n\nLast one"
+    )
+    assert split_sentences(text) == [
+        "Dr. Smith met J. Doe at 3.14 p.m. on Jan. 5.",
+        '"Really?" he asked...',
+        "Yes!",
+        "See Fig. 2, e.g. the left.",
+        "New paragraph without mark",
+        "Last one",
+    ]
+    assert split_sentences("今天天气很好。我们去公园吧！“好的。”他说。") == [
+        "今天天气很好。",
+        "我们去公园吧！",
+        "“好的。”",
+        "他说。",
+    ]
+    assert split_sentences(" \n ") == []
+
+
+def test_kept_newlines_lose_nothing_of_the_text() -> None:
+    for text in texts(20):
+        text = text.replace(". ", ".\n")
+        assert "".join(split_sentences(text, keep_newlines=True)) == text

@@ -1,0 +1,398 @@
+"""Batches between nodes: each node gets its own rows, ahead of need; nobody waits for who has left, failed or died."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from libai_data.delivery.feeds import NodeBatch
+from libai_data.delivery.network import NetworkFeed, NetworkPublisher
+from libai_data.delivery.shared_loader import _hang_up
+from libai_data.errors import PeerError, SampleError
+from libai_data.loader.arena import Arena
+from libai_data.loader.schema import Layout
+from libai_data.mesh.peers.network_link import (
+    Reception,
+    accept_leaders,
+    connect_to_rank0,
+    introduce,
+    open_network_link,
+    receive_head,
+    send_head,
+)
+from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
+from libai_data.structures import BatchInfo
+
+SHARDS = 4
+ROWS = 3
+SECRET = "of this job"
+
+
+def batch(number: int, length: int = 5, **fields: np.ndarray) -> NodeBatch:
+    """A batch of 12 rows whose values name shard, row and batch."""
+    rows = np.arange(SHARDS * ROWS)
+    arrays: dict[str, Any] = {
+        "x": (rows[:, None] * 1000 + number + np.zeros(length)).astype(np.float32),
+        "label": rows + number,
+        **fields,
+    }
+    layouts = {name: Layout() for name in arrays}
+    layouts["label"] = Layout(("split_0", "broadcast"), -1)
+    return NodeBatch(BatchInfo(number, 0, 12 * number, 12, 12), None, arrays, layouts, (0, 0), ())
+
+
+class Link:
+    """Rank 0's end and that of node 1, which has shards 1 and 3, over TCP."""
+
+    def __init__(self, ahead: int = 2, is_sent: Callable[[int], bool] = lambda placement_idx: True) -> None:
+        listener, port = open_network_link()
+        ends: list[socket.socket] = []
+        meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
+        meeting.start()
+        self.rank0_end = accept_leaders(listener, [1], SECRET)[1]
+        meeting.join()
+        self.node_end = ends[0]
+        self.publisher = NetworkPublisher(self.rank0_end, 1, (1, 3), SHARDS, ahead, is_sent)
+        self.arena = Arena()
+        self.feed = NetworkFeed(self.node_end, self.arena, ahead)
+        self.begin()
+
+    def begin(self) -> None:
+        self.publisher.begin()
+        self.feed.begin(0)
+
+    def close(self) -> None:
+        self.feed.close()
+        self.publisher.close()
+        self.arena.close()
+
+
+@pytest.fixture
+def link() -> Iterator[Link]:
+    made = Link()
+    yield made
+    made.close()
+
+
+def ends_within(seconds: float, thread: threading.Thread) -> bool:
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def publishing(link: Link, batches: int, big: np.ndarray) -> threading.Thread:
+    """A thread that publishes batches for as long as it may."""
+
+    def publish() -> None:
+        for number in range(batches):
+            link.publisher.publish(batch(number, big=big))
+
+    thread = threading.Thread(target=publish, daemon=True)
+    thread.start()
+    return thread
+
+
+def own_rows(array: np.ndarray) -> list[Any]:
+    return np.concatenate([array[ROWS : 2 * ROWS], array[3 * ROWS :]]).tolist()
+
+
+def test_a_node_gets_its_own_rows_in_order(link: Link) -> None:
+    for number in range(20):
+        sent = batch(number, length=number % 4)
+        link.publisher.publish(sent)
+        got = link.feed.next()
+        assert got is not None
+        assert got.info == sent.info
+        assert got.layouts == sent.layouts
+        assert list(got.arrays) == list(sent.arrays)
+        for name, array in sent.arrays.items():
+            assert got.arrays[name].dtype == array.dtype
+            assert got.arrays[name].tolist() == own_rows(array)
+
+
+def bytes_received(end: socket.socket) -> int:
+    """What a TCP connection has received: tcpi_bytes_received, 64 bits at this place of Linux's tcp_info."""
+    return int.from_bytes(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)[128:136], "little")
+
+
+@pytest.mark.parametrize(("stages", "most", "least"), [((0, -1), 700_000, 590_000), ((-1,), 4_000, 0)])
+def test_what_only_other_stages_need_is_not_sent(stages: tuple[int, ...], most: int, least: int) -> None:
+    """Counted by the system: of a megabyte for the first stage, nothing reaches a node that has only the last one."""
+    link = Link(is_sent=lambda placement_idx: placement_idx in stages)
+    for number in range(3):  # The memory of the one before is used again.
+        link.publisher.publish(batch(number, big=np.ones((12, 100_000 // 3), np.uint8)))
+        got = link.feed.next()
+        assert got is not None
+        assert got.arrays["label"].tolist() == own_rows(np.arange(12) + number)
+        assert got.arrays["big"].shape == (6, 100_000 // 3)
+        assert got.arrays["big"].max() == (0 in stages)
+        del got
+    assert least < bytes_received(link.node_end) < most
+    link.close()
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"])
+def test_every_dtype_crosses_as_it_is(link: Link, dtype: str) -> None:
+    values = np.arange(48).reshape(12, 2, 2).astype(dtype)
+    link.publisher.publish(batch(0, values=values, none=np.zeros((12, 0, 4), dtype), numbers=values[:, 0, 0]))
+    got = link.feed.next()
+    assert got is not None
+    assert got.arrays["values"].dtype == np.dtype(dtype)
+    assert got.arrays["values"].tolist() == own_rows(values)
+    assert got.arrays["none"].shape == (6, 0, 4)
+    assert got.arrays["numbers"].tolist() == own_rows(values[:, 0, 0])
+
+
+def test_the_end_of_a_pass_and_a_broken_off_one_are_told_apart(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    link.publisher.publish(batch(1))
+    link.begin()
+    link.publisher.publish(batch(7))
+    got = link.feed.next()
+    assert got is not None
+    assert got.info.step == 7
+    link.publisher.end()
+    assert link.feed.next() is None
+
+
+def test_batches_arrive_ahead_of_need(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    deadline = time.monotonic() + 10
+    got = link.feed.next_if_ready()
+    while got is None and time.monotonic() < deadline:
+        time.sleep(0.001)
+        got = link.feed.next_if_ready()
+    assert got is not None
+    assert link.feed.next_if_ready() is None
+
+
+def test_rank_0_waits_for_a_node_that_is_far_behind(link: Link) -> None:
+    big = np.zeros((12, 1 << 20), np.uint8)
+    published: list[int] = []
+
+    def lead() -> None:
+        for number in range(20):
+            link.publisher.publish(batch(number, big=big))
+            published.append(number)
+
+    leader = threading.Thread(target=lead)
+    leader.start()
+    assert not ends_within(1.0, leader)
+    assert len(published) < 12
+    for number in range(20):
+        got = link.feed.next()
+        assert got is not None
+        assert got.info.step == number
+    assert ends_within(10, leader)
+
+
+def test_memory_and_kept_batches_are_bounded(link: Link) -> None:
+    for number in range(200):
+        link.publisher.publish(batch(number))
+        assert link.feed.next() is not None
+    assert os.fstat(link.arena.descriptor).st_size <= 9 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_kept_batch_stays_as_it_is(link: Link) -> None:
+    kept = []
+    for number in range(12):
+        sent = batch(number)
+        link.publisher.publish(sent)
+        kept.append((link.feed.next(), own_rows(sent.arrays["x"])))
+    for got, expected in kept:
+        assert got is not None
+        assert got.arrays["x"].tolist() == expected
+
+
+def test_a_node_is_told_why_reading_failed(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    link.publisher.fail(SampleError("sample 7 is broken"))
+    assert link.feed.next() is not None
+    with pytest.raises(PeerError, match="rank 0, which reads for all, failed: SampleError: sample 7 is broken"):
+        link.feed.next()
+
+
+def test_saying_why_reading_failed_waits_for_nobody_for_long() -> None:
+    link = Link()
+    big = np.zeros((12, 4 << 20), np.uint8)
+    # Fill what is under way, until rank 0 would have to wait.
+    assert not ends_within(1.0, publishing(link, 9, big))
+    start = time.monotonic()
+    link.publisher.fail(SampleError("sample 7 is broken"))
+    assert time.monotonic() - start < 5
+    link.close()
+
+
+def test_a_node_that_takes_its_leave_is_not_missed(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    assert link.feed.next() is not None
+    link.publisher.publish(batch(1))
+    link.feed.close()
+    for number in range(2, 40):
+        link.publisher.publish(batch(number))
+
+
+def test_a_node_that_dies_is_named(link: Link) -> None:
+    link.node_end.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(PeerError, match="node 1 is gone"):
+        for number in range(1000):
+            link.publisher.publish(batch(number))
+
+
+def test_a_rank_0_that_dies_is_named_each_time_one_asks(link: Link) -> None:
+    link.publisher.publish(batch(0))
+    assert link.feed.next() is not None
+    link.rank0_end.shutdown(socket.SHUT_RDWR)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="rank 0, which reads for all, sends no more"):
+            link.feed.next()
+
+
+def test_rubbish_from_rank_0_ends_the_pass_instead_of_waiting(link: Link) -> None:
+    send_head(link.rank0_end, {"no": "kind"})
+    with pytest.raises(PeerError, match="rank 0"):
+        link.feed.next()
+
+
+def test_closing_sends_what_is_still_needed(link: Link) -> None:
+    for number in range(3):
+        link.publisher.publish(batch(number))
+    closing = threading.Thread(target=link.publisher.close)
+    closing.start()
+    for number in range(3):
+        got = link.feed.next()
+        assert got is not None
+        assert got.info.step == number
+    assert ends_within(10, closing)
+
+
+def test_what_other_ranks_have_yet_to_take_is_not_written_over_while_a_loader_closes(link: Link) -> None:
+    """Nothing is let go of before the thread that receives has ended; it would fill the memory with the next batch."""
+
+    class Publisher:
+        def close(self, untaken: int) -> None:
+            assert not link.feed._thread.is_alive()
+            closed.append(untaken)
+
+    closed: list[int] = []
+    publisher: Any = Publisher()
+    publishing(link, 20, np.zeros((12, 1000)))
+    _hang_up(link.feed, [publisher], deque([None]))
+    assert closed == [1]
+
+
+def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
+    link = Link()
+    big = np.zeros((12, 4 << 20), np.uint8)
+    link.publisher.publish(batch(0, big=big))
+    assert link.feed.next() is not None
+    assert not ends_within(1.0, publishing(link, 9, big))
+    # Both sides close, in either order, while the queues on the way are full.
+    closing = threading.Thread(target=link.publisher.close, args=(9,))
+    closing.start()
+    link.feed.close()
+    assert ends_within(10, closing)
+    link.arena.close()
+
+
+def test_no_thread_outlives_its_link() -> None:
+    before = set(threading.enumerate())
+    for closes_first in ("feed", "publisher"):
+        link = Link()
+        link.publisher.publish(batch(0))
+        (link.feed if closes_first == "feed" else link.publisher).close()
+        link.close()
+    # Others may begin threads of their own meanwhile, as what runs the tests does.
+    left = {thread.name for thread in threading.enumerate() if thread not in before}
+    assert not left & {"send to node 1", "receive from rank 0"}
+
+
+def meet(nodes: list[int], strangers: Any) -> tuple[dict[int, socket.socket], socket.socket]:
+    listener, port = open_network_link()
+    strangers(port)
+    ends: list[socket.socket] = []
+    meeting = threading.Thread(target=lambda: ends.append(connect_to_rank0("127.0.0.1", port, 1, SECRET)))
+    meeting.start()
+    links = accept_leaders(listener, nodes, SECRET)
+    meeting.join()
+    return links, ends[0]
+
+
+def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting() -> None:
+    held: list[socket.socket] = []
+
+    def strangers(port: int) -> None:
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\x05\0\0\0\0\0\0\0[1,2]", b"\x02\0\0\0\0\0\0\0{}", b"\xff" * 40):
+            end = socket.create_connection(("127.0.0.1", port))
+            end.sendall(said)
+            end.close()
+        for head in ({"who": {"node": 1}, "challenge": "", "proof": "guéssed"}, {"who": {"node": 1}}, {"proof": 1}):
+            held.append(socket.create_connection(("127.0.0.1", port)))
+            send_head(held[-1], head)
+        held.extend(socket.create_connection(("127.0.0.1", port)) for _ in range(20))  # silent
+
+    start = time.monotonic()
+    links, end = meet([1], strangers)
+    assert time.monotonic() - start < 4
+    send_head(links[1], {"hello": 1})
+    assert receive_head(end) == {"hello": 1}
+    for each in [*held, *links.values(), end]:
+        each.close()
+
+
+def test_the_key_never_crosses_the_network_and_both_ends_must_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relay between the ends keeps what they say; then each end is played by one who does not know the key."""
+    listener, port = open_network_link()
+    reception = Reception(listener, SECRET)
+    relayed = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+        caller = socket.create_connection(relay.getsockname())
+        theirs, _ = relay.accept()
+        ours = socket.create_connection(("127.0.0.1", port))
+
+        def pass_on(source: socket.socket, target: socket.socket) -> None:
+            while said := source.recv(4096):
+                relayed.extend(said)
+                target.sendall(said)
+
+        for ends in ((theirs, ours), (ours, theirs)):
+            threading.Thread(target=pass_on, args=ends, daemon=True).start()
+        introduce(caller, {"rank": 3}, SECRET, 10)
+    who, _ = reception.came.get(timeout=10)
+    assert who == {"rank": 3}
+    assert len(relayed) > 100
+    assert SECRET.encode() not in relayed
+    stranger = socket.create_connection(("127.0.0.1", port))
+    with pytest.raises(PeerError, match="does not answer as a rank of this job does"):
+        introduce(stranger, {"rank": 3}, "guessed", 10)
+    # Somebody who listens in the place of rank 0.
+    with socket.create_server(("127.0.0.1", 0)) as fake:
+        caller = socket.create_connection(fake.getsockname())
+        impostor, _ = fake.accept()
+        send_head(impostor, {"challenge": "0" * 32})
+        send_head(impostor, {"proof": "0" * 64})
+        with pytest.raises(PeerError, match="does not know the key of this job"):
+            introduce(caller, {"rank": 3}, SECRET, 10)
+    reception.close()
+
+
+def test_a_node_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
+    listener, _ = open_network_link()
+    with pytest.raises(PeerError, match=r"nodes \[1, 2\] did not connect to rank 0 within 0.3 s"):
+        accept_leaders(listener, [1, 2], SECRET)
+
+
+def test_an_unreachable_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
+    listener, port = open_network_link()
+    listener.close()
+    with pytest.raises(PeerError, match=rf"node 1 cannot reach rank 0 at 127.0.0.1, port {port}"):
+        connect_to_rank0("127.0.0.1", port, 1, SECRET)

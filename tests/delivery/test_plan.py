@@ -1,0 +1,102 @@
+"""Who reads what: each shard once per node that needs it, and each rank finds its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.delivery.read_plan import READERS, ReadPlan
+from libai_data.errors import ConfigError, MeshError
+from libai_data.mesh.parallel_mesh import ParallelMesh
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> ReadPlan:
+    data, tensor, pipeline = draw(st.tuples(*[st.integers(1, 4)] * 3))
+    world_size = data * tensor * pipeline
+    nodes = draw(st.sampled_from([count for count in range(1, world_size + 1) if world_size % count == 0]))
+    return ReadPlan(ParallelMesh(data, tensor, pipeline, num_nodes=nodes), draw(st.sampled_from(READERS)))
+
+
+def ranks_of(plan: ReadPlan) -> range:
+    return range(plan.mesh.world_size)
+
+
+@given(plans())
+def test_the_shard_of_a_rank_is_its_coordinate_on_the_data_axis(plan: ReadPlan) -> None:
+    for rank in ranks_of(plan):
+        sizes = plan.mesh.data_parallel_size, plan.mesh.tensor_parallel_size, plan.mesh.pipeline_parallel_size
+        assert plan.shard_of(rank) == ParallelMesh(*sizes, rank=rank).data_parallel_rank
+
+
+@given(plans())
+def test_every_rank_is_on_one_node_and_led_from_there(plan: ReadPlan) -> None:
+    nodes = [list(plan.ranks_of(node)) for node in range(plan.mesh.num_nodes)]
+    assert [rank for ranks in nodes for rank in ranks] == list(ranks_of(plan))
+    for node, ranks in enumerate(nodes):
+        assert {plan.node_of(rank) for rank in ranks} == {node}
+        assert {plan.leader_of(rank) for rank in ranks} == {ranks[0]}
+
+
+@given(plans())
+def test_whatever_a_rank_needs_is_read_for_it(plan: ReadPlan) -> None:
+    for rank in ranks_of(plan):
+        reader = {"data_parallel": rank, "node": plan.leader_of(rank), "rank0": 0}[plan.readers]
+        assert plan.shard_of(rank) in plan.shards_read_by(reader)
+
+
+@given(plans())
+def test_node_and_rank0_read_nothing_twice(plan: ReadPlan) -> None:
+    if plan.readers == "data_parallel":
+        return
+    groups = (
+        [list(ranks_of(plan))]
+        if plan.readers == "rank0"
+        else [list(plan.ranks_of(node)) for node in range(plan.mesh.num_nodes)]
+    )
+    for ranks in groups:
+        read = sum((plan.shards_read_by(rank) for rank in ranks), ())
+        assert list(read) == sorted(set(read))
+        assert set(read) == {plan.shard_of(rank) for rank in ranks} if plan.readers == "node" else True
+        assert [rank for rank in ranks if plan.shards_read_by(rank)] == ranks[:1]
+
+
+@given(plans(), st.integers(1, 5))
+def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: ReadPlan, rows: int) -> None:
+    for rank in ranks_of(plan):
+        held: tuple[int, ...] = plan.shards_in_memory_of(plan.node_of(rank))
+        memory = np.concatenate([np.full(rows, shard) for shard in held])
+        own = memory[plan.rows_of(rank, held, rows)]
+        assert own.tolist() == [plan.shard_of(rank)] * rows
+
+
+def test_unknown_readers_are_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"readers is 'nodes'.*Did you mean 'node'"):
+        ReadPlan(ParallelMesh(1, 1, 1), "nodes")
+
+
+def test_a_field_is_sent_to_the_nodes_whose_ranks_hold_its_layer() -> None:
+    mesh = ParallelMesh(1, 2, 2, num_nodes=2, layer_stage_ids=(0, 1, 1))
+    plan = ReadPlan(mesh, "rank0")
+    assert [[plan.is_sent_to(node, layer) for layer in (0, 1, -1)] for node in (0, 1)] == [
+        [True] * 3,
+        [False, True, True],
+    ]
+    assert all(plan.is_sent_to(1, layer) for layer in (7, -7))  # no such layer: said where the tensor is made global
+    assert ReadPlan(mesh, "node").is_sent_to(1, 0)
+    assert ReadPlan(ParallelMesh(2, 2, 2, num_nodes=1), "rank0").is_sent_to(0, -1)
+    both = ReadPlan(ParallelMesh(2, 1, 2, num_nodes=2, layer_stage_ids=(0, 1)), "rank0")
+    assert [both.is_sent_to(1, layer) for layer in (0, 1)] == [False, True]
+
+
+@given(plans(), st.integers(-5, 5))
+def test_a_field_is_sent_exactly_where_a_rank_of_its_stage_is(plan: ReadPlan, layer: int) -> None:
+    for node in range(plan.mesh.num_nodes):
+        try:
+            holders = set(plan.mesh.layer_ranks(layer))
+        except MeshError:
+            holders = set(ranks_of(plan))
+        needed = not holders.isdisjoint(plan.ranks_of(node))
+        assert plan.is_sent_to(node, layer) == (needed or plan.readers != "rank0" or node == 0)

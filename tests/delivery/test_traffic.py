@@ -1,0 +1,97 @@
+"""What batches cost the nodes: by definition of the read modes, on meshes up to 1,024 ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.data.samplers import CyclicSampler
+from libai_data.delivery.read_plan import READERS, ReadPlan
+from libai_data.delivery.traffic import FieldSize, node_traffic, times_read
+from libai_data.mesh.parallel_mesh import ParallelMesh
+from tests.properties import examples
+
+FIELDS = (FieldSize("images", 100), FieldSize("labels", 8, placement_idx=-1))
+EACH = 108
+
+
+def meshes() -> st.SearchStrategy[ParallelMesh]:
+    def on_nodes(sizes: list[int]) -> st.SearchStrategy[ParallelMesh]:
+        ranks = sizes[0] * sizes[1] * sizes[2]
+        counts = [count for count in range(1, ranks + 1) if ranks % count == 0]
+        return st.sampled_from(counts).map(lambda nodes: ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=nodes))
+
+    return st.lists(st.integers(1, 6), min_size=3, max_size=3).flatmap(on_nodes)
+
+
+def check_covered(mesh: ParallelMesh, readers: str) -> None:
+    plan = ReadPlan(mesh, readers)
+    read: set[int] = set()
+    for node in range(mesh.num_nodes):
+        ranks = plan.ranks_of(node)
+        of_node = [shard for rank in ranks for shard in plan.shards_read_by(rank)]
+        assert {plan.shard_of(rank) for rank in ranks} <= set(plan.shards_in_memory_of(node))
+        if readers != "data_parallel":
+            assert len(of_node) == len(set(of_node)), "read twice on one node"
+        read |= set(of_node)
+    assert read == set(range(mesh.data_parallel_size))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(meshes(), st.sampled_from(READERS), st.integers(1, 5))
+def test_every_sample_is_read_and_comes_to_each_node_that_needs_it(mesh: ParallelMesh, readers: str, rows: int) -> None:
+    check_covered(mesh, readers)
+    plan = ReadPlan(mesh, readers)
+    costs = [node_traffic(plan, node, FIELDS, rows) for node in range(mesh.num_nodes)]
+    batch = rows * mesh.data_parallel_size
+    assert sum(cost.samples_read for cost in costs) == times_read(plan) * batch
+    assert sum(cost.bytes_read for cost in costs) == times_read(plan) * batch * EACH
+    assert all(cost.bytes_received == 0 for cost in costs) == (readers != "rank0" or mesh.num_nodes == 1)
+    assert sum(cost.bytes_sent for cost in costs) == sum(cost.bytes_received for cost in costs)
+    if readers == "rank0":
+        assert times_read(plan) == 1 and costs[0].bytes_kept == batch * EACH
+
+
+def test_a_job_of_1024_ranks_is_covered_in_every_read_mode() -> None:
+    for data, tensor, pipeline in ((1024, 1, 1), (128, 8, 1), (32, 8, 4), (1, 1024, 1)):
+        for readers in READERS:
+            check_covered(ParallelMesh(data, tensor, pipeline, num_nodes=128), readers)
+
+
+@pytest.mark.parametrize("sizes", [(1024, 1, 1), (128, 8, 1), (32, 8, 4)])
+@pytest.mark.parametrize("readers", READERS)
+def test_1024_ranks_read_every_sample_of_each_epoch_exactly_once(sizes: tuple[int, int, int], readers: str) -> None:
+    """By the samplers that the ranks would have; an epoch ends within a batch."""
+    plan = ReadPlan(ParallelMesh(*sizes, num_nodes=128), readers)
+    data, samples = sizes[0], 5 * 2 * sizes[0] // 2 + 3
+    sampler = CyclicSampler(range(samples), 2, shuffle=True, data_parallel_size=data, seed=5)
+    steps = -(-2 * samples // (2 * data))
+    read = {shards: _read(sampler, shards, steps) for shards in {plan.shards_read_by(rank) for rank in range(1024)}}
+    # One reader for each shard; that of a shard that several ranks of an axis read is the same sampler.
+    cover: list[tuple[int, ...]] = []
+    for shards in sorted(each for each in read if each):
+        if not any(set(shards) & set(other) for other in cover):
+            cover.append(shards)
+    found = np.concatenate([read[shards] for shards in cover])
+    for epoch in (0, 1):
+        assert np.sort(found[found[:, 0] == epoch, 1]).tolist() == list(range(samples))
+
+
+def _read(sampler: CyclicSampler, shards: tuple[int, ...], steps: int) -> np.ndarray:
+    """Epoch and index of each sample that a reader of these shards takes in some steps, int64 [n, 2]."""
+    batches = [batch for _, batch in zip(range(steps), sampler.serving(shards).batches(0))] if shards else []
+    return np.array([pair for batch in batches for pair in zip(batch.epochs, batch.indices)], dtype=np.int64)
+
+
+def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone() -> None:
+    plan = ReadPlan(ParallelMesh(2, 1, 2, num_nodes=2), "rank0")
+    assert node_traffic(plan, 1, FIELDS, 3).bytes_received == 2 * 3 * 8
+
+
+def test_parts_of_samples_are_read_by_those_who_read_for_themselves() -> None:
+    mesh = ParallelMesh(1, 4, 1)
+    fields = (FieldSize("tokens", 4096, read_parts=4),)
+    assert node_traffic(ReadPlan(mesh, "data_parallel"), 0, fields, 2).bytes_read == 2 * 4096
+    assert node_traffic(ReadPlan(mesh, "node"), 0, fields, 2).bytes_read == 2 * 4096

@@ -1,0 +1,144 @@
+"""A data module by itself: its hyperparameters, its stages, and its loaders without a trainer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data.delivery.build import build_nlp_train_loader
+from libai_data.engine.datamodule.data_stages import DataStages
+from libai_data.engine.datamodule.datamodule import DataModule
+from libai_data.errors import ConfigError
+from libai_data.iterables import from_iterable
+from libai_data.structures import batch_info
+
+
+class Recorded(DataModule):
+    """Notes what is asked of it."""
+
+    def __init__(self, size: int, scale: float = 2.0, *, note: str = "", **others: Any) -> None:
+        self.save_hyperparameters(ignore="note")
+        self.calls: list[Any] = []
+
+    def prepare_data(self) -> None:
+        self.calls.append("prepare")
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(("setup", stage))
+
+    def teardown(self, stage: str) -> None:
+        self.calls.append(("teardown", stage))
+
+    def batches(self) -> list[dict[str, Any]]:
+        return [{"x": np.full(3, number, np.float32)} for number in range(self.hparams.size)]
+
+    def train_dataloader(self) -> Any:
+        return iter(self.batches())
+
+    def val_dataloader(self) -> Any:
+        return [lambda: self.batches(), lambda: self.batches()[:1]]
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.calls.append(("before", dataloader_idx))
+        return batch
+
+    def on_after_batch_transfer(self, batch: dict[str, Any], dataloader_idx: int) -> dict[str, Any]:
+        return {name: value * self.hparams["scale"] for name, value in batch.items()}
+
+
+def test_the_arguments_of_init_are_kept_as_hyperparameters() -> None:
+    module = Recorded(4, note="secret", further=1)
+    assert module.hparams == {"size": 4, "scale": 2.0, "further": 1}
+    assert module.hparams.size == 4
+    module.hparams.scale = 3.0
+    assert module.hparams["scale"] == 3.0
+    with pytest.raises(AttributeError, match="no hyperparameter 'sise'"):
+        _ = module.hparams.sise
+    assert DataModule().hparams == {}
+
+
+def test_hyperparameters_can_be_chosen_by_name() -> None:
+    class Chosen(DataModule):
+        def __init__(self, a: int, b: int) -> None:
+            self.save_hyperparameters("b")
+
+    assert Chosen(1, 2).hparams == {"b": 2}
+
+
+def test_a_module_goes_through_its_stages_without_a_trainer() -> None:
+    module = Recorded(3)
+    stages = DataStages(module, train_batch_size=2, test_batch_size=2)
+    for _ in range(2):  # Once is enough.
+        stages.enter("fit")
+    (train,) = stages.loaders("train")
+    assert stages.loaders("train")[0] is train
+    batch = next(iter(train))
+    assert batch.x.shape == (2,)
+    inputs = stages.inputs(next(iter(train)), dataloader_idx=1)
+    assert inputs["x"].is_global
+    assert inputs["x"].numpy().tolist() == [0.0, 2.0]
+    validation = stages.loaders("val")
+    infos = [[batch_info(batch) for batch in loader] for loader in validation]
+    assert [[info.valid for info in each if info is not None] for each in infos] == [[2, 2, 2, 2, 1], [2, 1]]
+    assert stages.loaders("test") == []
+    stages.leave("fit")
+    stages.leave("fit")
+    stages.enter("test")
+    assert module.calls == ["prepare", ("setup", "fit"), ("before", 1), ("teardown", "fit"), ("setup", "test")]
+
+
+def test_loaders_of_this_package_stay_what_they_are() -> None:
+    dataset = [{"x": np.ones(2)} for _ in range(8)]
+
+    class Ours(DataModule):
+        def train_dataloader(self) -> Any:
+            return build_nlp_train_loader(from_iterable(dataset, 2).dataset, 4, num_workers=0)
+
+        def val_dataloader(self) -> Any:
+            return from_iterable(dataset, 4)
+
+    stages = DataStages(Ours(), 1, 1)
+    assert [next(iter(stages.loaders(kind)[0])).x.shape for kind in ("train", "val")] == [(4, 2), (4, 2)]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    stages = DataStages(Recorded(3))
+    with pytest.raises(ConfigError, match="Did you mean 'fit'"):
+        stages.enter("fitt")
+
+    class Several(DataModule):
+        def train_dataloader(self) -> Any:
+            return [[1], [2]]
+
+    with pytest.raises(ConfigError, match="returned a list of 2 loaders"):
+        DataStages(Several()).loaders("train")
+    with pytest.raises(NotImplementedError, match="DataModule has no train_dataloader"):
+        DataStages(DataModule()).loaders("train")
+
+
+def test_a_state_of_any_kind_survives_a_checkpoint() -> None:
+    class Counting(DataModule):
+        seen: Any = None
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    for kept in (3, np.float32(2.5), {"a": (1, 2)}):
+        saved, restored = Counting(), Counting()
+        saved.seen = kept
+        DataStages(restored).load_state_dict(DataStages(saved).state_dict())
+        assert restored.seen == kept
+
+
+def test_a_hyperparameter_that_is_no_argument_is_refused() -> None:
+    class Own(DataModule):
+        def __init__(self, folder: str, *names: str) -> None:
+            self.save_hyperparameters(*names)
+
+    with pytest.raises(ConfigError, match=r"names 'foler', which is no argument. Did you mean 'folder'"):
+        Own("a", "foler")

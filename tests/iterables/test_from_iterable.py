@@ -1,0 +1,591 @@
+"""What loaders over iterables promise: exact batches, ends, resume at every cut point, and clear errors."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import numpy as np
+import oneflow as flow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data.delivery import to_global
+from libai_data.engine.batches import join_micro_batches
+from libai_data.engine.evaluation import DatasetEvaluator
+from libai_data.engine.evaluation.inference import inference_on_dataset
+from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
+from libai_data.iterables import default_collate, from_iterable
+from libai_data.structures import DistTensorData, Instance, batch_info
+from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
+from tests.loader.streams import eventually, loader_threads
+from tests.properties import examples
+
+Point = namedtuple("Point", ["x", "y"])
+
+
+@dataclass
+class Record:
+    """A sample as a dataclass."""
+
+    x: Any
+    y: int
+
+
+class LiBaisInstance:
+    """What LiBai's `Instance` looks like."""
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self._fields = fields
+
+    def get_fields(self) -> dict[str, Any]:
+        return {name: LiBaisTensor(value) for name, value in self._fields.items()}
+
+
+class LiBaisTensor:
+    """What LiBai's `DistTensorData` looks like."""
+
+    def __init__(self, value: Any) -> None:
+        self.tensor = flow.tensor(value)
+        self.sbp_list = ["split_0", "broadcast"]
+        self.placement_idx = 0
+
+
+def batches_of(sizes: list[int]) -> list[dict[str, Any]]:
+    """Batches of these sizes, whose rows are counted on."""
+    edges = np.cumsum([0, *sizes])
+    return [
+        default_collate([sample(number) for number in range(start, stop)])
+        for start, stop in zip(edges[:-1], edges[1:])
+        if stop > start
+    ]
+
+
+FORMS: dict[str, Callable[[int], Any]] = {
+    "dict": sample,
+    "ordered dict": lambda number: OrderedDict(sample(number)),
+    "named tuple": lambda number: Point(**sample(number)),
+    "tuple": lambda number: tuple(sample(number).values()),
+    "list": lambda number: list(sample(number).values()),
+    "dataclass": lambda number: Record(**sample(number)),
+    "Instance": lambda number: Instance(**{name: DistTensorData(value) for name, value in sample(number).items()}),
+    "OneFlow tensors": lambda number: {
+        "x": flow.full((2, 3), float(number)),
+        "y": flow.tensor(number),
+    },
+    "lists of numbers": lambda number: {"x": [[float(number)] * 3] * 2, "y": number},
+    "LiBai's Instance": lambda number: LiBaisInstance(sample(number)),
+    "notes of a tool": lambda number: {"__key__": "a", **sample(number)},
+}
+
+
+@pytest.mark.parametrize("is_map_style", [False, True], ids=["stream", "map-style"])
+@pytest.mark.parametrize("form", FORMS)
+def test_samples_of_each_form_become_the_same_batches(form: str, is_map_style: bool) -> None:
+    samples = [FORMS[form](number) for number in range(6)]
+    fields = ["x", "y"] if form in ("tuple", "list") else None
+    loader = from_iterable(samples if is_map_style else lambda: samples, 3, fields=fields)
+    found = [(rows_of(batch), batch.x.tensor.dtype, list(batch.get_fields())) for batch in loader]
+    assert found == [([0, 1, 2], flow.float32, ["x", "y"]), ([3, 4, 5], flow.float32, ["x", "y"])]
+    loader.close()
+
+
+@pytest.mark.parametrize("is_map_style", [False, True], ids=["stream", "map-style"])
+def test_batches_are_nested_as_their_samples_are(is_map_style: bool) -> None:
+    def nested(number: int) -> dict[str, Any]:
+        return {
+            "inputs": Point({"ids": np.arange(number, number + 3)}, (np.float32(number), [np.ones(2), np.zeros(1)])),
+            "name": f"sämple {number}" + "!" * number,
+            "raw": bytes([number, 0]),
+            "label": number,
+        }
+
+    samples = [nested(number) for number in range(4)]
+    loader = from_iterable(
+        samples if is_map_style else lambda: iter(samples), 2, layouts={"label": {"placement_idx": -1}}
+    )
+    first, second = list(loader)
+    assert isinstance(second.inputs, Point)
+    assert second.inputs.x["ids"].tensor.numpy().tolist() == [[2, 3, 4], [3, 4, 5]]
+    assert isinstance(second.inputs.y, tuple)
+    assert isinstance(second.inputs.y[1], list)
+    assert second.inputs.y[1][1].shape == (2, 1)
+    assert second.name == ["sämple 2!!", "sämple 3!!!"]
+    assert second.raw == [b"\2\0", b"\3\0"]
+    assert second.label.placement_idx == -1
+    arguments = to_global(second)
+    assert arguments["inputs"].x["ids"].is_global
+    assert arguments["inputs"].y[0].numpy().tolist() == [2.0, 3.0]
+    assert arguments["name"] == second.name
+    assert batch_info(first).valid == 2  # type: ignore[union-attr]
+    loader.close()
+
+
+def test_the_default_collation_keeps_types() -> None:
+    samples = [{"a": Point(1, "p"), "b": (1.0, [np.ones(1)])}, {"a": Point(2, "q"), "b": (2.0, [np.zeros(1)])}]
+    batch = default_collate(samples)
+    assert isinstance(batch["a"], Point)
+    assert batch["a"].x.tolist() == [1, 2]
+    assert batch["a"].y == ["p", "q"]
+    assert isinstance(batch["b"], tuple)
+    assert isinstance(batch["b"][1], list)
+    assert type(default_collate([OrderedDict(x=1)])) is OrderedDict
+    assert isinstance(default_collate([Record(1, 2), Record(3, 4)]), Record)
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([{"x": np.ones(2)}, {"x": np.ones(3)}], r"field 'x': sample 0 .*\[2\], sample 1 .*\[3\]"),
+        ([{"x": 1}, {"y": 1}], r"sample 0 of a batch has \['x'\], sample 1 has \['y'\]"),
+        ([{"x": {"a": 1}}, {"x": 1}], "field 'x': sample 0 of a batch is a dict, sample 1 is a number"),
+        ([{"x": {"a": None}}] * 2, "field 'x.a' is None"),
+        ([{"x": ([1], 2)}, {"x": ([1],)}], r"field 'x': sequences of unequal lengths: \[2, 1\]"),
+        ([{"x": object()}] * 2, "field 'x'"),
+    ],
+)
+def test_samples_that_do_not_fit_together_are_named(samples: list[Any], message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        default_collate(samples)
+
+
+def test_tensors_of_batches_are_not_copied() -> None:
+    torch = pytest.importorskip("torch")
+    kept = [{"x": torch.arange(8.0).reshape(4, 2), "y": np.arange(4)}]
+    (batch,) = from_iterable(kept, batches=True)
+    kept[0]["x"][1, 1] = 50
+    kept[0]["y"][2] = 60
+    assert batch.x.tensor.numpy()[1, 1] == 50
+    assert batch.y.tensor.numpy()[2] == 60
+
+
+class OnlyDlpack:
+    """A tensor that offers DLPack and nothing else."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__()
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+def test_what_offers_dlpack_alone_is_not_copied() -> None:
+    array = np.arange(4)
+    (batch,) = from_iterable([{"y": OnlyDlpack(array)}], batches=True)
+    array[1] = 70
+    assert batch.y.tensor.numpy().tolist() == [0, 70, 2, 3]
+
+
+@settings(max_examples=examples(25))
+@given(
+    sizes=st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(lambda sizes: sum(sizes) > 0),
+    micro=st.integers(1, 6),
+    ends=st.sampled_from(["drop", "pad", "cycle"]),
+)
+def test_batches_are_cut_anew_without_losing_a_row(sizes: list[int], micro: int, ends: str) -> None:
+    rows = sum(sizes)
+    loader = from_iterable(lambda: iter(batches_of(sizes)), micro, batches=True, ends=ends)
+    found = taken(loader, 2 * rows // micro + 1 if ends == "cycle" else None)
+    loader.close()
+    if ends == "cycle":
+        assert flat(found) == [number % rows for number in range(len(found) * micro)]
+    else:
+        assert flat(found) == list(range(rows if ends == "pad" else rows // micro * micro))
+        assert [info.valid for info, _ in found] == [min(micro, rows - info.position) for info, _ in found]
+
+
+@settings(max_examples=examples(15))
+@given(cut=st.integers(0, 12), micro=st.integers(1, 7), other=st.integers(1, 7), batches=st.booleans())
+def test_a_stream_goes_on_after_every_cut_in_batches_of_any_size(
+    cut: int, micro: int, other: int, batches: bool
+) -> None:
+    def source(epoch: int) -> Iterator[Any]:
+        rows = list(numbers(epoch))
+        return iter([default_collate(rows[start : start + 5]) for start in range(0, 22, 5)] if batches else rows)
+
+    whole = from_iterable(source, micro, batches=batches, ends="cycle")
+    rows = flat(taken(whole, cut + 10))
+    whole.close()
+    stopped = from_iterable(source, micro, batches=batches, ends="cycle")
+    taken(stopped, cut)
+    state = stopped.state_dict()
+    stopped.close()
+    assert len(str(state)) < 1024
+    again = from_iterable(source, other, batches=batches, ends="cycle")
+    again.load_state_dict(state)
+    found = flat(taken(again, 3))
+    again.close()
+    expected = rows[cut * micro :]
+    assert found[: len(expected)] == expected[: len(found)]
+
+
+def test_a_batch_of_the_iterable_is_a_global_batch_unless_a_size_is_given() -> None:
+    loader = from_iterable(lambda: iter(batches_of([6, 6, 5])), batches=True, ends="pad")
+    assert loader.global_batch_size is None
+    found = taken(loader)
+    assert [len(rows) for _, rows in found] == [6, 6, 6]
+    assert found[-1][0].valid == 5
+    assert loader.global_batch_size == 6
+    loader.close()
+
+
+def test_an_endless_stream_goes_on_with_each_iterator_and_rounds_begin_anew() -> None:
+    endless = from_iterable(numbers, 4, ends="cycle")
+    assert flat(taken(endless, 3) + taken(endless, 3)) == flat(
+        resumed(lambda: numbers, 0, 6, micro_batch_size=4, ends="cycle")
+    )
+    rounds = from_iterable(numbers, 4)
+    broken_off, whole = taken(rounds, 2), taken(rounds)
+    assert [info.epoch for info, _ in broken_off] == [0, 0]
+    assert [info.epoch for info, _ in whole] == [1] * 6
+    for loader in (endless, rounds):
+        loader.close()
+
+
+def test_a_stream_that_does_not_replay_is_refused() -> None:
+    random = np.random.default_rng(0)
+
+    def unseeded() -> Iterator[Any]:
+        return (sample(int(number)) for number in random.permutation(22))
+
+    stopped = from_iterable(unseeded, 4)
+    taken(stopped, 2)
+    again = from_iterable(unseeded, 4)
+    again.load_state_dict(stopped.state_dict())
+    with pytest.raises(CheckpointError, match="unseeded does not replay: its first 8 rows of round 0"):
+        taken(again)
+    for loader in (stopped, again):
+        loader.close()
+
+
+@pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
+@pytest.mark.parametrize("change", ["leaves a row out", "changes a value"])
+def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str, batches: bool) -> None:
+    changed = False
+
+    def rows() -> Iterator[Any]:
+        for number in range(300):
+            if changed and number == 200 and change == "leaves a row out":
+                continue
+            x = np.full(3000, number, np.float32)
+            x[-1] += changed and number == 200
+            yield {"x": x, "y": number}
+
+    def source() -> Iterator[Any]:
+        return (default_collate([row]) for row in rows()) if batches else rows()
+
+    stopped = from_iterable(source, 4, batches=batches)
+    state = [stopped.state_dict() for _ in zip(range(60), stopped)][-1]
+    same, other = (from_iterable(source, 4, batches=batches) for _ in range(2))
+    same.load_state_dict(state)
+    assert next(iter(same)).y.tensor.numpy().tolist() == [240, 241, 242, 243]
+    changed = True
+    other.load_state_dict(state)
+    with pytest.raises(CheckpointError, match="does not replay: its first 240 rows of round 0"):
+        next(iter(other))
+    other.load_state_dict(state, override=["seed"])
+    next(iter(other))
+    for loader in (stopped, same, other):
+        loader.close()
+
+
+def test_a_stream_that_has_become_shorter_is_refused() -> None:
+    stopped = from_iterable(numbers, 4)
+    taken(stopped, 4)
+    again = from_iterable(lambda: (sample(number) for number in range(10)), 4)
+    again.load_state_dict(stopped.state_dict())
+    with pytest.raises(CheckpointError, match="ended 6 rows before the place"):
+        taken(again)
+    for loader in (stopped, again):
+        loader.close()
+
+
+def test_a_state_of_another_kind_is_refused() -> None:
+    loader = from_iterable(numbers, 4)
+    with pytest.raises(CheckpointError, match="not saved by a loader over an iterable"):
+        loader.load_state_dict({"position": 4, "seed": 1})
+    endless = from_iterable(numbers, 4, ends="cycle")
+    with pytest.raises(CheckpointError, match="ends=cycle, which is now short"):
+        loader.load_state_dict(endless.state_dict())
+
+
+def test_an_iterable_that_raises_midway_is_named_where_it_does() -> None:
+    def breaks() -> Iterator[Any]:
+        yield from (sample(number) for number in range(9))
+        raise OSError("the disk is gone")
+
+    loader = from_iterable(breaks, 4)
+    batches = iter(loader)
+    assert [rows_of(next(batches)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    for _ in range(2):
+        with pytest.raises(SampleError, match=r"breaks raised OSError after 9 item.*the disk is gone") as raised:
+            next(batches)
+        assert isinstance(raised.value.__cause__, OSError)
+    loader.close()
+
+
+def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
+    end = threading.Event()
+
+    def hangs() -> Iterator[Any]:
+        yield from (sample(number) for number in range(5))
+        end.wait(20)
+
+    loader = from_iterable(hangs, 4, timeout=0.5)
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(SampleError, match=r"hangs has yielded nothing for 0.5 s, after 5 item"):
+        next(batches)
+    end.set()
+    loader.close()
+
+
+def test_an_iterable_without_a_row_has_no_batch_and_cannot_cycle() -> None:
+    assert list(from_iterable(lambda: iter(()), 4)) == []
+    assert list(from_iterable([], batches=True)) == []
+    with pytest.raises(ConfigError, match="yields nothing"):
+        next(iter(from_iterable(lambda: iter(()), 4, ends="cycle")))
+
+
+class HoldsAnIterator:
+    """Looks as if it could be iterated again."""
+
+    def __init__(self, is_wrapped: bool) -> None:
+        self._iterator = numbers()
+        self._is_wrapped = is_wrapped
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(dict, self._iterator) if self._is_wrapped else self._iterator
+
+
+@pytest.mark.parametrize("ends", ["drop", "cycle"])
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends: str) -> None:
+    holder = HoldsAnIterator(is_wrapped)
+    for source in (holder, lambda: iter(HoldsAnIterator.__iter__(holder))):
+        holder._iterator = numbers()
+        loader = from_iterable(source, 4, ends=ends)
+        assert len(taken(loader, 5)) == 5
+        with pytest.raises((ConfigError, SampleError), match="can be gone through only once"):
+            taken(loader, 6 if ends == "cycle" else None)
+        loader.close()
+
+
+def test_an_iterator_can_be_gone_through_once() -> None:
+    loader = from_iterable(numbers(), 4)
+    assert len(taken(loader)) == 6
+    with pytest.raises(SampleError, match="can be gone through only once; pass the function that makes it"):
+        taken(loader)
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (numbers, {}, "micro_batch_size is missing"),
+        (numbers, {"micro_batch_size": 0}, "micro_batch_size"),
+        (numbers, {"micro_batch_size": 2, "ends": "padd"}, "Did you mean 'pad'"),
+        (numbers, {"micro_batch_size": 2, "shuffle": True}, "shuffle=True is for sources that give samples by their"),
+        (numbers, {"micro_batch_size": 2, "num_workers": 2}, "num_workers=2 is for sources"),
+        (numbers, {"micro_batch_size": 2, "on_error": "skip"}, "on_error='skip' is for sources"),
+        (numbers, {"micro_batch_size": 2, "fields": "x"}, "fields is 'x'"),
+        (numbers, {"micro_batch_size": 2, "readers": "rank1"}, "Did you mean 'rank0'"),
+        (5, {"micro_batch_size": 2}, "a loader cannot be made of 5"),
+        ("data.tar", {"micro_batch_size": 2}, "a str is no iterable of samples"),
+        ({"train": []}, {"micro_batch_size": 2}, "a dict is no iterable of samples"),
+        ([], {"micro_batch_size": 2}, "is empty"),
+        (
+            lambda shard, num_shards: [],
+            {"micro_batch_size": 2, "ends": "pad"},
+            "each of its shards may end at another row",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_iterable(source, **options)
+
+
+@pytest.mark.parametrize(
+    ("samples", "fields", "message"),
+    [
+        ([(1, 2)], None, r"tuple without names; give fields=\[...\], 2 name"),
+        ([(1, 2)], ["x"], r"1 name\(s\) \['x'\] for 2 value"),
+        ([{"xs": 1}], ["x"], "Did you mean 'xs'"),
+        ([np.ones(2)], None, "ndarray without names"),
+    ],
+)
+def test_samples_without_names_are_named(samples: list[Any], fields: list[str] | None, message: str) -> None:
+    for source in (samples, lambda: samples):
+        with pytest.raises((SchemaError, SampleError), match=message):
+            next(iter(from_iterable(source, 1, fields=fields)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"x": np.ones(2), "y": np.ones(3)}, r"differ in their number of rows: \{'x': 2, 'y': 3\}"),
+        ({"x": np.ones(2), "y": 3}, "field 'y' of the batch is a single number"),
+    ],
+)
+def test_batches_that_are_none_are_named(batch: Any, message: str) -> None:
+    with pytest.raises(SchemaError, match=message):
+        next(iter(from_iterable([batch], batches=True)))
+
+
+def test_rows_of_different_shapes_stay_in_their_batches() -> None:
+    ragged = [{"x": np.full((4, length), length)} for length in (3, 5, 2)]
+    assert [batch.x.shape for batch in from_iterable(ragged, batches=True)] == [(4, 3), (4, 5), (4, 2)]
+    with pytest.raises(SampleError, match="field 'x': rows of batches of different shapes"):
+        list(from_iterable(ragged, 6, batches=True))
+
+
+def test_a_collator_gets_samples_as_they_come() -> None:
+    def collate(samples: list[Any]) -> dict[str, Any]:
+        assert all(isinstance(each, tuple) for each in samples)
+        return {"y": np.array([each[1] for each in samples]), "x": np.stack([each[0] for each in samples])}
+
+    samples = [tuple(sample(number).values()) for number in range(6)]
+    for source in (samples, lambda: samples):
+        loader = from_iterable(source, 3, collate_fn=collate)
+        assert [rows for _, rows in taken(loader)] == [[0, 1, 2], [3, 4, 5]]
+        loader.close()
+
+
+@pytest.mark.parametrize("package", ["torch", "oneflow"])
+def test_a_padding_loader_with_a_short_last_batch_is_refused_as_soon_as_lengths_differ(package: str) -> None:
+    data = pytest.importorskip(f"{package}.utils.data")
+    samples = [(np.full(2 + number % 5, number), number) for number in range(22)]
+
+    def pad(rows: list[Any]) -> dict[str, Any]:
+        longest = max(len(row) for row, _ in rows)
+        return {
+            "x": np.stack([np.pad(row, (0, longest - len(row)), constant_values=-1) for row, _ in rows]),
+            "y": np.array([label for _, label in rows]),
+        }
+
+    short = data.DataLoader(samples, batch_size=4, collate_fn=pad)
+    with pytest.raises(SchemaError, match=r"pads its batches to different lengths.*only 2 rows.*drop_last=True"):
+        for _ in zip(range(3), from_iterable(short, 4, ends="cycle")):
+            pass
+    for ends in ("drop", "pad"):
+        assert len(list(from_iterable(short, 4, ends=ends))) == (5 if ends == "drop" else 6)
+    whole = data.DataLoader(samples, batch_size=4, collate_fn=pad, drop_last=True)
+    assert len([batch for batch, _ in zip(from_iterable(whole, 4, ends="cycle"), range(12))]) == 12
+    ours = from_iterable(lambda: iter(samples), 4, ends="cycle", collate_fn=pad)
+    assert [batch.y.tensor.numpy().tolist() for batch, _ in zip(ours, range(6))][-1] == [20, 21, 0, 1]
+    with pytest.raises(ConfigError, match="collate_fn makes batches of samples, but DataLoader yields batches"):
+        from_iterable(whole, 4, collate_fn=pad)
+
+
+def test_loaders_of_ours_are_no_iterables_of_samples() -> None:
+    own = from_iterable([sample(number) for number in range(8)], 4)
+    with pytest.raises(ConfigError, match="a DataLoader of libai_data is a loader already; use it as it is"):
+        from_iterable(own, 4)
+    with pytest.raises(ConfigError, match="is a loader already"):
+        from_iterable(from_iterable(numbers, 4), 4)
+    with pytest.raises(SchemaError, match="yields batches of a loader of libai_data"):
+        next(iter(from_iterable(lambda: iter(own), 2)))
+
+
+def test_map_style_sources_are_shuffled_read_by_workers_and_resume() -> None:
+    samples = [sample(number) for number in range(22)]
+    plain = from_iterable(samples, 4, shuffle=True, seed=5, ends="cycle")
+    expected = taken(plain, 12)
+    with_workers = from_iterable(samples, 4, shuffle=True, seed=5, ends="cycle", num_workers=2)
+    assert taken(with_workers, 12) == expected
+    assert sorted(flat(expected)[:22]) == list(range(22))
+    assert flat(expected)[:22] != list(range(22))
+    options = {"micro_batch_size": 4, "shuffle": True, "seed": 5, "ends": "cycle"}
+    assert resumed(lambda: samples, 6, 4, **options) == expected[6:10]
+    for loader in (plain, with_workers):
+        loader.close()
+
+
+def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:
+    read = []
+
+    def counted() -> Iterator[Any]:
+        for number in range(10**6):
+            read.append(number)
+            yield sample(number)
+
+    def its_threads() -> list[str]:
+        return [thread.name for thread in loader_threads() if "counted" in thread.name]
+
+    loader = from_iterable(counted, 4, prefetch=2)
+    batches = iter(loader)
+    for _ in range(20):
+        next(batches)
+    # Those taken, those that wait, those in the reader's hands.
+    assert len(read) <= 4 * (20 + 2 + 1)
+    assert len(its_threads()) == 1
+    loader.close()
+    assert not its_threads()
+    loader = from_iterable(counted, 4)
+    batches = iter(loader)
+    next(batches)
+    del loader, batches
+    assert eventually(lambda: not its_threads()), its_threads()
+
+
+def test_nested_batches_are_joined_and_evaluated() -> None:
+    samples = [{"in": {"ids": np.full(2, n), "pair": (n, [np.ones(1)])}, "name": f"n{n}"} for n in range(5)]
+    joined = join_micro_batches(list(from_iterable(samples, 2, ends="pad"))[:2])
+    assert joined.get("in")["ids"].tensor.numpy()[:, 0].tolist() == [0, 1, 2, 3]
+    assert joined.get("in")["pair"][1][0].shape == (4, 1)
+    assert joined.name == ["n0", "n1", "n2", "n3"]
+
+    class Seen(DatasetEvaluator):
+        def __init__(self) -> None:
+            self.numbers: list[int] = []
+
+        def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+            assert list(inputs) == ["in"]
+            self.numbers += inputs["in"]["pair"][0].numpy().tolist()
+
+        def evaluate(self) -> dict[str, Any]:
+            return {"numbers": self.numbers}
+
+    def model(name: list[str], **inputs: Any) -> dict[str, Any]:
+        return {"twice": inputs["in"]["ids"] * 2}
+
+    loader = from_iterable(samples, 2, ends="pad")
+    found = inference_on_dataset(model, loader, 2, 9, lambda data: to_global(data), "cpu", Seen())
+    assert found == {"numbers": [0, 1, 2, 3, 4]}
+
+
+def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[Any] = []
+
+    class Bar:
+        def __init__(self, total: int, desc: str, **options: Any) -> None:
+            shown.append([desc, total, 0])
+
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            pass
+
+        def update(self, rows: int) -> None:
+            shown[-1][2] += rows
+
+    monkeypatch.setattr("libai_data.iterables.rows.tqdm", Bar)
+    resumed(lambda: numbers, 7, 1, micro_batch_size=4, ends="cycle")
+    assert shown == [["Fast-forwarding numbers, round 1", 6, 6]]
+
+
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset", "test_batch_size", "consumed_samples"])
+@pytest.mark.parametrize("ends", ["short", "cycle"])
+def test_what_decides_the_order_in_another_way_is_refused(name: str, ends: str) -> None:
+    options: dict[str, Any] = {name: [[0]]}
+    with pytest.raises(ConfigError, match=f"takes no '{name}'.*use DataLoader"):
+        from_iterable([sample(0), sample(1)], 1, ends=ends, **options)

@@ -1,0 +1,66 @@
+"""A rank whose peers never start ends, although OneFlow waits for them inside its import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from libai_data.errors import ConfigError
+from libai_data.launch.launcher import free_port
+from libai_data.launch.ports import listen
+from libai_data.mesh.peers.joining import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+
+
+def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RANK": str(rank)}
+    return {**os.environ, **job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds}
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(repository / "tools" / "train_net.py"), str(repository / "configs/vit_digits.py")]
+    start = time.monotonic()
+    ended = subprocess.run(
+        command, env=alone_of_two(rank, "3"), cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode != 0
+    assert f"rank {rank} ends: the 2 ranks have not all come within 3 s; were all of them started" in ended.stderr
+    assert time.monotonic() - start < 30
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_script_of_ones_own_does_not_wait_for_ever_either(repository: Path, tmp_path: Path) -> None:
+    code = "import libai_data, oneflow"
+    environment = {**alone_of_two(1, "1"), "PYTHONPATH": str(repository)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode != 0
+    assert "rank 1 ends: the 2 ranks have not all come within 1 s" in ended.stderr
+
+
+def test_rank_0_does_not_share_its_port_with_another_job(repository: Path, tmp_path: Path) -> None:
+    environment = {**alone_of_two(0, "60"), "PYTHONPATH": str(repository)}
+    port = environment["MASTER_PORT"]
+    with listen(int(port)):
+        code = "import libai_data, oneflow"
+        ended = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
+        )
+    assert ended.returncode != 0
+    assert f"ConfigError: port {port} cannot be used on this machine" in ended.stderr
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
+def test_a_time_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_JOIN_VARIABLE, value)
+    with pytest.raises(ConfigError, match=SECONDS_TO_JOIN_VARIABLE):
+        seconds_to_join()
+
+
+def test_ranks_wait_ten_minutes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SECONDS_TO_JOIN_VARIABLE, raising=False)
+    assert seconds_to_join() == 600

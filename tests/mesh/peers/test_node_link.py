@@ -1,0 +1,141 @@
+"""Ranks of a node find each other, whoever else knocks, and a dead one's connection closes whatever it forked."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import signal
+import socket
+import threading
+
+import pytest
+
+from libai_data.errors import ConfigError, PeerError
+from libai_data.mesh.peers.channel import Channel
+from libai_data.mesh.peers.node_link import (
+    SECONDS_TO_MEET_VARIABLE,
+    accept_followers,
+    connect_to_leader,
+    let_in,
+    open_node_link,
+    seconds_to_meet,
+)
+
+
+@pytest.fixture
+def name() -> str:
+    return secrets.token_hex(8)
+
+
+def meet(name: str, ranks: list[int]) -> dict[int, dict[int, Channel]]:
+    listener = open_node_link(name)
+    ends: dict[int, Channel] = {}
+
+    def come(rank: int) -> None:
+        ends[rank] = connect_to_leader(name, rank, leader=4)
+
+    coming = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
+    for thread in coming:
+        thread.start()
+    channels = accept_followers(listener, ranks)
+    for thread in coming:
+        thread.join()
+    return {0: channels, 1: ends}
+
+
+def test_each_rank_is_known_by_its_number(name: str) -> None:
+    ours, theirs = meet(name, [5, 6, 7]).values()
+    for rank, channel in ours.items():
+        channel.send(f"to {rank}")
+    for rank, channel in theirs.items():
+        assert channel.receive() == f"to {rank}"
+
+
+def test_who_does_not_say_a_rank_of_this_node_is_turned_away(name: str) -> None:
+    listener = open_node_link(name)
+    strangers = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(3)]
+    for stranger in strangers:
+        stranger.connect(f"\0libai_data/{name}")
+    strangers[0].close()
+    Channel(strangers[1]).send(9)
+    Channel(strangers[2]).send("five")
+    end = connect_to_leader(name, 5, leader=4)
+    assert list(accept_followers(listener, [5])) == [5]
+    end.close()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_another_users_process_neither_gets_in_nor_is_taken_for_the_leader(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of Unix sockets can be read, and taken, by every user."""
+    go, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        squatter.bind(f"\0libai_data/{name} squatted")
+        squatter.listen()
+        os.read(go, 1)
+        intruder = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        intruder.connect(f"\0libai_data/{name}")
+        Channel(intruder).send(5)
+        os.read(go, 1)
+        os._exit(0)
+    try:
+        with pytest.raises(PeerError, match="a process of user 65534 listens there"):
+            connect_to_leader(f"{name} squatted", 5, leader=4, seconds=0.5)
+        listener = open_node_link(name)
+        os.write(begin, b".")
+        rank, _ = let_in(listener.accept()[0])
+        assert rank == -1
+        listener.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(go)
+        os.close(begin)
+
+
+def test_ranks_that_never_come_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
+    listener = open_node_link(name)
+    end = connect_to_leader(name, 5, leader=4)
+    with pytest.raises(PeerError, match=r"ranks \[6, 7\] of this node did not connect to rank 4 within 0.3 s"):
+        accept_followers(listener, [5, 6, 7])
+    end.close()
+
+
+def test_a_leader_that_never_listens_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
+    with pytest.raises(PeerError, match=r"rank 5 could not reach rank 4, which leads this node, within 0.3 s"):
+        connect_to_leader(name, 5, leader=4)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan"])
+def test_a_time_to_meet_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, value)
+    with pytest.raises(ConfigError, match=SECONDS_TO_MEET_VARIABLE):
+        seconds_to_meet()
+
+
+def test_what_a_rank_forked_does_not_keep_its_connections_open(name: str) -> None:
+    """A worker, or any helper that a dataset forks, may outlive its rank."""
+    ours, theirs = meet(name, [5]).values()
+    hold, held = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(held)
+        os.read(hold, 1)
+        os._exit(0)
+    try:
+        ours[5].close()
+        assert select.select([theirs[5]], [], [], 5)[0]
+        with pytest.raises(EOFError):
+            theirs[5].receive()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(hold)
+        os.close(held)

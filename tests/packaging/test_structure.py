@@ -1,0 +1,98 @@
+"""The folders of the package: those of the table in docs/architecture.md, with imports that point down its rows."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGE = REPOSITORY / "libai_data"
+ROOT = ("__init__.py", "__main__.py", "py.typed")
+
+
+def rows() -> list[str]:
+    """The names in the table, from the top."""
+    text = (REPOSITORY / "docs" / "architecture.md").read_text(encoding="utf-8")
+    section = text.split("## Folders", 1)[1].split("\n## ", 1)[0]
+    return [
+        name.rstrip("/").removesuffix(".py") for name in re.findall(r"^\| `([a-z_.]+/?)` \|", section, re.MULTILINE)
+    ]
+
+
+def modules() -> dict[str, Path]:
+    return {
+        ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+
+
+def imports(node: ast.AST, only_at_start: bool) -> Iterator[tuple[str, str]]:
+    """The module and the name in it, or no name, of each import of this package."""
+    for child in ast.iter_child_nodes(node):
+        if only_at_start and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == "libai_data":
+            yield from ((child.module or "", alias.name) for alias in child.names)
+        elif isinstance(child, ast.Import):
+            yield from ((alias.name, "") for alias in child.names if alias.name.split(".")[0] == "libai_data")
+        yield from imports(child, only_at_start)
+
+
+def imported(path: Path, known: dict[str, Path], only_at_start: bool = False) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {
+        f"{module}.{name}" if f"{module}.{name}" in known else module for module, name in imports(tree, only_at_start)
+    }
+
+
+def test_the_table_names_what_lies_in_the_package() -> None:
+    names = rows()
+    assert len(names) == len(set(names)) <= 14
+    # Python leaves caches in folders that other versions had.
+    there = {path.name for path in PACKAGE.iterdir() if path.is_file() or any(path.rglob("*.py"))}
+    assert there == {*ROOT, *(f"{name}.py" if (PACKAGE / f"{name}.py").exists() else name for name in names)}
+
+
+def test_imports_point_down_the_table() -> None:
+    height = {name: -number for number, name in enumerate(rows())}
+    known = modules()
+    upward = [
+        f"{module} imports {other}"
+        for module, path in known.items()
+        for other in imported(path, known)
+        if module not in ("libai_data", "libai_data.__main__") and "." in other
+        if height[other.split(".")[1]] > height[module.split(".")[1]]
+    ]
+    assert not upward
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    known = modules()
+    wanted = {module: imported(path, known, only_at_start=True) - {module} for module, path in known.items()}
+    done: set[str] = set()
+
+    def follow(module: str, way: tuple[str, ...]) -> None:
+        assert module not in way, f"imports in a circle: {' -> '.join([*way[way.index(module) :], module])}"
+        if module not in done:
+            for other in wanted.get(module, ()):
+                follow(other, (*way, module))
+            done.add(module)
+
+    for module in known:
+        follow(module, ())
+
+
+@pytest.mark.parametrize("folder", ["loader", "delivery", "iterables"])
+def test_what_reads_data_is_imported_without_oneflow(folder: str) -> None:
+    known = modules()
+    for module, path in known.items():
+        if module.startswith(f"libai_data.{folder}"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+            assert "oneflow" not in names, module
