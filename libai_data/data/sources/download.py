@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from libai_data.errors import DataPipelineError, StorageError
-from libai_data.data.sources.checksum import md5_of
+from libai_data.data.sources.remote import md5_of
 from libai_data.data.sources.storage import LocalFile
 
 logger = logging.getLogger(__name__)

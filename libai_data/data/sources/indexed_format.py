@@ -128,30 +128,20 @@ def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
     for first in range(0, count, _CHECKED_AT_ONCE):
         sizes = index.sizes[first : first + _CHECKED_AT_ONCE].astype(np.int64)
         pointers = index.pointers[first : first + _CHECKED_AT_ONCE]
-        if int(sizes.min()) < 0:
-            place = first + int(np.argmax(sizes < 0))
-            raise FormatError(
-                f"{name} says at offset {_HEADER.size + 4 * place} that sequence {place} has "
-                f"{index.sizes[place]} tokens"
-            )
         # At most the size of the file, and 2**20 sequences of 2**31 tokens of 8 bytes: no overflow.
-        ends = np.cumsum(sizes * itemsize)
-        ends += expected
+        ends = np.cumsum(sizes * itemsize) + expected
         starts = ends - sizes * itemsize
-        if not np.array_equal(starts, pointers):
-            place = first + int(np.argmax(starts != pointers))
+        wrong = (sizes < 0) | (starts != pointers) | (ends > bin_bytes)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            offsets = [_HEADER.size + 4 * (first + place), _HEADER.size + 4 * count + 8 * (first + place)]
             raise FormatError(
-                f"{name} says at offset {_HEADER.size + 4 * count + 8 * place} that sequence {place} begins at byte "
-                f"{index.pointers[place]} of the .bin file; by the sizes before it, it begins at "
-                f"{starts[place - first]}"
+                f"{name} says at the offsets {offsets} that sequence {first + place} of {count} has {sizes[place]} "
+                f"{index.dtype} tokens and begins at byte {pointers[place]} of the .bin file; by the sequences before "
+                f"it, it begins at {starts[place]}, and the .bin file has {bin_bytes} bytes; one of the two files is "
+                "truncated, or of another pair"
             )
         expected = int(ends[-1])
-        if expected > bin_bytes:
-            place = first + int(np.argmax(ends > bin_bytes))
-            raise FormatError(
-                f"the .bin file has {bin_bytes} bytes, but by {name} sequence {place} of {count} ends at byte "
-                f"{ends[place - first]} ({index.dtype} tokens); it is truncated, or belongs to another .idx file"
-            )
     if expected != bin_bytes:
         raise FormatError(
             f"the .bin file has {bin_bytes} bytes, but by {name} its {count} sequences have {expected} "
@@ -160,19 +150,16 @@ def _check_sequences(index: SequenceIndex, bin_bytes: int, name: str) -> None:
 
 
 def _check_documents(documents: np.ndarray, count: int, offset: int, name: str) -> None:
-    if not len(documents):
-        raise FormatError(f"{name} has no document entry (offset 26 says 0); there is at least the one that is 0")
-    if documents[0] != 0:
-        raise FormatError(f"{name} says at offset {offset} that the first document begins with sequence {documents[0]}")
-    falls = documents[1:] < documents[:-1]
-    if falls.any():
-        place = 1 + int(np.argmax(falls))
+    """They begin with sequence 0, do not go back, and end with the last sequence."""
+    wrong = np.zeros(max(len(documents), 1), bool)
+    wrong[1:] = documents[1:] < documents[:-1]
+    wrong[0] |= not len(documents) or documents[0] != 0
+    wrong[-1] |= not len(documents) or documents[-1] != count
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        found = documents[max(place - 1, 0) : place + 1].tolist()
         raise FormatError(
-            f"{name} says at offset {offset + 8 * place} that document {place} begins with sequence "
-            f"{documents[place]}, before sequence {documents[place - 1]}, with which document {place - 1} begins"
-        )
-    if documents[-1] != count:
-        raise FormatError(
-            f"{name} says at offset {offset + 8 * (len(documents) - 1)} that the last document ends before sequence "
-            f"{documents[-1]}, but there are {count} sequences"
+            f"{name} has {len(documents)} document entries (offset 26), where there are the first sequence of each "
+            f"document, from 0 on, and the {count} sequences at the end; wrong is entry {place} at offset "
+            f"{offset + 8 * place}, behind the one before it: {found}"
         )

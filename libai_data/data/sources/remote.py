@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import errno
+import hashlib
 import logging
 import os
 import random
@@ -16,7 +17,6 @@ from typing import Any, Callable, TypeVar
 
 from libai_data.errors import ConfigError, StorageError
 from libai_data.data.files.identity import key_of
-from libai_data.data.sources.checksum import md5_of
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,15 @@ def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
         raise StorageError(
             f"{remote.url} has changed while it was fetched; start again when nothing writes to it any more"
         ) from None
+
+
+def md5_of(path: Path) -> str:
+    """The MD5 sum of a file, in hexadecimal."""
+    digest = hashlib.md5()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 class _Changed(Exception):

@@ -15,7 +15,6 @@ import pytest
 
 from libai_data.errors import ConfigError, DataPipelineError, FormatError
 from libai_data.data.sources import ArrayRecordSource, WebDatasetSource
-from tests.properties import slowly
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -74,10 +73,9 @@ def damaged(content: bytes, random: np.random.Generator, start: int, stop: int) 
     return bytes(copy)
 
 
-@pytest.mark.parametrize("options", [slowly("group_size:1"), "group_size:1,uncompressed", slowly("group_size:3")])
-def test_damage_of_array_records_is_always_noticed(tmp_path: Path, options: str) -> None:
+def test_damage_of_array_records_is_always_noticed(tmp_path: Path) -> None:
     path, random = tmp_path / "a", np.random.default_rng(3)
-    expected = WRITERS["array_record"](path, texts(40), options)
+    expected = WRITERS["array_record"](path, texts(40), "group_size:3")
     content = path.read_bytes()
     # Behind the records follow the footer, padding up to the last block, and the postscript, also padded.
     used = len(content.rstrip(b"\0"))
@@ -153,12 +151,6 @@ def tar_of(path: Path, names: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["../out.txt", "/root.txt", "a/../../b.txt"])
-def test_names_that_climb_out_of_a_tar_are_refused_with_shard_and_offset(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FormatError, match=rf"x.tar at offset 1024: .*{name}"):
-        WebDatasetSource(tar_of(tmp_path / "x.tar", ["a.txt", name]))
-
-
 @pytest.mark.parametrize(
     ("names", "told"),
     [
@@ -171,14 +163,9 @@ def test_samples_that_occur_twice_are_refused(tmp_path: Path, names: list[str], 
         WebDatasetSource(tar_of(tmp_path / "x.tar", names))
 
 
-def test_hidden_files_are_no_samples(tmp_path: Path) -> None:
-    path = tar_of(tmp_path / "x.tar", [".hidden", "folder/.hidden.txt", "folder/b.txt"])
-    assert [sample["__key__"] for sample in WebDatasetSource(path)] == ["folder/b"]
-
-
 def test_what_is_no_field_is_passed_over_as_webdataset_does(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
-    names = ["a.txt", "README", "folder/a.seg.png", "__meta__", "folder/b.txt"]
+    names = ["a.txt", "README", ".hidden", "folder/a.seg.png", "__meta__", "folder/b.txt"]
     path = tar_of(tmp_path / "x.tar", names)
     with tarfile.open(path, "a") as file:
         link = tarfile.TarInfo("folder/link.txt")

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from libai_data.errors import ConfigError, FormatError, SchemaError
 from libai_data.data.files.file_map import FileMap
@@ -27,7 +25,6 @@ from libai_data.data.sources import (
     WebDatasetSource,
     open_source,
 )
-from tests.properties import examples
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -77,19 +74,6 @@ def test_array_records_of_all_compressions_and_groups_are_read(tmp_path: Path, o
     expected = WRITERS["array_record"](tmp_path / "a", contents, options)
     order = np.random.default_rng(1).permutation(len(expected))
     assert ArrayRecordSource(tmp_path / "a").read_many(order) == [expected[index] for index in order]
-
-
-@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(records=st.lists(st.binary(max_size=700), max_size=12), group=st.integers(1, 5))
-def test_any_bytes_come_back_from_array_records(tmp_path: Path, records: list[bytes], group: int) -> None:
-    available("array_record")
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(tmp_path / "any"), f"group_size:{group}")
-    for record in records:
-        writer.write(record)
-    writer.close()
-    assert list(ArrayRecordSource(tmp_path / "any")) == records
 
 
 def test_a_dataset_saved_by_datasets_is_read_and_splits_are_told_of(tmp_path: Path) -> None:
