@@ -18,7 +18,7 @@ NEEDED = ("libai", "flowvision", "boto3", "portalocker", "regex", "requests", "s
 MISSING = [name for name in (*NEEDED, "termcolor", "wget") if find_spec(name) is None]
 STEPS, STEPS_BEFORE, SAVED_AFTER = 9, 7, 6
 SHORT = ("node", "no line", "graph")
-LONG = ("data_parallel", "rank0", "own loader", "evaluating")
+LONG = ("data_parallel", "rank0", "own loader", "evaluating", "no line, a worker")
 """Ways to train in the short run, and those that the long run adds."""
 OTHERS = (
     "checkpoint without data",

@@ -273,9 +273,10 @@ def two_lines(readers: str, **options: Any) -> dict[str, Any]:
     return trained(TwoLines, changed(config(f"two lines, {readers}", **options), readers=readers))
 
 
-def no_line() -> dict[str, Any]:
-    """The config names our builder, and the trainer is LiBai's as it is."""
-    return trained(DefaultTrainer, changed(config("no line"), _target_=inside.build_image_train_loader, num_workers=1))
+def no_line(workers: int) -> dict[str, Any]:
+    """The config names our builder, and the trainer is LiBai's as it is; a worker takes seconds to import LiBai."""
+    cfg = config(f"no line, {workers} workers")
+    return trained(DefaultTrainer, changed(cfg, _target_=inside.build_image_train_loader, num_workers=workers))
 
 
 def evaluating() -> dict[str, Any]:
@@ -289,7 +290,8 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     "data_parallel": lambda: two_lines("data_parallel"),
     "node": lambda: two_lines("node"),
     "rank0": lambda: two_lines("rank0"),
-    "no line": no_line,
+    "no line": lambda: no_line(0),
+    "no line, a worker": lambda: no_line(1),
     "own loader": lambda: trained(OwnLoader, config("own loader")),
     "graph": lambda: trained(TwoLines, config("graph", graph=True)),
     "evaluating": evaluating,
