@@ -50,7 +50,7 @@ def _train(scale: Scale) -> StepTimes:
 
     from libai_data.config import LazyConfig
     from libai_data.engine import DefaultTrainer, HookBase, default_setup
-    from libai_data.mesh import get_rank
+    from libai_data.mesh import broadcast_py_object
 
     waiting: list[float] = []
     ends: list[float] = []
@@ -63,17 +63,18 @@ def _train(scale: Scale) -> StepTimes:
             waiting.append(self.trainer._trainer.inputs.seconds)
 
     steps, uncounted = (_QUICK_STEPS, 2) if scale.quick else (_STEPS, _STEPS_TO_WARM_UP)
-    with tempfile.TemporaryDirectory(prefix=f"rank{get_rank()}_", dir=scale.folder) as folder:
-        cfg: Any = LazyConfig.load(str(CONFIG))
-        cfg.dataloader.train.dataset[0].root = str(scale.folder / DIGITS / "train")
-        cfg.dataloader.test = None
-        cfg.train.evaluation.enabled = False
-        cfg.train.checkpointer.update(period=10**9, save_model_after_n_epoch=None)
-        cfg.train.update(train_epoch=0, train_iter=steps, output_dir=folder)
-        cfg.train.dist.update(data_parallel_size=2, tensor_parallel_size=2)
-        default_setup(cfg)
-        trainer = DefaultTrainer(cfg)
-        trainer.register_hooks([Clock()])
-        trainer.train()
+    cfg: Any = LazyConfig.load(str(CONFIG))
+    cfg.dataloader.train.dataset[0].root = str(scale.folder / DIGITS / "train")
+    cfg.dataloader.test = None
+    cfg.train.evaluation.enabled = False
+    cfg.train.checkpointer.update(period=10**9, save_model_after_n_epoch=None)
+    cfg.train.update(
+        train_epoch=0, train_iter=steps, output_dir=broadcast_py_object(tempfile.mkdtemp(dir=scale.folder), src=0)
+    )
+    cfg.train.dist.update(data_parallel_size=2, tensor_parallel_size=2)
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([Clock()])
+    trainer.train()
     seconds = [end - start for start, end in zip(ends[uncounted - 1 : -1], ends[uncounted:])]
     return StepTimes(sum(seconds) / len(seconds), sum(waiting[uncounted:]) / sum(seconds))
