@@ -15,6 +15,7 @@ from libai_data.data.samplers.stream_state import StreamState
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.kinds import knows_its_rounds
+from libai_data.iterables.plain_state import encoded
 from libai_data.mesh.current import get_rank, is_main_process
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ class DataState:
         self.loader: Any = loader if has_state(loader) else CountedLoader(loader)
         self.may_be_absent = RESTART_DATA in override
         self._override = tuple(override)
-        self._restored: tuple[Any, Any] | None = None
+        self._restored: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state."""
@@ -64,7 +65,7 @@ class DataState:
                 "the checkpoint holds no place in the train data, as the train loader had no state_dict when it was "
                 f"written; to begin the data anew, or if the loader resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
             )
-        if self._restored == (state, self.state_dict()):
+        if self._restored is not None and self._restored == self._as_text(state):
             return
         if not self._override:
             self.loader.load_state_dict(state)
@@ -74,7 +75,17 @@ class DataState:
             raise ConfigError(
                 f"{OVERRIDE_KEY} is {list(self._override)}, but a {type(self.loader).__name__} cannot be told of it"
             )
-        self._restored = (state, self.state_dict())
+        self._restored = self._as_text(state)
+
+    def _as_text(self, state: Mapping[str, Any]) -> str | None:
+        """A state and the loader's own, to be compared: arrays have no single ==, and loaders change what they gave.
+
+        None if a checkpoint could not hold them, so that the state is restored again.
+        """
+        try:
+            return encoded([dict(state), self.state_dict()])
+        except CheckpointError:
+            return None
 
     def check_step(self, step: int) -> None:
         """Refuse a loader that does not stand where `step` begins.

@@ -8,6 +8,7 @@ ranks are stopped.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import select
@@ -15,6 +16,8 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 from libai_data.launch.arguments import parse_args
 from libai_data.launch.last_words import say
@@ -88,15 +91,36 @@ def wait_for_predecessor(job: str) -> socket.socket:
         TimeoutError: It does not end.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
+    # With the user's number, so that jobs of the same name that two users start do not wait for each other.
+    wanted = f"libai_data.launch/{os.getuid()}/{job}"
+    deadline, has_told = time.monotonic() + _SECONDS_FOR_PREDECESSOR, False
     while True:
         try:
-            name.bind(f"\0libai_data.launch/{job}")
+            name.bind(f"\0{wanted}")
             return name
         except OSError as error:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"an earlier run of this job does not end on this machine ({error})") from error
+            if error.errno != errno.EADDRINUSE:
+                raise
+            is_late = time.monotonic() > deadline
+            if is_late or not has_told:
+                held = f"the socket name @{wanted}, which {_holder(wanted)} holds"
+            if is_late:
+                raise TimeoutError(f"an earlier run of this job does not end on this machine ({held})") from error
+            if not has_told:
+                say(f"waiting up to {_SECONDS_FOR_PREDECESSOR:.0f} s for an earlier run of this job to end ({held})")
+            has_told = True
             time.sleep(0.05)
+
+
+def _holder(name: str) -> str:
+    """Who has bound an abstract socket name, in words."""
+    with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
+        inodes = [words[6] for line in table if (words := line.split(maxsplit=7))[7:] == [f"@{name}\n"]]
+    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):  # It has ended, or is another user's.
+            if os.readlink(entry) in [f"socket:[{inode}]" for inode in inodes]:
+                return f"process {entry.parts[2]}"
+    return "a process of another user, or of another container,"
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from libai_data.data.files.file_map import map_descriptor
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+_memory = partial(os.memfd_create, "libai_data_batches", os.MFD_CLOEXEC)
 
 
 class Arena:
@@ -29,14 +33,12 @@ class Arena:
     """
 
     def __init__(self, descriptor: int = -1) -> None:
-        if descriptor < 0:
-            _open_standard_descriptors()
-            descriptor = os.memfd_create("libai_data_batches", os.MFD_CLOEXEC)
-        self.descriptor = descriptor
         self._mapped: dict[tuple[int, int], Any] = {}
         self._lock = threading.RLock()
-        # The memory of a loader that nobody closed goes with it.
-        self._close_descriptor = weakref.finalize(self, os.close, self.descriptor)
+        _open_standard_descriptors()
+        # The memory of a loader that nobody closed goes with it; in one line, so that no interrupt comes between.
+        self._close_descriptor = weakref.finalize(self, os.close, descriptor if descriptor >= 0 else _memory())
+        self.descriptor: int = self._close_descriptor.peek()[2][0]  # type: ignore[index]
 
     def allocate(self, size: int) -> tuple[int, int]:
         """Add memory at the end.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import IO, Any, Callable, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -29,19 +29,24 @@ class Shipment:
     """A pickled object in shared memory.
 
     Args:
-        descriptor: of the memory, for `unship` in another process.
+        memory: open for writing; who holds this has it.
         pickled_bytes: of what is pickled, without arrays: each process makes Python objects of them.
         maps: memory maps that the object's arrays lie in; other processes open their files by this process's
             descriptors, so they must live as long as workers start.
     """
 
-    descriptor: int
+    memory: IO[bytes]
     pickled_bytes: int
     maps: list[mmap.mmap]
 
+    @property
+    def descriptor(self) -> int:
+        """Of the memory, for `unship` in another process."""
+        return self.memory.fileno()
+
     def close(self) -> None:
         """Let go of the memory."""
-        os.close(self.descriptor)
+        self.memory.close()
 
 
 class _Pickler(cloudpickle.CloudPickler):
@@ -180,22 +185,22 @@ def ship(cargo: Any) -> Shipment:
     pickler = _Pickler(packed, buffers)
     pickler.dump(cargo)
     views = [buffer.raw() for buffer in buffers]
-    descriptor = os.memfd_create("libai_data_dataset", os.MFD_CLOEXEC)
-    with open(descriptor, "wb", closefd=False) as file:
-        end = _aligned(_HEADER.size + _ENTRY.size * len(views) + packed.tell())
-        table = []
-        for view in views:
-            table.append((end, view.nbytes))
-            end = _aligned(end + view.nbytes)
-        file.write(_HEADER.pack(len(views), packed.tell()))
-        for entry in table:
-            file.write(_ENTRY.pack(*entry))
-        file.write(packed.getbuffer())
-        for (offset, _), view in zip(table, views):
-            file.seek(offset)
-            file.write(view)
-        file.truncate(max(end, 1))
-    return Shipment(descriptor, packed.tell(), pickler.maps)
+    # In one line, so that no interrupt leaves a descriptor behind.
+    file = open(os.memfd_create("libai_data_dataset", os.MFD_CLOEXEC), "wb")  # noqa: SIM115
+    end = _aligned(_HEADER.size + _ENTRY.size * len(views) + packed.tell())
+    table = []
+    for view in views:
+        table.append((end, view.nbytes))
+        end = _aligned(end + view.nbytes)
+    file.write(_HEADER.pack(len(views), packed.tell()))
+    for entry in table:
+        file.write(_ENTRY.pack(*entry))
+    file.write(packed.getbuffer())
+    for (offset, _), view in zip(table, views):
+        file.seek(offset)
+        file.write(view)
+    file.truncate(max(end, 1))
+    return Shipment(file, packed.tell(), pickler.maps)
 
 
 def unship(descriptor: int) -> Any:

@@ -18,7 +18,7 @@ import traceback
 import weakref
 from contextlib import suppress
 from dataclasses import asdict
-from typing import NoReturn
+from typing import Callable, NoReturn
 
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text
@@ -196,11 +196,18 @@ class CapturedStderr:
     The pages of notebooks and captured logs have no descriptor that a process could inherit.
     """
 
+    descriptor = _memory = _process = -1
+
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._memory = os.memfd_create("libai_data_stderr", os.MFD_CLOEXEC)
         self.descriptor = os.open(f"/proc/self/fd/{self._memory}", os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._passed_on = 0
         self._tail = b""
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and self._process == os.getpid():  # see `Event`
+            self._let_go()
 
     def pass_on(self) -> None:
         """Print what the worker has printed since the last call."""
@@ -226,10 +233,14 @@ class CapturedStderr:
     def close(self) -> None:
         """Pass on the rest, and let go of the memory."""
         self.pass_on()
-        if self._memory >= 0:
-            os.close(self._memory)
-            os.close(self.descriptor)
-        self._memory = -1
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for name in ("descriptor", "_memory"):
+            number = getattr(self, name)
+            setattr(self, name, -1)
+            if number >= 0:
+                os.close(number)
 
 
 class WorkerProcess:

@@ -161,3 +161,29 @@ def test_the_same_state_is_restored_again_only_after_the_loader_has_moved() -> N
     loader.place = 9
     data.load_state_dict({"place": 4})
     assert (loader.place, loader.restored) == (4, 2)
+
+
+class ArrayPlace(Place):
+    """A loader whose state holds an array, which it hands out as it is and changes later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = np.zeros(3, np.int64)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"places": self.places}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.places[:] = state["places"]
+        self.restored += 1
+
+
+def test_states_that_hold_arrays_are_compared_by_their_values() -> None:
+    loader = ArrayPlace()
+    data = DataState(loader)
+    for _ in range(2):
+        data.load_state_dict({"places": np.arange(3)})
+    assert loader.restored == 1
+    loader.places += 1
+    data.load_state_dict({"places": np.arange(3)})
+    assert (loader.places.tolist(), loader.restored) == ([0, 1, 2], 2)

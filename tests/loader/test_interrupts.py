@@ -17,7 +17,7 @@ import pytest
 
 import libai_data.loader
 from libai_data.structures import DistTensorData, Instance
-from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
 from tests.properties import slowly
 
 LOADER = str(Path(libai_data.loader.__file__).parent)
@@ -37,13 +37,13 @@ class Numbers:
 
 
 @contextmanager
-def interrupted_at(line: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the n-th line of the loader's code that this thread runs."""
-    left = line
+def interrupted_at(line: int, files: str | tuple[str, ...] = LOADER) -> Iterator[None]:
+    """Raise KeyboardInterrupt before the n-th line of the loader's code that this thread of this process runs."""
+    left, process = line, os.getpid()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
         nonlocal left
-        if not frame.f_code.co_filename.startswith(LOADER):
+        if not frame.f_code.co_filename.startswith(files) or os.getpid() != process:
             return None
         if event == "line":
             left -= 1
@@ -120,3 +120,21 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
             slots.append(len(loader._ring.slots))
             lengths.append(os.fstat(arena.descriptor).st_size if arena.descriptor >= 0 else len(arena._mapped))
         assert max(slots) <= slots[0] + 2 and max(lengths) <= 2 * lengths[0] + 2
+
+
+@pytest.mark.parametrize(("method", "between"), [("fork", 3), ("spawn", 61)])
+def test_an_interrupt_while_workers_start_leaves_no_descriptor(method: str, between: int) -> None:
+    files = tuple(str(Path(LOADER) / f"{name}.py") for name in ("starting", "crew", "arena", "shipping", "lifeline"))
+    with loading(Numbers(), num_workers=1, start_method=method) as loader:
+        next(iter(loader))
+    before, line, interruptions = descriptors(), 0, 0
+    while interruptions == line // between:
+        line += between
+        with loading(Numbers(), num_workers=1, start_method=method) as loader:
+            try:
+                with interrupted_at(line, files):
+                    next(iter(loader))
+            except KeyboardInterrupt:
+                interruptions += 1
+        assert descriptors() == before, f"interrupted at line {line}"
+    assert interruptions > 2

@@ -35,7 +35,8 @@ def opened(kind, path):
 for entry in sys.argv[3:]:
     kind, _, path = entry.partition("=")
     source = opened(kind, path)
-    for here in (source, unship(ship(source).descriptor)):
+    shipment = ship(source)
+    for here in (source, unship(shipment.descriptor)):
         order = np.random.default_rng(0).permutation(len(here))[:500]
         read = [here[int(index)] for index in order]
         assert len(read) == len(order) and all(len(record) for record in read)
