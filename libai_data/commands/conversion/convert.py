@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Callable
@@ -95,8 +95,8 @@ def convert(
     if workers < 1:
         raise ConfigError(f"workers is {workers}; at least 1 process is needed")
     paths = list(conversion.paths)
-    form = source_format(paths if len(paths) > 1 else paths[0], conversion.format)
     asked: Any = paths if len(paths) > 1 else paths[0]
+    form = source_format(asked, conversion.format)
     source = open_source(asked, form)
     if not len(source):
         raise ConfigError(f"{paths} hold no record")
@@ -144,17 +144,13 @@ def _input(source: Any, first: int, stop: int, schema: Any) -> str:
 
 
 def _jobs(conversion: Conversion, source: Any, schema: Any) -> list[ShardJob]:
-    records = len(source)
-    count = -(-records // conversion.records_per_shard)
-    ending = FORMATS[conversion.to].ending
-
-    def all_jobs() -> Iterator[ShardJob]:
-        for number in range(count):
-            path = Path(conversion.output) / f"{conversion.name}-{number:05d}-of-{count:05d}.{ending}"
-            first, stop = records * number // count, records * (number + 1) // count
-            yield ShardJob(str(path), first, stop, _input(source, first, stop, schema))
-
-    return list(all_jobs())
+    count = -(-len(source) // conversion.records_per_shard)
+    jobs = []
+    for number in range(count):
+        name = f"{conversion.name}-{number:05d}-of-{count:05d}.{FORMATS[conversion.to].ending}"
+        first, stop = len(source) * number // count, len(source) * (number + 1) // count
+        jobs.append(ShardJob(str(Path(conversion.output) / name), first, stop, _input(source, first, stop, schema)))
+    return jobs
 
 
 def _name(job: ShardJob) -> str:

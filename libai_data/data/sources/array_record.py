@@ -77,16 +77,15 @@ class _Shard:
 
     def _reader(self) -> Any:
         """The file, opened in this process."""
-        key = tuple(self._file.identity)
-        reader = _readers.get(key)
-        if reader is None:
-            module = import_array_record(self._file.source)
-            reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
-            if not reader.ok():
-                raise FormatError(f"{self._file.source} is no ArrayRecord file, or it is cut short: {_trouble(reader)}")
-            self._file.check_current()
-            _readers.put(key, reader, 1)
-        return reader
+        return _readers.made(tuple(self._file.identity), self._open)
+
+    def _open(self) -> tuple[Any, int]:
+        module = import_array_record(self._file.source)
+        reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
+        if not reader.ok():
+            raise FormatError(f"{self._file.source} is no ArrayRecord file, or it is cut short: {_trouble(reader)}")
+        self._file.check_current()
+        return reader, 1
 
 
 def _trouble(reader: Any) -> str:

@@ -78,25 +78,20 @@ class _Shard:
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
-        return read_rows(self._ends, rows, self._batch)
+        return read_rows(
+            self._ends, rows, lambda number: self._kept.made((self._file.source, number), lambda: self._batch(number))
+        )
 
-    def _batch(self, number: int) -> Any:
-        found = self._kept.get((self._file.source, number))
-        if found is None:
-            first = int(self._ends[number - 1]) if number else 0
-            with _named(self._file, f"record {first}: record batch {number}"):
-                batch = self._batches().get(number)
-                batch.validate(full=True)
-                found, size = BatchRows(batch, self._columns), _OBJECTS + _own_bytes([batch], self._file)
-            self._kept.put((self._file.source, number), found, size)
-        return found
+    def _batch(self, number: int) -> tuple[BatchRows, int]:
+        first = int(self._ends[number - 1]) if number else 0
+        with _named(self._file, f"record {first}: record batch {number}"):
+            batch = self._batches().get(number)
+            batch.validate(full=True)
+            return BatchRows(batch, self._columns), _OBJECTS + _own_bytes([batch], self._file)
 
     def _batches(self) -> _Batches:
         """The record batches of the file, opened in this process."""
-        found: _Batches | None = self._kept.get(self._file.source)
-        if found is None:
-            found, size = _open(self._file)
-            self._kept.put(self._file.source, found, size)
+        found: _Batches = self._kept.made(self._file.source, lambda: _open(self._file))
         return found
 
 

@@ -6,7 +6,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Callable
 
 
 class LastUsed:
@@ -42,6 +42,11 @@ class LastUsed:
             while self._bytes > self._limit and len(self._values) > 1:
                 self._bytes -= self._values.popitem(last=False)[1][1]
         return value
+
+    def made(self, key: Hashable, make: Callable[[], tuple[Any, int]]) -> Any:
+        """The value of a key; `make` gives it with its bytes if it is not kept."""
+        found = self.get(key)
+        return self.put(key, *make()) if found is None else found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._limit,)

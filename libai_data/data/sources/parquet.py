@@ -55,10 +55,12 @@ class _Shard:
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order."""
         return read_rows(
-            self._ends, rows, lambda number: self._kept.get((self._file.source, number)) or self._decoded(number)
+            self._ends,
+            rows,
+            lambda number: self._kept.made((self._file.source, number), lambda: self._decoded(number)),
         )
 
-    def _decoded(self, number: int) -> Any:
+    def _decoded(self, number: int) -> tuple[BatchRows, int]:
         import pyarrow
 
         try:
@@ -75,7 +77,7 @@ class _Shard:
                 f"read: {error}"
             ) from error
         self._file.release()
-        return self._kept.put((self._file.source, number), BatchRows(batches[0], self._columns), table.nbytes)
+        return BatchRows(batches[0], self._columns), table.nbytes
 
     def _rows_of(self, number: int) -> int:
         return int(self._parquet().metadata.row_group(number).num_rows)
@@ -86,18 +88,15 @@ class _Shard:
 
     def _parquet(self) -> Any:
         """The file, opened in this process."""
-        opened = self._kept.get(self._file.source)
-        if opened is None:
-            opened = _open(self._file)
-            self._kept.put(self._file.source, opened, _PARSED_FOOTER * opened.metadata.serialized_size)
-        return opened
+        return self._kept.made(self._file.source, lambda: _open(self._file))
 
 
-def _open(file: MappedFile) -> Any:
+def _open(file: MappedFile) -> tuple[Any, int]:
     import pyarrow
     from pyarrow.parquet import ParquetFile
 
     try:
-        return ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(file.array)), page_checksum_verification=True)
+        found = ParquetFile(pyarrow.BufferReader(pyarrow.py_buffer(file.array)), page_checksum_verification=True)
+        return found, _PARSED_FOOTER * found.metadata.serialized_size
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"{file.source}, offset {file.size}: no Parquet file, or it is cut short: {error}") from error
