@@ -67,7 +67,7 @@ def one_rank_loaders(
     set_key(cfg, "train.samples", plan.schedule.position_of(cfg.train.train_iter or 0))
     for section in _sections(cfg):
         _set_argument(section, "num_workers", num_workers)
-        _set_argument(section, "readers", "data_parallel")
+        _set_argument(section, "readers", "every_rank")
     loaders = _built(cfg, split, tokenizer)
     if split != "train":
         return OneRank(loaders, plan)

@@ -60,7 +60,7 @@ def build_nlp_train_loader(
     dataset_mixer: Mixer = ConcatDataset,
     mixup_func: Any = None,
     layouts: Overrides | None = None,
-    readers: str = "data_parallel",
+    readers: str = "every_rank",
     **loader_options: Any,
 ) -> TrainLoaders:
     """Build the loader of an endless training stream.
@@ -78,7 +78,7 @@ def build_nlp_train_loader(
         mixup_func: `Mixup`, or another `BatchTransform`, applied to each batch by whoever reads it; or what takes and
             returns images and labels, applied to each rank's own rows by the trainer; or the config of either.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
-        readers: who reads: "data_parallel" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
+        readers: who reads: "every_rank" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
         **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
 
     Returns:
@@ -111,7 +111,7 @@ def build_nlp_test_loader(
     collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Overrides | None = None,
-    readers: str = "data_parallel",
+    readers: str = "every_rank",
     **loader_options: Any,
 ) -> Loader:
     """Build a loader of one round over a dataset; the arguments are those of `build_nlp_train_loader`.
@@ -144,7 +144,7 @@ def build_image_test_loader(
     collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Overrides | None = None,
-    readers: str = "data_parallel",
+    readers: str = "every_rank",
     **loader_options: Any,
 ) -> Loader:
     """`build_nlp_test_loader`, but shuffled by default, as LiBai's is."""
@@ -177,7 +177,7 @@ def build_nlp_train_val_test_loader(
     collate_fn: Collator | None = None,
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Overrides | None = None,
-    readers: str = "data_parallel",
+    readers: str = "every_rank",
     **loader_options: Any,
 ) -> TrainLoaders:
     """Build training, validation and test loaders over three parts of each dataset.
@@ -321,7 +321,7 @@ def _build_loader(
         return DataLoader(dataset, stream, seed=arguments["seed"], **options)
 
     plan = ReadPlan(get_mesh(), readers)
-    if readers != "data_parallel":
+    if plan.readers != "every_rank":
         mixup_func = options.get("mixup_func")
         by_trainer = None if isinstance(mixup_func, BatchTransform) else mixup_func
         return SharedLoader(plan, open_dataset, make_stream, make_loader, by_trainer)

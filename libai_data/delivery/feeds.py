@@ -128,7 +128,7 @@ class LocalFeed:
                 raise SchemaError(
                     f"field '{name}' has shape {list(array.shape)}, but a batch for {self._shards} data-parallel ranks "
                     f"needs one row for each of its {rows} samples; let the collator keep the rows, or use "
-                    "readers=data_parallel"
+                    "readers=every_rank"
                 )
 
     def close(self) -> None:

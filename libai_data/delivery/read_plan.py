@@ -7,7 +7,20 @@ from dataclasses import dataclass
 from libai_data.errors import ConfigError, MeshError, nearest
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
-READERS = ("data_parallel", "node", "rank0")
+READERS = ("every_rank", "node", "rank0")
+_EARLIER_NAMES = {"data_parallel": "every_rank"}
+
+
+def read_mode(readers: str) -> str:
+    """Who reads, by the name of today; "data_parallel" is the earlier one of "every_rank".
+
+    Raises:
+        ConfigError: Unknown readers.
+    """
+    mode = _EARLIER_NAMES.get(str(readers), readers)
+    if mode not in READERS:
+        raise ConfigError(f"readers is {readers!r}; known are {READERS}.{nearest(readers, READERS)}")
+    return mode
 
 
 @dataclass(frozen=True)
@@ -16,8 +29,8 @@ class ReadPlan:
 
     Args:
         mesh: of the job; its rank is not looked at.
-        readers: "data_parallel": every rank reads its own shard; "node": the first rank of each node reads for all of
-            its node; "rank0": rank 0 reads for all.
+        readers: "every_rank" (earlier "data_parallel"): every rank reads its own shard; "node": the first rank of each
+            node reads for all of its node; "rank0": rank 0 reads for all.
 
     Raises:
         ConfigError: Unknown readers.
@@ -27,8 +40,7 @@ class ReadPlan:
     readers: str
 
     def __post_init__(self) -> None:
-        if self.readers not in READERS:
-            raise ConfigError(f"readers is {self.readers!r}; known are {READERS}.{nearest(self.readers, READERS)}")
+        object.__setattr__(self, "readers", read_mode(self.readers))
 
     def shard_of(self, rank: int) -> int:
         """The shard that a rank works on."""
@@ -53,7 +65,7 @@ class ReadPlan:
 
     def shards_read_by(self, rank: int) -> tuple[int, ...]:
         """The shards that a rank reads from the dataset; none if another reads for it."""
-        if self.readers == "data_parallel":
+        if self.readers == "every_rank":
             return (self.shard_of(rank),)
         if self.readers == "rank0":
             return tuple(range(self.mesh.data_parallel_size)) if rank == 0 else ()

@@ -52,7 +52,7 @@ def node_traffic(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_b
         micro_batch_size: rows of one shard.
     """
     rows = sum(len(plan.shards_read_by(rank)) for rank in plan.ranks_of(node)) * micro_batch_size
-    if plan.readers == "data_parallel":
+    if plan.readers == "every_rank":
         read = rows * sum(field.sample_bytes // field.read_parts for field in fields)
         return NodeTraffic(rows, read, 0, 0, read)
     whole = sum(field.sample_bytes for field in fields)

@@ -165,7 +165,7 @@ def mesh_warnings(mesh: ParallelMesh) -> list[str]:
     width = mesh.tensor_parallel_size
     if mesh.num_nodes == 1 or width == 1:
         return []
-    plan = ReadPlan(mesh, "data_parallel")
+    plan = ReadPlan(mesh, "every_rank")
     torn = [
         first for first in range(0, mesh.world_size, width) if plan.node_of(first) != plan.node_of(first + width - 1)
     ]

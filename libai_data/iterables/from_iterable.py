@@ -54,7 +54,7 @@ def from_iterable(
     shuffle: bool = False,
     seed: int = 0,
     num_workers: int = 0,
-    readers: str = "data_parallel",
+    readers: str = "every_rank",
     collate_fn: Collator | None = None,
     layouts: Overrides | None = None,
     mixup_func: Any = None,
@@ -86,7 +86,7 @@ def from_iterable(
         shuffle: another order each epoch; for what gives samples by their index.
         seed: of this order, and of random transforms.
         num_workers: processes that read what gives samples by their index; a stream is read ahead by a thread.
-        readers: who reads: "data_parallel" (every rank), "node" or "rank0"; see `ReadPlan`.
+        readers: who reads: "every_rank" (every rank), "node" or "rank0"; see `ReadPlan`.
         collate_fn: makes a batch of a list of samples, as they come; by default `default_collate`.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
         mixup_func: applied to each batch by the trainer, or its config.
@@ -172,7 +172,7 @@ def _open(
         except Exception as error:
             failure = error
             told = _Told(problem=in_one_line(error))
-    if plan.readers != "data_parallel":
+    if plan.readers != "every_rank":
         told = broadcast_py_object(told, src=0)
     if failure is not None:
         raise failure
@@ -256,7 +256,7 @@ def _stream(
         return DataLoader(dataset, stream, collate_fn=collator, **options)
 
     inner: Any
-    if plan.readers == "data_parallel":
+    if plan.readers == "every_rank":
         rows = open_rows()
         inner = make_loader(rows, make_stream(rows, plan.shards_read_by(mesh.rank)))
     else:
@@ -268,5 +268,5 @@ def _stream(
         told.name,
         reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
         may_end_apart=told.takes_shard,
-        is_shared=plan.readers != "data_parallel",
+        is_shared=plan.readers != "every_rank",
     )

@@ -18,7 +18,7 @@ class AdamW:
 
 
 def build_loader(
-    dataset: Any = None, readers: str = "data_parallel", layouts: dict[str, Any] | None = None, num_workers: int = 4
+    dataset: Any = None, readers: str = "every_rank", layouts: dict[str, Any] | None = None, num_workers: int = 4
 ) -> Any:
     return locals()
 

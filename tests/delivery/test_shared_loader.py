@@ -51,7 +51,7 @@ def train() -> Iterator[Callable[..., Any]]:
 @pytest.mark.parametrize("readers", SHARED)
 def test_the_stream_is_that_of_a_rank_that_reads_for_itself(readers: str, workers: int) -> None:
     streams = []
-    for mode in ("data_parallel", readers):
+    for mode in ("every_rank", readers):
         loader, _, _ = build_nlp_train_loader(Rows(), 4, num_workers=workers, seed=5, readers=mode)
         streams.append([content(batch) for batch in islice(iter(loader), 30)])
         loader.close()

@@ -33,7 +33,7 @@ def check_covered(mesh: ParallelMesh, readers: str) -> None:
         ranks = plan.ranks_of(node)
         of_node = [shard for rank in ranks for shard in plan.shards_read_by(rank)]
         assert {plan.shard_of(rank) for rank in ranks} <= set(plan.shards_in_memory_of(node))
-        if readers != "data_parallel":
+        if readers != "every_rank":
             assert len(of_node) == len(set(of_node)), "read twice on one node"
         read |= set(of_node)
     assert read == set(range(mesh.data_parallel_size))
@@ -93,5 +93,5 @@ def test_a_field_of_the_last_stage_is_received_by_the_nodes_of_that_stage_alone(
 def test_parts_of_samples_are_read_by_those_who_read_for_themselves() -> None:
     mesh = ParallelMesh(1, 4, 1)
     fields = (FieldSize("tokens", 4096, read_parts=4),)
-    assert node_traffic(ReadPlan(mesh, "data_parallel"), 0, fields, 2).bytes_read == 2 * 4096
+    assert node_traffic(ReadPlan(mesh, "every_rank"), 0, fields, 2).bytes_read == 2 * 4096
     assert node_traffic(ReadPlan(mesh, "node"), 0, fields, 2).bytes_read == 2 * 4096

@@ -14,7 +14,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 SCHEMA_SCRIPT = Path(__file__).parent / "scripts" / "delivery_schema.py"
 SOAK_SCRIPT = Path(__file__).parent / "scripts" / "delivery_soak.py"
 SCRIPT = Path(__file__).parent / "scripts" / "delivery_scenarios.py"
-MODES = ("data_parallel", "node", "rank0")
+MODES = ("every_rank", "node", "rank0")
 
 COUNTED_BATCHES, COUNTED_ROWS = 3, 8
 COUNTED_FIELDS = (FieldSize("image", 64 * 320 * 4), FieldSize("label", 8, placement_idx=-1))

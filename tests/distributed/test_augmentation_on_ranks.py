@@ -34,7 +34,7 @@ def test_all_meshes_read_modes_and_workers_make_the_images_of_one(
     ranks: tuple[Path, list[dict[str, Any]]], name: str
 ) -> None:
     folder, found = ranks
-    alone = iter(loader_of(folder / "images", name, 1, "data_parallel", 0))
+    alone = iter(loader_of(folder / "images", name, 1, "every_rank", 0))
     for number, leg in enumerate(LEGS):
         expected = [rows_of(batch) for batch in islice(alone, STEPS)]
         taken = [each[name][number] for each in found]

@@ -60,13 +60,13 @@ def test_every_mode_and_kind_of_worker_gives_the_batches_of_one_rank(mesh: str, 
         plain = scenario.partition(",")[0]
         if plain == "counted":
             continue
-        expected = whole(alone, "1x1x1", plain, "data_parallel")
+        expected = whole(alone, "1x1x1", plain, "every_rank")
         assert expected
         for mode in MODES:
             got = whole(found, mesh, scenario, mode)
             if got is None:  # Padding to the longest sample needs a reader that sees the whole batch.
                 assert plain == "ragged"
-                assert mode == "data_parallel"
+                assert mode == "every_rank"
                 continue
             assert got == expected, (scenario, mode)
             compared += 1
@@ -75,12 +75,12 @@ def test_every_mode_and_kind_of_worker_gives_the_batches_of_one_rank(mesh: str, 
 
 def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
     alone = found_on("1x1x1")
-    stream = whole(alone, "1x1x1", "stream", "data_parallel")
+    stream = whole(alone, "1x1x1", "stream", "every_rank")
     assert [batch["place"][1] for batch in stream][-1] == 3  # 37 samples an epoch
-    rounds = whole(alone, "1x1x1", "rounds", "data_parallel")
+    rounds = whole(alone, "1x1x1", "rounds", "every_rank")
     assert [batch["place"][4] for batch in rounds] == [8, 8, 5] * 2
     assert [batch["rows"] for batch in rounds[:3]] == [batch["rows"] for batch in rounds[3:]]
-    ragged = whole(alone, "1x1x1", "ragged", "data_parallel")
+    ragged = whole(alone, "1x1x1", "ragged", "every_rank")
     assert len({batch["rows"]["tokens"][0].split("]")[0] for batch in ragged}) > 3
     assert whole(alone, "1x1x1", "resumed", "rank0") == [{**batch, "state": None} for batch in stream[7:15]]
 
@@ -97,14 +97,14 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
             reader, *others = saw[mode]
             assert reader["read"] == list(range(24)), (scenario, mode)
             assert others == [{"opened": 0, "read": [], "received": 0}] * (len(found) - 1)
-        reads = sorted(index for each in saw["data_parallel"] for index in each["read"])
+        reads = sorted(index for each in saw["every_rank"] for index in each["read"])
         assert reads == sorted(list(range(24)) * tensor * pipeline)
         for mode in MODES:
             (node,) = planned(mode, mesh, 1)
             assert sum(len(each["read"]) for each in saw[mode]) == COUNTED_BATCHES * node.samples_read
             assert (node.bytes_received, node.bytes_sent) == (0, 0)
         # A worker process gets the dataset as it was opened.
-        assert [each["opened"] for each in saw["data_parallel"]] == [1] * len(found)
+        assert [each["opened"] for each in saw["every_rank"]] == [1] * len(found)
         assert saw["node"][0]["opened"] == saw["rank0"][0]["opened"] == 1
 
 

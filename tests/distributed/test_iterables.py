@@ -14,7 +14,7 @@ from tests.distributed.namespaces import two_nodes, why_not
 from tests.distributed.test_two_nodes import run_on
 
 SCRIPT = Path(__file__).parent / "scripts" / "iterables_on_ranks.py"
-MODES = ("data_parallel", "node", "rank0")
+MODES = ("every_rank", "node", "rank0")
 Found = list[dict[str, Any]]
 
 
@@ -57,7 +57,7 @@ def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
 def test_global_batches_are_those_of_one_rank_in_every_read_mode(
     scenario: str, mesh: str, alone: Found, four: Found
 ) -> None:
-    expected = whole(alone, "1x1x1", scenario, "data_parallel")
+    expected = whole(alone, "1x1x1", scenario, "every_rank")
     assert expected
     for readers in MODES:
         assert whole(alone, "1x1x1", scenario, readers) == expected, readers
@@ -135,12 +135,12 @@ def test_a_failing_iterable_is_named_and_no_rank_is_left_waiting(fault: str, rea
 def test_a_rank_that_raises_alone_or_ends_early_or_reads_other_rows_is_named_on_all(four: Found) -> None:
     faults = [each["faults"] for each in four]
     for rank, each in enumerate(faults):
-        raised = each["raises on rank 1"]["data_parallel"][0]
+        raised = each["raises on rank 1"]["every_rank"][0]
         pattern = "SampleError: .*breaks" if rank == 1 else r"PeerError: rank\(s\) \[1\] could not read .*breaks"
         assert re.match(pattern, raised), raised
-        early = each["ends early on rank 1"]["data_parallel"][0]
+        early = each["ends early on rank 1"]["every_rank"][0]
         assert re.match(r"ContractError: ends_early has ended on rank\(s\) \[1\], but goes on for the others", early)
-        other = each["differs on rank 1"]["data_parallel"][0]
+        other = each["differs on rank 1"]["every_rank"][0]
         assert re.match(r"ContractError: differs yields other samples on rank\(s\) \[1\] than on rank 0", other)
         for readers in ("node", "rank0"):  # Rank 1 reads nothing.
             assert each["raises on rank 1"][readers][0] == each["differs on rank 1"][readers][0] == "7 batches"
@@ -158,7 +158,7 @@ def test_a_rank_that_leaves_a_row_out_or_changes_one_is_named_before_the_batch_i
     fault: str, place: str, four: Found
 ) -> None:
     for each in four:
-        told = each["faults"][fault]["data_parallel"][0]
+        told = each["faults"][fault]["every_rank"][0]
         assert re.match(rf"ContractError: .* yields other samples on rank\(s\) \[1\] than on rank 0, .*{place}", told)
     assert all("batches" in each["faults"][fault]["rank0"][0] for each in four)
 

@@ -30,7 +30,7 @@ from tests.distributed.secure_shell import (
 from tests.distributed.slow_link import SECONDS_TO_READ_THE_DELAY
 
 TRAINING = Path(__file__).parent / "scripts" / "noting_training.py"
-MODES = ("data_parallel", "node", "rank0")
+MODES = ("every_rank", "node", "rank0")
 SAMPLES, BATCH, SEED = 40, 8, 1234
 STEPS, PERIOD = 30, 3
 SECONDS_TO_END = 30.0

@@ -18,7 +18,7 @@ NEEDED = ("libai", "flowvision", "boto3", "portalocker", "regex", "requests", "s
 MISSING = [name for name in (*NEEDED, "termcolor", "wget") if find_spec(name) is None]
 STEPS, STEPS_BEFORE, SAVED_AFTER = 9, 7, 6
 SHORT = ("node", "no line", "graph")
-LONG = ("data_parallel", "rank0", "own loader", "evaluating", "no line, a worker")
+LONG = ("every_rank", "rank0", "own loader", "evaluating", "no line, a worker")
 """Ways to train in the short run, and those that the long run adds."""
 OTHERS = (
     "checkpoint without data",
@@ -108,7 +108,7 @@ def test_libais_evaluation_gets_each_sample_once_with_its_own_output(ranks: int,
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_dataset_is_made_by_the_ranks_that_read(ranks: int, found: dict[int, Found]) -> None:
-    made = {"data_parallel": ranks, "node": 1, "rank0": 1}
+    made = {"every_rank": ranks, "node": 1, "rank0": 1}
     assert found[ranks]["datasets made"] == made
 
 

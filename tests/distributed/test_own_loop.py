@@ -28,7 +28,7 @@ def run(start: str, nproc: int, case: str, readers: str, folder: Path) -> Ended:
 LEAVING = [
     # start, ranks, what happens on which rank, read mode
     ("launcher", 3, "break:1", "iterable"),
-    slowly("by hand", 2, "break in a step:0", "data_parallel"),
+    slowly("by hand", 2, "break in a step:0", "every_rank"),
     ("launcher", 3, "break in a step:1", "node"),
     slowly("by hand", 2, "exit:1", "rank0"),
     slowly("by hand", 3, "exit before the loop:2", "iterable"),

@@ -40,8 +40,8 @@ def losses_of(tmp_path_factory: pytest.TempPathFactory) -> LossesOf:
 @pytest.mark.parametrize("way", [*SHORT, *map(slowly, LONG)])
 @pytest.mark.parametrize("readers", ["node", "rank0"])
 def test_losses_are_those_of_ranks_that_read_for_themselves(way: str, readers: str, losses_of: LossesOf) -> None:
-    assert len(set(losses_of(way)["data_parallel"])) == 4
-    assert losses_of(way)[readers] == losses_of(way)["data_parallel"]
+    assert len(set(losses_of(way)["every_rank"])) == 4
+    assert losses_of(way)[readers] == losses_of(way)["every_rank"]
 
 
 @pytest.mark.parametrize("way", [*SHORT[1:], *map(slowly, LONG)])

@@ -25,7 +25,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_six_meshes_one_after_the_other_take_the_stream_of_one_rank(ranks: list[dict[str, Any]], name: str) -> None:
-    alone = loader_of(SCENARIOS[name], 1, "data_parallel", 0)
+    alone = loader_of(SCENARIOS[name], 1, "every_rank", 0)
     batches = iter(alone)
     for number, leg in enumerate(LEGS):
         expected = [rows_of(batch) for batch in islice(batches, STEPS)]

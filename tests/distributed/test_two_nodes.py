@@ -102,7 +102,7 @@ def test_two_nodes_give_the_batches_of_one_rank(mesh: str, found_on: FoundOn, al
         plain = scenario.partition(",")[0]
         if plain == "counted":
             continue
-        expected = whole(alone, "1x1x1", plain, "data_parallel")
+        expected = whole(alone, "1x1x1", plain, "every_rank")
         for mode in MODES:
             got = whole(found, mesh, scenario, mode)
             if got is None:

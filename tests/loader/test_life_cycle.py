@@ -105,7 +105,7 @@ class Life(RuleBasedStateMachine):
         size=st.integers(1, 6),
         shuffle=st.booleans(),
         nested=st.booleans(),
-        readers=st.sampled_from(["data_parallel", "node", "rank0"]),
+        readers=st.sampled_from(["every_rank", "node", "rank0"]),
         workers=st.sampled_from([0, 0, 2]),
         prefetch=st.integers(1, 3),
     )
@@ -123,7 +123,7 @@ class Life(RuleBasedStateMachine):
         self.before, self.threads_before = descriptors(), loader_threads()
         samples = self.samples = Samples(nested)
         self.is_stream = is_stream = is_stream and not self.process
-        self.is_shared = readers != "data_parallel"
+        self.is_shared = readers != "every_rank"
         order = Order(SAMPLES, SEED, shuffle or is_stream)
 
         def order_of(epoch: int) -> list[int]:

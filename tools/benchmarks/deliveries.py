@@ -190,7 +190,7 @@ def _jpeg_row(row: str, data: int, tensor: int) -> dict[str, Opened]:
     """As many workers in all, of one rank or of every rank."""
     return {
         f"{row}/node": partial(_pictures, data, tensor, "node", RANKS),
-        f"{row}/data_parallel": partial(_pictures, data, tensor, "data_parallel", 1),
+        f"{row}/every_rank": partial(_pictures, data, tensor, "every_rank", 1),
     }
 
 

@@ -11,7 +11,7 @@ from libai_data.commands.inspection.mesh_of import mesh_of
 from libai_data.commands.one_rank import OneRank, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
-from libai_data.delivery.read_plan import READERS
+from libai_data.delivery.read_plan import READERS, read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
 from libai_data.launch.job_identity import SECRET_VARIABLE, job_key
@@ -99,12 +99,12 @@ class Examined:
     @property
     def readers(self) -> str:
         """Who reads."""
-        return str(try_get_key(self.cfg, "dataloader.train.readers") or READERS[0])
+        return read_mode(try_get_key(self.cfg, "dataloader.train.readers") or READERS[0])
 
     @property
     def reads(self) -> bool:
         """Whether this rank opens the dataset in the training."""
-        if self.readers == "data_parallel":
+        if self.readers == "every_rank":
             return True
         return self.job.rank == 0 if self.readers == "rank0" else self.job.local_rank == 0
 

@@ -16,6 +16,7 @@ from libai_data.commands.inspection.step_rows import StepRows, read_step
 from libai_data.commands.inspection.tokens import decoder_of
 from libai_data.commands.one_rank import SPLITS, OneRank, one_rank_loaders
 from libai_data.config import try_get_key
+from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.engine.saved_state import SavedState
@@ -55,7 +56,7 @@ class Inspection:
     cards: list[Card]
     reports: dict[str, FieldReport]
     mesh: ParallelMesh
-    readers: str = "data_parallel"
+    readers: str = "every_rank"
     histograms: dict[str, Bars] = field(default_factory=dict)
     stats: dict[str, Any] = field(default_factory=dict)
 
@@ -116,7 +117,7 @@ def _described(
     reports = field_reports(rows, mesh)
     name, number = _split(split)
     section = f"dataloader.test.{number}" if name == "test" else "dataloader.train"
-    readers = try_get_key(cfg, f"{section}.readers") or "data_parallel"
+    readers = read_mode(try_get_key(cfg, f"{section}.readers") or "every_rank")
     sizes = (
         f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
     )

@@ -13,6 +13,7 @@ from libai_data.commands.planning.job import JobPlan, PlannedField
 from libai_data.commands.planning.report import report
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
+from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
 from libai_data.loader.reading import reads_parts
@@ -59,5 +60,5 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     )
     first = opened.plan.first
     job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
-    readers = try_get_key(cfg, "dataloader.train.readers") or "data_parallel"
+    readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
     return report(job, first.num_accumulation_steps, readers)

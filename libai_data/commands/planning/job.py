@@ -88,16 +88,16 @@ class JobPlan:
 
     def recommended(self) -> tuple[str, str]:
         """A read mode for data that every node can reach, and why."""
-        own = ReadPlan(self.mesh, "data_parallel")
+        own = ReadPlan(self.mesh, "every_rank")
         over = times_read(own) / times_read(ReadPlan(self.mesh, "node"))
         sizes = self.sizes()
         if any(size.read_parts > 1 for size in sizes):
             whole, parts = (
                 sum(size.sample_bytes // (size.read_parts if cut else 1) for size in sizes) for cut in (0, 1)
             )
-            return "data_parallel", (
+            return "every_rank", (
                 f"the dataset reads parts of samples: a rank reads {parts:,} bytes of each sample instead of {whole:,}"
             )
         if over >= _WORTH_SHARING:
-            return "node", f"with data_parallel, the ranks of a node read and decode each sample {over:g} times"
-        return "data_parallel", "hardly a sample is read twice on a node, so that sharing it would gain nothing"
+            return "node", f"with every_rank, the ranks of a node read and decode each sample {over:g} times"
+        return "every_rank", "hardly a sample is read twice on a node, so that sharing it would gain nothing"

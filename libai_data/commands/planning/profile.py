@@ -16,7 +16,7 @@ from libai_data.commands.one_rank import one_rank_loaders
 from libai_data.commands.planning.job import JobPlan
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
-from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.read_plan import ReadPlan, read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
 from libai_data.mesh.parallel_mesh import ParallelMesh
@@ -98,7 +98,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
         finally:
             rank.close()
         yield measurements[-1].line()
-    readers = try_get_key(cfg, "dataloader.train.readers") or "data_parallel"
+    readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
     overrides, reasons = recommend(measurements, mesh, readers)
     yield from ("", *reasons, f"Recommended: {' '.join(overrides)}")
 
@@ -161,7 +161,7 @@ def _rows_of(batch: Any) -> int:
 
 
 def recommend(
-    measurements: Sequence[Measurement], mesh: ParallelMesh, readers: str = "data_parallel"
+    measurements: Sequence[Measurement], mesh: ParallelMesh, readers: str = "every_rank"
 ) -> tuple[list[str], list[str]]:
     """Choose the number of workers, and who reads.
 
@@ -183,7 +183,7 @@ def recommend(
     ]
     overrides = []
     wanted, why = JobPlan(mesh, 1, ()).recommended()
-    if readers == "data_parallel" and wanted != readers:
+    if readers == "every_rank" and wanted != readers:
         readers = wanted
         reasons.append(f"{why[0].upper()}{why[1:]}; with readers={readers} once.")
         overrides.append(f"dataloader.train.readers={readers}")

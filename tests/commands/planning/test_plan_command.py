@@ -42,7 +42,7 @@ def test_a_job_of_1024_ranks_is_planned_without_starting_one(
         in shown
     )
     # 2 samples for each of 8 ranks; 2 for each of the 2 parts; all, with an image of 256 bytes and a label of 8.
-    assert re.search(r"data_parallel \(config\) 0-127 16 4 times 4\.22 KB - - 4\.22 KB", shown)
+    assert re.search(r"every_rank \(config\) 0-127 16 4 times 4\.22 KB - - 4\.22 KB", shown)
     assert re.search(r"node 0-127 4 1 times 1\.06 KB - - 1\.06 KB", shown)
     assert re.search(r"rank0 0 512 1 times 135 KB - 134 KB 135 KB", shown)
     assert re.search(r"rank0 1-127 0 1 times - 1\.06 KB - 1\.06 KB", shown)
@@ -60,9 +60,9 @@ def test_sizes_that_do_not_fit_are_refused(digits: Path, monkeypatch: Any, capsy
 
 def test_who_reads_parts_of_samples_is_told_to_go_on_reading_them_itself() -> None:
     mesh = ParallelMesh(2, 4, 1, num_nodes=2)
-    assert JobPlan(mesh, 2, (TOKENS,), reads_parts=True).recommended()[0] == "data_parallel"
+    assert JobPlan(mesh, 2, (TOKENS,), reads_parts=True).recommended()[0] == "every_rank"
     assert JobPlan(mesh, 2, (TOKENS,), reads_parts=False).recommended()[0] == "node"
-    assert JobPlan(ParallelMesh(8, 1, 1, num_nodes=2), 2, (TOKENS,)).recommended()[0] == "data_parallel"
+    assert JobPlan(ParallelMesh(8, 1, 1, num_nodes=2), 2, (TOKENS,)).recommended()[0] == "every_rank"
 
 
 def test_what_a_rank_holds_depends_on_its_place_on_all_three_axes() -> None:

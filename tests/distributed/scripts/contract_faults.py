@@ -267,7 +267,7 @@ def main() -> None:
     meshes: list[tuple[int, int, int]] = [(4, 1, 1), (2, 2, 1), (1, 4, 1), (2, 1, 2)]
     for sizes in meshes:
         set_mesh(ParallelMesh(*sizes, rank=RANK))
-        for readers in ("data_parallel", "node", "rank0"):
+        for readers in ("every_rank", "node", "rank0"):
             found["clean"][f"{sizes} {readers}"] = clean_steps(readers)
     found["cost"] = cost()
     Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(found))

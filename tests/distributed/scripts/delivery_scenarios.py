@@ -37,7 +37,7 @@ NODES = flow.env.get_node_size()
 GLOBAL_BATCH = 8
 LARGE = (64, 320)
 SEED = 3
-MODES = ("data_parallel", "node", "rank0")
+MODES = ("every_rank", "node", "rank0")
 DTYPES = ("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64")
 THOROUGH = ("1x1x1", "2x1x1", "2x2x1")
 BRIEF = ("stream", "rounds", "broken_off", "counted")
@@ -142,7 +142,7 @@ def rounds(readers: str, **options: Any) -> Any:
 
 def ragged(readers: str, **options: Any) -> Any:
     """A collator that pads each batch to its own longest sample."""
-    if (readers == "data_parallel" and get_mesh().data_parallel_size > 1) or (readers == "node" and NODES > 1):
+    if (readers == "every_rank" and get_mesh().data_parallel_size > 1) or (readers == "node" and NODES > 1):
         return None
     collator = LazyCall(PadCollator)(fields={"tokens": {"value": -1}})
     loader = train_loader(readers, 37, "ragged", collate_fn=collator, **options)
@@ -215,7 +215,7 @@ def counted(readers: str, **options: Any) -> Any:
     mesh = get_mesh()
     run = f"{mesh.data_parallel_size}{mesh.tensor_parallel_size}{mesh.pipeline_parallel_size}-{readers}"
     log, data = FOLDER / f"log-{run}-{RANK}", FOLDER / f"data-{run}-{RANK}"
-    reads = {"data_parallel": True, "node": RANK % mesh.ranks_per_node == 0, "rank0": RANK == 0}[readers]
+    reads = {"every_rank": True, "node": RANK % mesh.ranks_per_node == 0, "rank0": RANK == 0}[readers]
     if log.exists():
         log.unlink()  # of the same with other workers
     if reads:

@@ -52,7 +52,7 @@ def error_of(change: Callable[[Fields], Fields], readers: str) -> str:
     what it was given.
     """
     mesh = get_mesh()
-    reads_otherwise = mesh.world_size // 2 <= RANK and (readers == "data_parallel" or mesh.num_nodes > 1)
+    reads_otherwise = mesh.world_size // 2 <= RANK and (readers == "every_rank" or mesh.num_nodes > 1)
     dataset = Samples(change if reads_otherwise and readers != "rank0" else same)
     loader, _, _ = build_nlp_train_loader(dataset, 4, num_workers=0, readers=readers)
     batch = next(iter(loader))
@@ -74,7 +74,7 @@ def error_of(change: Callable[[Fields], Fields], readers: str) -> str:
 def main() -> None:
     set_mesh(ParallelMesh(flow.env.get_world_size(), 1, 1, rank=RANK, num_nodes=flow.env.get_node_size()))
     found = {
-        name: {readers: error_of(change, readers) for readers in ("data_parallel", "node", "rank0")}
+        name: {readers: error_of(change, readers) for readers in ("every_rank", "node", "rank0")}
         for name, change in CASES.items()
     }
     Path(sys.argv[1], f"{RANK}.json").write_text(json.dumps(found))

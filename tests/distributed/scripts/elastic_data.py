@@ -33,13 +33,13 @@ class Leg(NamedTuple):
 
 
 LEGS = [
-    Leg((4, 1), "data_parallel"),
+    Leg((4, 1), "every_rank"),
     Leg((2, 2), "node", workers=1),
     Leg((1, 4), "rank0", sizes=(None, 2)),
     Leg((4, 1), "node", sizes=(2, None)),
     Leg((2, 2), "rank0", workers=2, sizes=(4, None)),
-    Leg((1, 4), "data_parallel", sizes=(8, None)),
-    Leg((2, 2), "data_parallel", workers=1, sizes=(None, 4)),
+    Leg((1, 4), "every_rank", sizes=(8, None)),
+    Leg((2, 2), "every_rank", workers=1, sizes=(None, 4)),
 ]
 
 

@@ -155,7 +155,7 @@ def main() -> None:
         refuse(Scorer())
     if "conformance" in more:
         found["conformance"] = [
-            conformance(readers, endless) for readers in ("data_parallel", "node", "rank0") for endless in (True, False)
+            conformance(readers, endless) for readers in ("every_rank", "node", "rank0") for endless in (True, False)
         ]
     if rank == 0:
         Path(sys.argv[1], "found.json").write_text(json.dumps(found))

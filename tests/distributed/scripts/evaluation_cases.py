@@ -16,7 +16,7 @@ class Case(NamedTuple):
     """One evaluation on each mesh."""
 
     samples: int
-    readers: str = "data_parallel"
+    readers: str = "every_rank"
     eval_iter: float = 1e5
     workers: int = 0
 
@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 CASES: list[Case] = [
-    *(Case(samples, readers) for samples in (1, 3, 13, 16) for readers in ("data_parallel", "node", "rank0")),
+    *(Case(samples, readers) for samples in (1, 3, 13, 16) for readers in ("every_rank", "node", "rank0")),
     Case(13, workers=2),
     Case(13, eval_iter=1),
 ]

@@ -78,7 +78,7 @@ def main() -> None:
         stages = (0, 1) if pipeline > 1 else ()
         set_mesh(ParallelMesh(data, tensor, pipeline, rank=flow.env.get_rank(), layer_stage_ids=stages))
         for case in CASES:
-            for readers in ("data_parallel", "node"):
+            for readers in ("every_rank", "node"):
                 found[f"{data}x{tensor}x{pipeline} {readers} {case}"] = check(sys.argv[1], case, readers, data)
     if flow.env.get_rank() == 0:
         with open(sys.argv[2], "w") as file:

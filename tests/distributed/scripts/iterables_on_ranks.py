@@ -27,7 +27,7 @@ from tests.iterables.rows import numbers, rows_of, sample
 
 FOLDER = Path(sys.argv[1])
 RANK, WORLD_SIZE, NODES = flow.env.get_rank(), flow.env.get_world_size(), flow.env.get_node_size()
-MODES = ("data_parallel", "node", "rank0")
+MODES = ("every_rank", "node", "rank0")
 GLOBAL_BATCH = 8
 GIVEN_UP = threading.Event()
 """Until then an iterable hangs."""
@@ -215,7 +215,7 @@ def main() -> None:
         }
         # Tensor peers go through one shard.
         set_mesh(ParallelMesh(WORLD_SIZE // 2, 2, 1, rank=RANK, num_nodes=NODES))
-        found["peers"] = error_of(lambda readers: first_batches(changes, 40, readers), "data_parallel")[0]
+        found["peers"] = error_of(lambda readers: first_batches(changes, 40, readers), "every_rank")[0]
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
 
 

@@ -26,7 +26,7 @@ class Case(NamedTuple):
     global_batch_size: int
     steps: int
     position: int
-    readers: str = "data_parallel"
+    readers: str = "every_rank"
 
 
 CASES = [

@@ -23,7 +23,7 @@ from libai_data.mesh.current import ParallelMesh, set_mesh, synchronize, tensor_
 from tests.engine.tiny_images import TinyImages
 
 RANK = flow.env.get_rank()
-MODES = ("data_parallel", "node", "rank0")
+MODES = ("every_rank", "node", "rank0")
 STEPS, MICRO_BATCHES, ROWS = 4, 2, 4
 
 

@@ -143,7 +143,7 @@ def elastic() -> dict[str, Any]:
 def datasets_made() -> dict[str, int]:
     """How many ranks make the dataset, in each read mode."""
     made = {}
-    for readers in ("data_parallel", "node", "rank0"):
+    for readers in ("every_rank", "node", "rank0"):
         cfg = changed(config("made"), readers=readers)
         default_setup(cfg, SimpleNamespace(resume=False))
         loader = TwoLines.build_train_loader(cfg)[0]
@@ -287,7 +287,7 @@ def evaluating() -> dict[str, Any]:
 
 
 CASES: dict[str, Callable[[], dict[str, Any]]] = {
-    "data_parallel": lambda: two_lines("data_parallel"),
+    "every_rank": lambda: two_lines("every_rank"),
     "node": lambda: two_lines("node"),
     "rank0": lambda: two_lines("rank0"),
     "no line": lambda: no_line(0),

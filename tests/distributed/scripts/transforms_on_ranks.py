@@ -34,11 +34,11 @@ class Leg(NamedTuple):
 
 
 LEGS = [
-    Leg((4, 1), "data_parallel", 0),
+    Leg((4, 1), "every_rank", 0),
     Leg((2, 2), "node", 1),
     Leg((1, 4), "rank0", 0),
     Leg((4, 1), "node", 0),
-    Leg((2, 2), "data_parallel", 1),
+    Leg((2, 2), "every_rank", 1),
     Leg((4, 1), "rank0", 1),
 ]
 

@@ -101,7 +101,7 @@ def test_the_reader_that_is_measured_serves_those_that_it_is_said_to(readers: st
     assert batch is not None
     served = plan.served_by(read)
     assert len(batch.indices) == plan.ROWS * len({read.shard_of(rank) for rank in served})
-    assert len(served) == {"data_parallel": 1, "node": 8, "rank0": 1024}[readers]
+    assert len(served) == {"every_rank": 1, "node": 8, "rank0": 1024}[readers]
 
 
 def test_the_record_readers_that_are_compared_read_the_same(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ DEMANDS = {
     "images": "libai_data / to_global >= 2.5 x",
     "rank0-4x1": "libai_data / guide >= 8 x",
     "rank0-2x2": "libai_data / guide >= 8 x",
-    "jpeg-1x4": "node / data_parallel >= 3.5 x",
-    "jpeg-2x2": "node / data_parallel >= 1.8 x",
+    "jpeg-1x4": "node / every_rank >= 3.5 x",
+    "jpeg-2x2": "node / every_rank >= 1.8 x",
     "digits": "waiting <= 2 %",
     "checks": "tokens <= 1 %, images <= 1 %",
 }

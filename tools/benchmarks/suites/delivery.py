@@ -43,8 +43,8 @@ def _row(scale: Scale, name: str, work: str, peer: str, floor: float) -> Row:
 
 def _jpeg_row(scale: Scale, name: str, work: str, floor: float) -> Row:
     on_ranks = _on_ranks(scale, _make_pictures)
-    contenders = (on_ranks(name, "data_parallel"), on_ranks(name, "node"))
-    return Row(name, work, "4", contenders, (AtLeast("node", "data_parallel", floor),))
+    contenders = (on_ranks(name, "every_rank"), on_ranks(name, "node"))
+    return Row(name, work, "4", contenders, (AtLeast("node", "every_rank", floor),))
 
 
 def _digits_row(scale: Scale) -> Row:

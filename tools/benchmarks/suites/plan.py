@@ -55,7 +55,7 @@ def reader(readers: str) -> StreamSampler:
 
 def served_by(plan: ReadPlan) -> list[int]:
     """The ranks that rank 0 reads for."""
-    if plan.readers == "data_parallel":
+    if plan.readers == "every_rank":
         return [0]
     return list(range(plan.mesh.world_size) if plan.readers == "rank0" else plan.ranks_of(0))
 
@@ -70,7 +70,7 @@ def _microseconds(readers: str, steps: int) -> float:
     for _ in range(steps):
         next(taken)
         for rank in ranks:
-            plan.rows_of(rank, held if readers != "data_parallel" else plan.shards_read_by(rank), ROWS)
+            plan.rows_of(rank, held if readers != "every_rank" else plan.shards_read_by(rank), ROWS)
     return 1e6 * (time.perf_counter() - start) / steps / len(ranks)
 
 

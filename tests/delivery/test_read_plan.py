@@ -43,13 +43,13 @@ def test_every_rank_is_on_one_node_and_led_from_there(plan: ReadPlan) -> None:
 @given(plans())
 def test_whatever_a_rank_needs_is_read_for_it(plan: ReadPlan) -> None:
     for rank in ranks_of(plan):
-        reader = {"data_parallel": rank, "node": plan.leader_of(rank), "rank0": 0}[plan.readers]
+        reader = {"every_rank": rank, "node": plan.leader_of(rank), "rank0": 0}[plan.readers]
         assert plan.shard_of(rank) in plan.shards_read_by(reader)
 
 
 @given(plans())
 def test_node_and_rank0_read_nothing_twice(plan: ReadPlan) -> None:
-    if plan.readers == "data_parallel":
+    if plan.readers == "every_rank":
         return
     groups = (
         [list(ranks_of(plan))]
@@ -70,6 +70,10 @@ def test_a_rank_finds_the_rows_of_its_shard_in_the_memory_of_its_node(plan: Read
         memory = np.concatenate([np.full(rows, shard) for shard in held])
         own = memory[plan.rows_of(rank, held, rows)]
         assert own.tolist() == [plan.shard_of(rank)] * rows
+
+
+def test_every_rank_reads_by_the_earlier_name_too() -> None:
+    assert ReadPlan(ParallelMesh(2, 1, 1), "data_parallel") == ReadPlan(ParallelMesh(2, 1, 1), "every_rank")
 
 
 def test_unknown_readers_are_refused_with_the_nearest_name() -> None:
