@@ -71,7 +71,8 @@ def main() -> None:
         cfg = config_of(folder / "run", LENGTH, **schedule_keys())
         cfg.train.train_micro_batch_size, cfg.train.num_accumulation_steps = micro_batch_size, accumulation
         cfg.train.dist.update(data_parallel_size=leg.mesh[0], tensor_parallel_size=leg.mesh[1])
-        cfg.dataloader.train.update(readers=leg.readers, num_workers=leg.workers)
+        # Others would import OneFlow with the dataset, which takes seconds.
+        cfg.dataloader.train.update(readers=leg.readers, num_workers=leg.workers, start_method="fork")
         trainer = train(cfg, resume=number > 0, stop_after=2 * number + 1, kind=Trainer)
         assert trainer.start_iter == 2 * number
         trainer.train_loader.close()
