@@ -257,7 +257,8 @@ class IterableStream(EpochPositions, StreamSampler):
                 "rounds cannot continue each other"
             )
         check_position(state["position"])
-        self.cursor = Cursor(int(state["position"]), 0 if self.endless else max(int(state.get("epoch", 0)), 0))
+        check_position(state.get("epoch", 0), "epoch")
+        self.cursor = Cursor(int(state["position"]), 0 if self.endless else int(state.get("epoch", 0)))
 
     def details(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """What else can be told of the place of a state: round, row, digest, the iterable's state.

@@ -190,6 +190,8 @@ class ListedBatches(EpochPositions):
         if not {"position", "epoch"} <= set(state) <= _STATE:
             raise CheckpointError(f"the data state {dict(state)} was saved by another kind of sampler")
         check_position(state["position"])
+        # Before the first round, the epoch before the next one is -1.
+        check_position(state["epoch"], "epoch", -1)
         position = int(state["position"])
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
         self._all_ended = state.get("rounds_ended") is True

@@ -92,11 +92,11 @@ class StreamState:
         return StreamState(state["position"], order, left_out, schedule, start)
 
 
-def check_position(position: Any) -> None:
-    """Refuse a saved position that cannot be one.
+def check_position(position: Any, name: str = "position", least: int = 0) -> None:
+    """Refuse a saved position, or another number of a state, that cannot be one.
 
     Raises:
-        CheckpointError: It is no int of at least 0.
+        CheckpointError: It is no int, or below `least`.
     """
-    if not isinstance(position, int) or isinstance(position, bool) or position < 0:
-        raise CheckpointError(f"the data state's position is {position!r}; it must be an int of at least 0")
+    if not isinstance(position, int) or isinstance(position, bool) or position < least:
+        raise CheckpointError(f"the data state's {name} is {position!r}; it must be an int of at least {least}")
