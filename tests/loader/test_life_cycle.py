@@ -282,7 +282,7 @@ class Life(RuleBasedStateMachine):
             self.fresh()
         self.check_place()
 
-    # A worker whose start is interrupted between the fork and the note of its number leaves two descriptors.
+    # A fork whose start is interrupted before its number is noted ends with the loader, but nobody waits for it.
     @precondition(lambda self: not self.process)
     @rule(line=LINES)
     def interrupt_begin(self, line: int) -> None:
