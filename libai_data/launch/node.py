@@ -1,9 +1,9 @@
 """The launcher of one node of a hostfile: `python -m libai_data.launch.node`, started by `hosts.py` through ssh.
 
-Stdin is its lifeline. The first line is its order, in JSON: {"job": NAME, "environment": {...}, "arguments": [...]}.
-Then come words, a line each: "alive" every other second; "signal N", to pass on to the ranks; and "fail" when another
-node has failed. When stdin closes or falls silent, whoever started the job is gone, with ssh or the network, and the
-ranks are stopped.
+The launcher that all nodes have in common speaks to it over stdin. The first line is its order, in JSON:
+{"job": NAME, "environment": {...}, "arguments": [...]}. Then come words, a line each: "alive" every other second;
+"signal N", to pass on to the ranks; and "fail" when another node has failed. When stdin closes or falls silent, whoever
+started the job is gone, with ssh or the network, and the ranks are stopped.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _SECONDS_LATER_THAN_GRACE = 5.0
 _SECONDS_FOR_PREDECESSOR = 120.0
 
 
-class Lifeline:
+class StdinControl:
     """Does what stdin says, in a thread.
 
     Args:
         descriptor: where the words come.
         ranks: of this node.
-        grace_seconds: how long the ranks may take to end once the lifeline is cut.
+        grace_seconds: how long the ranks may take to end once stdin is closed or silent.
     """
 
     def __init__(self, descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
         self._descriptor = descriptor
         self._ranks = ranks
         self._grace_seconds = grace_seconds
-        threading.Thread(target=self._listen, name="lifeline", daemon=True).start()
+        threading.Thread(target=self._listen, name="stdin of the launcher", daemon=True).start()
 
     def _listen(self) -> None:
         rest = b""
@@ -53,7 +53,7 @@ class Lifeline:
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self._obey(line.decode())
-        self._cut()
+        self._stop()
 
     def _obey(self, word: str) -> None:
         if word.startswith("signal "):
@@ -62,7 +62,7 @@ class Lifeline:
         elif word == "fail":
             self._ranks.fail()
 
-    def _cut(self) -> None:
+    def _stop(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         # The main thread may hang in a write that nobody reads any more.
         time.sleep(self._grace_seconds + _SECONDS_LATER_THAN_GRACE)
@@ -129,14 +129,14 @@ def main() -> int:
     order = read_order(0)
     if not order:
         return 1
-    lifeline = os.dup(0)
+    stdin = os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
     wanted = json.loads(order)
     os.environ.update(wanted["environment"])
     args = parse_args(wanted["arguments"])
     ranks = Ranks(args, controlled=True)
-    Lifeline(lifeline, ranks, args.stop_grace_seconds)
+    StdinControl(stdin, ranks, args.stop_grace_seconds)
     try:
         with wait_for_predecessor(wanted["job"]):
             return ranks.run(args.training_script_args)
@@ -148,5 +148,5 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     STDERR.flush()
-    # The lifeline's thread must not keep it.
+    # The thread that reads stdin must not keep it.
     os._exit(code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import os
 import secrets
 import signal
@@ -21,6 +20,7 @@ from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_identity import SECRET_VARIABLE
 from libai_data.launch.last_words import LastWords, last_lines, quoted, say
+from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
 from libai_data.launch.waiting_times import seconds_from_environment
 
@@ -34,7 +34,6 @@ LISTEN_SECONDS = 10.0
 # silence; half an hour is still longer than a rank needs to write a checkpoint or to add up a large evaluation alone.
 ONEFLOW_TIMEOUT_SECONDS = 1800
 POLL_SECONDS = 0.02
-PR_SET_PDEATHSIG = 1
 
 Output = Union[None, int, IO[bytes]]
 
@@ -82,7 +81,6 @@ class Ranks:
         self._files: list[IO[bytes]] = []
         self._began: dict[int, int] = {}
         self._words = LastWords()
-        self._prctl = ctypes.CDLL(None, use_errno=True).prctl
         self._launcher_pid = os.getpid()
         for signum in FORWARDED:
             signal.signal(signum, self._forward)
@@ -235,12 +233,7 @@ class Ranks:
 
     def _prepare(self) -> None:
         """Runs in the rank, before its program."""
-        # Ctrl-C on a terminal reaches the terminal's process group: the launcher, which passes it on once.
-        os.setpgid(0, 0)
-        # Whatever kills the launcher ends its ranks.
-        self._prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != self._launcher_pid:
-            os._exit(1)
+        die_with_main_thread(self._launcher_pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
 
     def _output(self, local_rank: int) -> tuple[Output, Output]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from libai_data.launch.hostfile import Host
+from libai_data.launch.parent_pipe import die_with_main_thread
 
 NODE_PROGRAM = "libai_data.launch.node"
 TAKEN_ALONG = ("ONEFLOW_", "LIBAI_DATA_", "NCCL_", "CUDA_", "OMP_")
@@ -29,8 +29,6 @@ SSH_OPTIONS = {
     "ControlMaster": "no",
     "ControlPath": "none",
 }
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl
 
 
 def ssh_command(ssh: str, host: Host, *remote: str) -> list[str]:
@@ -69,7 +67,7 @@ class RemoteNode:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            preexec_fn=_prepare,
+            preexec_fn=partial(die_with_main_thread, os.getpid()),
         )
         assert self.process.stdin is not None and self.process.stdout is not None  # they were asked for
         self._stdin = self.process.stdin.fileno()
@@ -90,9 +88,3 @@ class RemoteNode:
         with suppress(OSError):
             if self.process.stdin is not None:
                 self.process.stdin.close()
-
-
-def _prepare() -> None:
-    # Ctrl-C on a terminal is passed on once, by the launcher, and not by ssh's death.
-    os.setpgid(0, 0)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -11,7 +11,7 @@ import weakref
 from contextlib import suppress
 from typing import Any
 
-from libai_data.launch.lifeline import Lifeline
+from libai_data.launch.parent_pipe import ParentPipe
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
@@ -53,7 +53,7 @@ class Crew:
         self._starter = starter
         self._board = board
         self._arena = arena
-        self._lifeline = Lifeline()
+        self._parent_pipe = ParentPipe()
         self._welcome: list[Any] = []
         self._events = select.poll()
         self._events.register(board.event.fileno(), select.POLLIN)
@@ -84,7 +84,7 @@ class Crew:
             event,
             wakers[number],
             self._arena.descriptor,
-            self._lifeline.descriptor,
+            self._parent_pipe.descriptor,
         )
         for message in self._welcome:
             # It must lie ready: tasks wait for the worker from its first moment on.
@@ -134,7 +134,7 @@ class Crew:
         """Close what only the trainer may hold; the workers end when nobody holds it any more."""
         for channel in self.channels:
             channel.close()
-        self._lifeline.let_go()
+        self._parent_pipe.close_parents_end()
 
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
@@ -152,7 +152,7 @@ class Crew:
                     logger.error("Process %d, a worker that the loader closes, %s.", process.pid, how)
                 process.stderr.close()
             self.processes.clear()
-            self._lifeline.close()
+            self._parent_pipe.close()
             self._starter.close()
 
     def _let_exit(self) -> None:

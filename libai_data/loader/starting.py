@@ -154,7 +154,7 @@ class WorkerStarter:
             # lacks.
             gc.freeze()
             close_in_child.close()
-            prepare_process(equipment.lifeline)
+            prepare_process(equipment.parent_pipe)
             work(equipment, self._cargo)
             # What the interpreter does at its end; the rest of it would free what the trainer made.
             threading._shutdown()  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import numpy as np
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import DataPipelineError, error_text
-from libai_data.launch.lifeline import hold_on
+from libai_data.launch.parent_pipe import die_with_parent
 from libai_data.loader.arena import Arena
 from libai_data.loader.board import Board, Entry
 from libai_data.loader.collate import Collator
@@ -66,7 +66,7 @@ class Equipment:
     trainers_event: int
     waker: int
     arena: int
-    lifeline: int
+    parent_pipe: int
 
 
 @dataclass(frozen=True)
@@ -234,13 +234,13 @@ def remote_failure(error: BaseException) -> RemoteFailure:
     return RemoteFailure(message, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
 
 
-def prepare_process(lifeline: int) -> None:
+def prepare_process(parent_pipe: int) -> None:
     """Make a fresh process a worker: it ends with its trainer, is deaf to Ctrl-C, prints stacks, and is no rank.
 
     Args:
-        lifeline: descriptor of the `Lifeline`.
+        parent_pipe: descriptor of the `ParentPipe`.
     """
-    hold_on(lifeline)
+    die_with_parent(parent_pipe)
     become_worker_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -254,7 +254,7 @@ def prepare_process(lifeline: int) -> None:
 def main() -> None:
     """Entry of a worker that is a program of its own; its arguments name its equipment and cargo."""
     equipment, cargo = json.loads(sys.argv[1])
-    prepare_process(equipment["lifeline"])
+    prepare_process(equipment["parent_pipe"])
     channel = Channel(socket.socket(fileno=os.dup(equipment["channel"])))
     try:
         unpacked = unship(cargo)

@@ -278,7 +278,7 @@ def test_no_process_is_left_on_any_node_whatever_ends_the_job(
         await_words(job, "ready", 4)
         happens(job)
         assert process.wait(WATCHDOG) == code, job._outputs()[0]
-        # Well before the lifeline would count as silent.
+        # Well before stdin would count as silent.
         assert not wait_until_nothing_runs(cluster.nodes, 10)
         output = job._outputs()[0]
     if happens is kill_one_ssh:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import libai_data.loader
+from libai_data.launch import parent_pipe
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
 from tests.properties import slowly
@@ -124,7 +125,8 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("method", "between"), [("fork", 3), ("spawn", 61)])
 def test_an_interrupt_while_workers_start_leaves_no_descriptor(method: str, between: int) -> None:
-    files = tuple(str(Path(LOADER) / f"{name}.py") for name in ("starting", "crew", "arena", "shipping", "lifeline"))
+    files = tuple(str(Path(LOADER) / f"{name}.py") for name in ("starting", "crew", "arena", "shipping"))
+    files += (parent_pipe.__file__,)
     with loading(Numbers(), num_workers=1, start_method=method) as loader:
         next(iter(loader))
     before, line, interruptions = descriptors(), 0, 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Generic, TypeVar
 
 from libai_data.errors import DataPipelineError
-from libai_data.launch.lifeline import Lifeline, hold_on
+from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
 
 Job = TypeVar("Job")
 Report = TypeVar("Report")
@@ -90,7 +90,7 @@ class _Crew(Generic[Job, Report]):
 
     def __init__(self, work: Work[Job, Report]) -> None:
         self._work = work
-        self._lifeline = Lifeline()
+        self._parent_pipe = ParentPipe()
         self._own = threading.local()
         self._all: list[subprocess.Popen[bytes]] = []
         self._closed = False
@@ -130,7 +130,7 @@ class _Crew(Generic[Job, Report]):
                 process.kill()
         for process in self._all:
             self._end(process)
-        self._lifeline.close()
+        self._parent_pipe.close()
 
     def _process(self) -> subprocess.Popen[bytes]:
         found: subprocess.Popen[bytes] | None = getattr(self._own, "process", None)
@@ -138,7 +138,7 @@ class _Crew(Generic[Job, Report]):
             with self._guard:
                 if self._closed:
                     raise self._work.error("the work was ended")
-                found = _start(self._lifeline)
+                found = _start(self._parent_pipe)
                 self._all.append(found)
             self._own.process = found
             pickle.dump(self._work.do, _pipe(found.stdin))
@@ -155,15 +155,15 @@ class _Crew(Generic[Job, Report]):
         return code
 
 
-def _start(lifeline: Lifeline) -> subprocess.Popen[bytes]:
+def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
     # The tokenizers' own threads would make each process take all cores.
     environment: dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     program = "import sys; sys.path[:] = {!r}; from libai_data.data.shard_work.crew import serve; serve({})"
     return subprocess.Popen(
-        [sys.executable, "-c", program.format(sys.path, lifeline.descriptor)],
+        [sys.executable, "-c", program.format(sys.path, parent_pipe.descriptor)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        pass_fds=(lifeline.descriptor,),
+        pass_fds=(parent_pipe.descriptor,),
         env=environment,
         start_new_session=True,
     )
@@ -173,15 +173,15 @@ def _pipe(pipe: Any) -> Any:
     return pipe
 
 
-def serve(lifeline: int) -> None:
+def serve(parent_pipe: int) -> None:
     """Do the jobs that arrive on standard input, until it ends.
 
     Args:
-        lifeline: descriptor of the `Lifeline` of the process that sends them.
+        parent_pipe: descriptor of the `ParentPipe` of the process that sends them.
     """
     import traceback
 
-    hold_on(lifeline)
+    die_with_parent(parent_pipe)
     answers = os.fdopen(os.dup(1), "wb")
     # Whatever a library prints must not end up among the answers.
     os.dup2(2, 1)

@@ -1,0 +1,81 @@
+"""Processes that die with the one that started them, however it ends: a parent pipe for workers, a signal for programs.
+
+A program whose parent's main thread starts it asks the system for a signal (`die_with_main_thread`): that holds for any
+program. A worker may be started by any thread, whose end would send the signal too early: it watches a pipe.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import sys
+from typing import Callable
+
+_PR_SET_PDEATHSIG = 1
+# Looked up before any fork: the child may not take the dynamic loader's lock.
+_prctl = ctypes.CDLL(None).prctl
+
+
+class ParentPipe:
+    """A pipe to which nothing is written. Its writing end is the parent's alone, and closes with it, however it ends.
+
+    A thread of the worker could wait for that as well, but not while code of the dataset holds the interpreter, nor
+    while the worker is stopped.
+    """
+
+    descriptor = _parents_end = _process = -1
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self.descriptor, self._parents_end = os.pipe2(os.O_CLOEXEC)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing() and self._process == os.getpid():  # see `Event`
+            self.close()
+
+    def close_parents_end(self) -> None:
+        """Close the parent's end, in the parent or in a process that it has forked."""
+        descriptor, self._parents_end = self._parents_end, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self.close_parents_end()
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def die_with_parent(descriptor: int) -> None:
+    """Let this process be killed when the parent's end closes, or end it now if that has happened.
+
+    Args:
+        descriptor: of the `ParentPipe`.
+    """
+    # Opened anew, because whom to signal is noted with the open file, which all workers would share.
+    own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_ASYNC)
+    gone = select.poll()
+    gone.register(own, 0)
+    if gone.poll(0):
+        os._exit(0)
+
+
+def die_with_main_thread(parent: int) -> None:
+    """Between fork and exec: a group of its own for this process, which is killed when the parent's main thread ends.
+
+    Ctrl-C on a terminal reaches the terminal's process group: the launcher, which passes it on once.
+
+    Args:
+        parent: process id of the parent.
+    """
+    os.setpgid(0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
