@@ -152,7 +152,6 @@ class _Way:
         device_type: of its placement.
         sbp: with which each rank fills its own part.
         taken_over: OneFlow takes the part over as it is.
-        partial_sbp: `sbp`, with a partial sum in place of broadcast.
         narrow: dim, start and length of the rank's part of its shard; None for all of it.
         moved_to: sbp to which data is moved afterwards; None if it is in its place already.
     """
@@ -162,7 +161,6 @@ class _Way:
     device_type: str
     sbp: list[Any]
     taken_over: bool
-    partial_sbp: list[Any]
     narrow: tuple[int, int, int] | None = None
     moved_to: list[Any] | None = None
 
@@ -177,8 +175,6 @@ def _way(
     device_type: str | None,
     is_part: bool,
 ) -> _Way:
-    import oneflow as flow
-
     placement = get_layer_placement(placement_idx, device_type)
     data_dim, tensor_dim = split_dims(sbp_list)
     shard = list(shape)
@@ -194,8 +190,7 @@ def _way(
     # Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
     # would send rank 0's bytes over those that each rank already holds.
     taken_over = _is_alone(placement) or all("split" in str(entry) for entry in sbp)
-    partial_sbp = [entry if "split" in str(entry) else flow.sbp.partial_sum for entry in sbp]
-    return _Way(whole, placement, str(placement.type), sbp, taken_over, partial_sbp, narrow, moved_to)
+    return _Way(whole, placement, str(placement.type), sbp, taken_over, narrow, moved_to)
 
 
 def _packed(tensor: Any) -> Any:
@@ -216,33 +211,11 @@ def _fill(part: Any, way: _Way) -> Any:
         return _packed(on_device).to_global(placement=way.placement, sbp=way.sbp, check_meta=False)
     import oneflow as flow
 
-    takes_over = part.is_floating_point()
-    whole = flow.empty(
-        way.shape, dtype=part.dtype, placement=way.placement, sbp=way.partial_sbp if takes_over else way.sbp
-    )
+    whole = flow.empty(way.shape, dtype=part.dtype, placement=way.placement, sbp=way.sbp)
     own = whole.to_local()
-    if not takes_over:
-        if own.numel():
-            own.copy_(_packed(part))
-        return whole
-    return _as_gradient(whole, _packed(part.to(way.device_type)) if own.numel() else own)
-
-
-def _as_gradient(whole: Any, part: Any) -> Any:
-    """A global tensor that takes over this rank's part where an axis broadcasts, too.
-
-    OneFlow 0.9 has no function for that, but does it in the backward pass of `to_local`, where each rank's part of a
-    gradient is taken as it is: as broadcast, if the tensor that was made local is a partial sum.
-
-    Args:
-        whole: a floating-point global tensor, whose memory is not looked at.
-        part: this rank's part.
-    """
-    import oneflow as flow
-
-    with flow.enable_grad():
-        whole.requires_grad = True
-        return flow.autograd.grad(whole.to_local(), whole, part)[0]
+    if own.numel():
+        own.copy_(_packed(part))
+    return whole
 
 
 def _is_alone(placement: Any) -> bool:
