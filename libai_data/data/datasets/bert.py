@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.masking import Masker, masking_of_style, padded, special_id, vocabulary_tables
+from libai_data.config.argument_rules import check, one_of
+from libai_data.data.datasets.masking import Masker, Masking, padded, special_id, vocabulary_tables
 from libai_data.data.datasets.sentence_index import SentenceRule
-from libai_data.data.datasets.sentences import SentenceCorpus, source_of, vocabulary_hash
-from libai_data.errors import ConfigError
+from libai_data.data.datasets.sentences import SentenceDataset
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.structures import DistTensorData, Instance
 
-PAIR_TASKS = ("order", "next")
+_RULES = {"pair_task": one_of("order", "next"), "masking_style": one_of("bert", "bert-cn-wwm")}
 _NO_LABEL = -1
 
 
-class BertDataset:
+class BertDataset(SentenceDataset):
     """Pairs of passages, [CLS] A [SEP] B [SEP], in which tokens are masked, from sentences in `.bin/.idx` files.
 
     Fields of a sample of length L = `max_seq_length`: `input_ids` int64 [L], `attention_mask` bool [L] (True for
@@ -51,6 +51,9 @@ class BertDataset:
         FormatError: A file is broken.
     """
 
+    _special_tokens = 3
+    """[CLS] and two [SEP], as in LiBai also for one passage."""
+
     def __init__(
         self,
         name: str,
@@ -69,40 +72,32 @@ class BertDataset:
         whole_words: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
-        if pair_task not in PAIR_TASKS:
-            raise ConfigError(f"pair_task is {pair_task!r}; it is one of {list(PAIR_TASKS)}")
+        check(_RULES, pair_task=pair_task, masking_style=masking_style)
         self.name = name
         self.max_seq_length = max_seq_length
         self.binary_head = binary_head
         self.pair_task = pair_task
         self._cls, self._sep, self._pad = (special_id(tokenizer, role) for role in ("cls", "sep", "pad"))
-        masking = masking_of_style(masking_style, mask_lm_prob, max_ngrams, whole_words)
+        masking = Masking(mask_lm_prob, max_ngrams, whole_words, chinese_words=masking_style == "bert-cn-wwm")
         self._masker = Masker(vocabulary_tables(tokenizer), special_id(tokenizer, "mask"), masking)
-        # [CLS] and two [SEP], as in LiBai also for one passage.
-        rule = SentenceRule(max_seq_length - 3, 2 if binary_head else 1, short_seq_prob, seed, max_num_samples)
-        self._corpus = SentenceCorpus(source_of(indexed_dataset, data_prefix), rule, cache_dir)
-        self._fingerprint = self._corpus.fingerprint(
-            vocabulary=vocabulary_hash(tokenizer),
-            masking=[masking_style, mask_lm_prob, max_ngrams, whole_words],
-            pairs=pair_task if binary_head else None,
-        )
+        room, sentences = max_seq_length - self._special_tokens, 2 if binary_head else 1
+        rule = SentenceRule(room, sentences, short_seq_prob, seed, max_num_samples)
+        arguments = {"masking": [masking_style, mask_lm_prob, max_ngrams, whole_words], **self._pairs()}
+        super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, **arguments)
 
-    def __len__(self) -> int:
-        return len(self._corpus)
+    def _pairs(self) -> dict[str, Any]:
+        """What the fingerprint says of pairs."""
+        return {"pairs": self.pair_task if self.binary_head else None}
 
     def __getitem__(self, index: int) -> Instance:
         """One sample; see the class for its fields."""
         random = sample_generator()
         first, second, label = self._passages(index, random)
-        first, second = truncate_pair(first, second, self._corpus.target(index), random)
+        first, second = truncate_pair(first, second, self._target(index), random)
         return self._sample(first, second, label, random)
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What decides the samples, beside the tokens themselves."""
-        return self._fingerprint
-
     def _passages(self, index: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-        sizes, tokens = self._corpus.sizes(index), self._corpus.tokens(index)
+        sizes, tokens = self._sizes(index), self._tokens(index)
         if not self.binary_head:
             return tokens, tokens[:0], 0
         sentences = int(random.integers(1, len(sizes)))
@@ -112,7 +107,7 @@ class BertDataset:
             return first, second, 0
         if self.pair_task == "order":
             return second, first, 1
-        return first, self._corpus.random_passage(self._corpus.document_of(index), random), 1
+        return first, self._passage_of_another_document(index, random), 1
 
     def _sample(self, first: np.ndarray, second: np.ndarray, label: int, random: np.random.Generator) -> Instance:
         separator, behind = 1 + len(first), 2 + len(first)

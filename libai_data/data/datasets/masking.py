@@ -191,25 +191,8 @@ class Masker:
         return bounds[is_word], np.append(bounds[1:], len(tokens))[is_word]
 
 
-def masking_of_style(style: str, probability: float, max_ngrams: int, whole_words: bool) -> Masking:
-    """What LiBai's `masking_style` stands for.
-
-    Args:
-        style: "bert", or "bert-cn-wwm" for the words of Chinese.
-        probability: share of the tokens.
-        max_ngrams: words in a row.
-        whole_words: whether words are masked as a whole.
-
-    Raises:
-        ConfigError: There is no such style.
-    """
-    if style not in ("bert", "bert-cn-wwm"):
-        raise ConfigError(f"masking_style is {style!r}; it is 'bert' or 'bert-cn-wwm'")
-    return Masking(probability, max_ngrams, whole_words, chinese_words=style == "bert-cn-wwm")
-
-
-def padded(values: np.ndarray, length: int, filler: Any, dtype: Any | None = None) -> np.ndarray:
+def padded(values: np.ndarray, length: int, filler: Any) -> np.ndarray:
     """Values, and fillers behind them up to a length."""
-    array = np.full(length, filler, dtype or values.dtype)
+    array = np.full(length, filler, values.dtype)
     array[: len(values)] = values
     return array

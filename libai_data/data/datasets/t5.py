@@ -13,7 +13,7 @@ import numpy as np
 
 from libai_data.data.datasets.masking import padded, special_id
 from libai_data.data.datasets.sentence_index import SentenceRule
-from libai_data.data.datasets.sentences import SentenceCorpus, source_of, vocabulary_hash
+from libai_data.data.datasets.sentences import SentenceDataset
 from libai_data.errors import ConfigError
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
@@ -22,7 +22,7 @@ from libai_data.structures import DistTensorData, Instance
 _NO_LABEL = -1
 
 
-class T5Dataset:
+class T5Dataset(SentenceDataset):
     """Passages in which sentinels stand for spans, and sentinels and spans to predict, from `.bin/.idx` files.
 
     Fields, with E = `max_seq_length` and D = `max_seq_length_dec`: `encoder_input_ids` int64 [E], `decoder_input_ids`
@@ -82,18 +82,13 @@ class T5Dataset:
         rule = SentenceRule(max_seq_length - 2, 1, short_seq_prob, seed, max_num_samples)
         self._check_room(rule.max_tokens)
         self._history = np.tri(max_seq_length_dec, dtype=bool)
-        self._corpus = SentenceCorpus(source_of(indexed_dataset, data_prefix), rule, cache_dir)
-        self._fingerprint = self._corpus.fingerprint(
-            vocabulary=vocabulary_hash(tokenizer), spans=[masked_lm_prob, mean_span_length], decoder=max_seq_length_dec
-        )
-
-    def __len__(self) -> int:
-        return len(self._corpus)
+        decides = {"spans": [masked_lm_prob, mean_span_length], "decoder": max_seq_length_dec}
+        super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, **decides)
 
     def __getitem__(self, index: int) -> Instance:
         """One sample; see the class for its fields."""
         random = sample_generator()
-        tokens = self._corpus.tokens(index)[: self._corpus.target(index)]
+        tokens = self._tokens(index)[: self._target(index)]
         spans = draw_spans(len(tokens), self._probability, self._mean, random)
         encoder, spoken = corrupt(tokens, spans, self._sentinels)
         length, decoded = len(encoder), len(spoken) + 1
@@ -121,10 +116,6 @@ class T5Dataset:
             lm_labels=DistTensorData(labels, placement_idx=-1),
             loss_mask=DistTensorData(np.arange(self.max_seq_length_dec) < decoded, placement_idx=-1),
         )
-
-    def fingerprint(self) -> dict[str, Any]:
-        """What decides the samples, beside the tokens themselves."""
-        return self._fingerprint
 
     def _check_room(self, tokens: int) -> None:
         masked, spans = span_numbers(tokens, self._probability, self._mean)
