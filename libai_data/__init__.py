@@ -102,6 +102,10 @@ def __dir__() -> list[str]:
 # Where what lay elsewhere in earlier versions is now. Saved configs name classes by these paths.
 _MOVED: dict[str, str] = {
     "build": "delivery.build",
+    "data.datasets.cifar": "data.datasets.image_datasets",
+    "data.datasets.image_folder": "data.datasets.image_datasets",
+    "data.datasets.imagenet": "data.datasets.image_datasets",
+    "data.datasets.mnist": "data.datasets.image_datasets",
     "data_stages": "engine.datamodule.data_stages",
     "datamodule": "engine.datamodule.datamodule",
     "datasets": "data.datasets",
@@ -126,7 +130,7 @@ class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         package, *parts = fullname.split(".")
-        for count in (1, 2):
+        for count in (1, 2, 3):
             old = ".".join(parts[:count])
             if package == __name__ and old in _MOVED:
                 new = ".".join([__name__, _MOVED[old], *parts[count:]])

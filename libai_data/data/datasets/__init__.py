@@ -2,14 +2,18 @@
 
 from libai_data.data.datasets.bert import BertDataset
 from libai_data.data.datasets.blend import Blend, BlendedDataset
-from libai_data.data.datasets.cifar import CIFAR10Dataset, CIFAR100Dataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset
 from libai_data.data.datasets.gpt import GPTDataset
-from libai_data.data.datasets.image_folder import ImageFolderDataset
-from libai_data.data.datasets.imagenet import ImageNetDataset
+from libai_data.data.datasets.image_datasets import (
+    CIFAR10Dataset,
+    CIFAR100Dataset,
+    FashionMNISTDataset,
+    ImageFolderDataset,
+    ImageNetDataset,
+    MNISTDataset,
+)
 from libai_data.data.datasets.labelled_images import LabelledImages
 from libai_data.data.datasets.mapped import Map, RandomMap
-from libai_data.data.datasets.mnist import FashionMNISTDataset, MNISTDataset
 from libai_data.data.datasets.one_round import OneRound
 from libai_data.data.datasets.packing import PackedDataset, cu_seqlens
 from libai_data.data.datasets.random_split import RandomPart, random_split

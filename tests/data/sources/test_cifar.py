@@ -7,13 +7,13 @@ import hashlib
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from libai_data.data.datasets import cifar
-from libai_data.data.datasets.cifar import CIFAR10Dataset, CIFAR100Dataset
+from libai_data.data.datasets.image_datasets import CIFAR10Dataset, CIFAR100Dataset
 from libai_data.errors import ConfigError, FormatError, StorageError
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from tests.data.sources.published_files import WebFolder, cifar_image, tar_of, write_cifar10, write_cifar100
@@ -27,7 +27,8 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebFo
     archive = gzip.compress(tar_of({**files, f"{folder.name}/readme.html": b"not needed", "../outside": b"never"}))
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "cifar.tar.gz").write_bytes(archive)
-    monkeypatch.setattr(cifar.CIFAR10Dataset, "_kind", replace(CIFAR10, url="", md5=hashlib.md5(archive).hexdigest()))
+    kind = replace(CIFAR10, url="", md5=hashlib.md5(archive).hexdigest())
+    monkeypatch.setattr(CIFAR10Dataset, "_source", partial(CIFARSource, kind=kind))
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("LIBAI_DATA_STORAGE_ATTEMPTS", "1")
     server = WebFolder(tmp_path / "web")

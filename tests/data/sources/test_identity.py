@@ -16,7 +16,7 @@ from PIL import Image
 from libai_data.data.datasets.combine import ConcatDataset, Subset
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.gpt import GPTDataset
-from libai_data.data.datasets.image_folder import ImageFolderDataset
+from libai_data.data.datasets.image_datasets import ImageFolderDataset
 from libai_data.errors import FormatError
 from libai_data.data.files.identity import file_identity
 from libai_data.loader.fingerprint import fingerprint_with_samples

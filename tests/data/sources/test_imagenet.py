@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai_data.data.datasets.imagenet import ImageNetDataset
+from libai_data.data.datasets.image_datasets import ImageNetDataset
 from libai_data.errors import ConfigError, FormatError
 from libai_data.data.sources.imagenet_tar import TRAIN_TAR, VAL_LABELS, VAL_TAR, ImageNetTarSource
 from tests.data.sources.published_files import jpeg, tar_of

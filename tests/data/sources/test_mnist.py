@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from libai_data.data.datasets.mnist import FashionMNISTDataset, MNISTDataset
+from libai_data.data.datasets.image_datasets import FashionMNISTDataset, MNISTDataset
 from libai_data.errors import ConfigError, FormatError, StorageError
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource, read_idx
 from tests.properties import examples
@@ -99,9 +100,8 @@ def test_missing_files_are_named_and_fetched_only_when_asked(tmp_path: Path, mon
             MNISTDataset(tmp_path / "data", source_url=f"{server.url}/")
         with pytest.raises(StorageError, match=r"has the md5 sum .*, and not f68b3c2dcbeaaa9fbdd348bbdeb94873"):
             MNISTDataset(tmp_path / "data", download=True, source_url=f"{server.url}/")
-        monkeypatch.setattr(
-            MNISTDataset, "_kind", replace(MNIST, md5=sums, mirrors=("http://127.0.0.1:9/", f"{server.url}/"))
-        )
+        kind = replace(MNIST, md5=sums, mirrors=("http://127.0.0.1:9/", f"{server.url}/"))
+        monkeypatch.setattr(MNISTDataset, "_source", partial(MNISTSource, kind=kind))
         assert len(MNISTDataset(tmp_path / "data", download=True)) == 5
         asked = len(server.asked)
         assert len(MNISTDataset(tmp_path / "data", train=False, download=True)) == 3

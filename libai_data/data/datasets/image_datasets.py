@@ -1,0 +1,123 @@
+"""Datasets of labelled images: folders, ImageNet, and CIFAR and MNIST with LiBai's arguments."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Callable
+
+from libai_data.data.datasets.labelled_images import ImageSource, LabelledImages, Transform
+from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
+from libai_data.data.sources.image_folder import ImageFolderSource
+from libai_data.data.sources.imagenet_tar import ImageNetTarSource
+from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
+
+
+class ImageFolderDataset(LabelledImages):
+    """Images of `<root>/<class>/<name>.png` with their class numbers.
+
+    Args:
+        root: the folder.
+        transform: from an image to an array; see `LabelledImages`.
+        mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
+        cache_dir: for the list of a large folder's files; see `ImageFolderSource`.
+
+    Raises:
+        ConfigError: The folder is not there, holds no images, or cannot be listed.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        transform: Transform | None = None,
+        mode: str = "RGB",
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(ImageFolderSource(root, cache_dir=cache_dir), transform, mode)
+
+
+class ImageNetDataset(LabelledImages):
+    """ImageNet 2012: of folders `<root>/{train,val}/n01440764/*.JPEG`, or of the published archives.
+
+    Args:
+        root: the folder that holds `train` and `val`, or ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
+        train: whether to take the images to train with, or those to test with.
+        transform: from an image to an array; see `LabelledImages`.
+        val_labels: of the archive's images to test with; see `ImageNetTarSource`.
+        cache_dir: for the list of the images; see `ImageFolderSource`.
+
+    Raises:
+        ConfigError: There are neither folders nor archives.
+        FormatError: An archive is broken.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        transform: Transform | None = None,
+        val_labels: str | Path | None = None,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        folder = Path(root) / ("train" if train else "val")
+        source: ImageSource
+        if folder.is_dir():
+            source = ImageFolderSource(folder, cache_dir=cache_dir)
+        else:
+            source = ImageNetTarSource(root, train, val_labels, cache_dir)
+        super().__init__(source, transform)
+
+
+class PublishedImages(LabelledImages):
+    """Base of the data sets that are fetched as a whole, with LiBai's arguments.
+
+    Args:
+        root: the folder that holds the data set's own folder, or is to hold it.
+        train: whether to take the images to train with, or those to test with.
+        transform: from an image to an array; see `LabelledImages`.
+        download: fetch the files if they are not there.
+        source_url: where to fetch them from instead: an archive (CIFAR), or a folder with "/" at its end (MNIST).
+
+    Raises:
+        ConfigError: The files are not there.
+        FormatError: A file is truncated or of another format.
+        StorageError: A file cannot be fetched, or is not the published one.
+    """
+
+    _source: Callable[..., ImageSource]
+    _mode = "RGB"
+
+    def __init__(
+        self,
+        root: str | Path,
+        train: bool = True,
+        transform: Transform | None = None,
+        download: bool = False,
+        source_url: str | None = None,
+    ) -> None:
+        source = self._source(root, train=train, download=download, source_url=source_url)
+        super().__init__(source, transform, self._mode)
+
+
+class CIFAR10Dataset(PublishedImages):
+    """CIFAR-10, the binary version, in `cifar-10-batches-bin`: 32 x 32 pixels in colour, 10 classes."""
+
+    _source = partial(CIFARSource, kind=CIFAR10)
+
+
+class CIFAR100Dataset(PublishedImages):
+    """CIFAR-100, the binary version, in `cifar-100-binary`: 32 x 32 pixels in colour, 100 classes."""
+
+    _source = partial(CIFARSource, kind=CIFAR100)
+
+
+class MNISTDataset(PublishedImages):
+    """MNIST, gzipped or not, in `MNIST/raw` or `root` itself: 28 x 28 pixels in grey, 10 digits."""
+
+    _source, _mode = partial(MNISTSource, kind=MNIST), "L"
+
+
+class FashionMNISTDataset(PublishedImages):
+    """Fashion-MNIST, gzipped or not, in `FashionMNIST/raw` or `root` itself: as MNIST, 10 kinds of clothes."""
+
+    _source, _mode = partial(MNISTSource, kind=FASHION_MNIST), "L"
