@@ -21,17 +21,15 @@ COMMANDS: dict[str, Command] = {
     "train": Command("libai_data.commands.train", "train or evaluate what a config describes"),
     "launch": Command("libai_data.launch.launcher", "start a program on every rank of this machine"),
     "state": Command("libai_data.commands.state", "show, check or change the place of a checkpoint in its data"),
-    "inspect": Command("libai_data.commands.inspection.command", "show a config's samples, fields and mesh on a page"),
-    "profile": Command("libai_data.commands.planning.profile", "measure a config's loader and recommend workers"),
-    "convert": Command("libai_data.commands.conversion.command", "write records of any format as shards of another"),
+    "inspect": Command("libai_data.commands.inspect", "show a config's samples, fields and mesh on a page"),
+    "profile": Command("libai_data.commands.profile", "measure a config's loader and recommend workers"),
+    "convert": Command("libai_data.commands.convert", "write records of any format as shards of another"),
     "preprocess": Command("libai_data.commands.preprocess", "tokenize files of documents into an indexed dataset"),
     "train-tokenizer": Command(
         "libai_data.commands.train_tokenizer", "train a BPE or WordPiece tokenizer on documents"
     ),
-    "plan": Command(
-        "libai_data.commands.planning.command", "tell what a job on any number of nodes reads, holds and sends"
-    ),
-    "doctor": Command("libai_data.commands.doctor.command", "look at every rank of a job before it starts"),
+    "plan": Command("libai_data.commands.plan", "tell what a job on any number of nodes reads, holds and sends"),
+    "doctor": Command("libai_data.commands.doctor.doctor", "look at every rank of a job before it starts"),
 }
 
 

@@ -1,24 +1,33 @@
-"""What console commands share: lines that are printed as they come, and errors as one line and an exit code."""
+"""What console commands share: tables, lines that are printed as they come, and errors as one line and an exit code."""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Callable
 
 from libai_data.errors import DataPipelineError
 
 
+def config_parser(command: str, description: str | None, asks_ranks: bool = False) -> argparse.ArgumentParser:
+    """The arguments of a command that looks at a config, and, if asked, at the ranks that it is for."""
+    arguments = argparse.ArgumentParser(prog=f"libai-data {command}", description=description)
+    arguments.add_argument("config", help="config file")
+    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    if asks_ranks:
+        arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: of train.dist)")
+        arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: 1)")
+    return arguments
+
+
 def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tuple[type[Exception], ...] = ()) -> int:
-    """Print what a command has to say.
+    """Print the lines of a command; returns the exit code: 1 after an error, which is told in a line of stderr.
 
     Args:
         command: its name, which errors begin with.
-        lines: makes the lines; what it raises as a `DataPipelineError` or OSError is told in a line of stderr.
-        also_told: other errors that are told so.
-
-    Returns:
-        Exit code: 1 after an error.
+        lines: makes the lines.
+        also_told: errors to tell, besides `DataPipelineError` and OSError.
     """
     told: tuple[type[Exception], ...] = (DataPipelineError, OSError) + also_told
     try:
@@ -28,3 +37,20 @@ def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tup
         print(f"libai-data {command}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows, a line each, with their cells below each other; each row has equally many."""
+    widths = widths_of(rows)
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def widths_of(rows: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of each column."""
+    return [max(map(len, column)) for column in zip(*rows)]
+
+
+def with_ruled_head(rows: Sequence[Sequence[str]]) -> list[str]:
+    """`aligned`, with a rule of dashes below the first row, column by column."""
+    head, *lines = aligned(rows)
+    return [head, "  ".join("-" * width for width in widths_of(rows)), *lines]

@@ -1,4 +1,4 @@
-"""The loaders of a config on this one process, with the batches that each rank of its mesh would take one by one."""
+"""A config on this one process: the mesh that it asks for, and loaders of what each of its ranks would take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from libai_data.engine.datamodule.stages import stages_of
 from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.setup import complete_train_config, set_key
 from libai_data.engine.step_plan import StepPlan, step_plan
+from libai_data.errors import ConfigError
+from libai_data.mesh.parallel_mesh import SIZE_KEYS, ParallelMesh
 
 _STAGES = {"train": "fit", "valid": "validate", "test": "test"}
 _KINDS = {"train": "train", "valid": "val", "test": "test"}
@@ -103,3 +105,27 @@ def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
         if callable(getattr(unused, "close", None)):
             unused.close()
     return [] if valid is None else [valid]
+
+
+def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
+    """Build the mesh of `train.dist`.
+
+    Args:
+        cfg: the whole config.
+        ranks: that would be started; by default as few as `train.dist` allows.
+        nodes: that they would be on.
+
+    Raises:
+        ConfigError: A key of `train.dist` is unknown or impossible.
+        MeshError: The sizes do not fit the ranks.
+    """
+    if ranks is not None and ranks < 1:
+        raise ConfigError(f"--ranks is {ranks}; it must be at least 1")
+    dist = try_get_key(cfg, "train.dist", default={})
+    if ranks is None:
+        ranks = 1
+        for key in SIZE_KEYS:
+            size = dist.get(key)
+            # What is no number is named by from_config.
+            ranks *= size if isinstance(size, int) and size > 0 else 1
+    return ParallelMesh.from_config(dist, world_size=ranks, num_nodes=nodes, gpu_available=True)

@@ -58,14 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: its arguments; by default the process's own.
-
-    Returns:
-        Exit code: 1 where a checkpoint is damaged, does not fit the config, or cannot be changed so.
-    """
+    """Run the command; returns the exit code: 1 where a checkpoint is damaged or does not fit."""
     asked = parser().parse_args(argv)
     return print_lines(f"state {asked.verb}", lambda: _VERBS[asked.verb](asked), also_told=(IndexError,))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from libai_data.commands.text_table import aligned
+from libai_data.commands.console import aligned
 from libai_data.errors import ContractError
 
 CHECKS: dict[str, str] = {

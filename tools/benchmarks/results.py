@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from libai_data.commands.text_table import with_ruled_head
+from libai_data.commands.console import with_ruled_head
 from tools.benchmarks.rows import AtLeast, Measured
 
 PACKAGES = ("libai_data", "oneflow", "numpy", "grain", "array_record", "torch")

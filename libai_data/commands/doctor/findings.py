@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from libai_data.commands.text_table import with_ruled_head
+from libai_data.commands.console import with_ruled_head
 
 OK, WARNING, RED = "ok", "warning", "RED"
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from libai_data.commands.inspection.mesh_of import mesh_of
-from libai_data.commands.one_rank import OneRank, one_rank_loaders
+from libai_data.commands.one_rank import OneRank, mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.delivery.read_plan import READERS, read_mode

@@ -1,20 +1,19 @@
-"""Cards: what is shown of each sample."""
+"""Cards: what is shown of each sample, as small pictures, as tokens, or as numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from libai_data.commands.inspection.field_kinds import is_picture, is_tokens
-from libai_data.commands.inspection.pictures import as_picture, range_of
-from libai_data.commands.inspection.stages import Stage
-from libai_data.commands.inspection.step_rows import RowOrigin, StepRows
-from libai_data.commands.inspection.tokens import Token, tokens_of
+from libai_data.commands.inspection.fields import channels_at, is_loss_mask, is_padding_mask, is_picture, is_tokens
+from libai_data.commands.inspection.step_rows import RowOrigin, Stage, StepRows
 
 _MOST_TOKENS = 160
 _MOST_NUMBERS = 6
@@ -134,3 +133,151 @@ def _in_words(value: np.ndarray) -> str:
     words = [str(int(each)) if value.dtype.kind in "biu" else f"{each:.3g}" for each in flat[:_MOST_NUMBERS].tolist()]
     more = ", ..." if flat.size > _MOST_NUMBERS else ""
     return words[0] if value.ndim == 0 else f"[{', '.join(words)}{more}]"
+
+
+SIDE = 96
+"""Pixels of the longer side of a picture, at most; small ones are enlarged by whole factors."""
+
+
+def range_of(values: Any) -> tuple[float, float] | None:
+    """The least and the largest finite number of arrays that are to be shown on one scale; None for 8-bit pictures."""
+    arrays = [np.asarray(value) for value in values]
+    if all(array.dtype == np.uint8 for array in arrays):
+        return None
+    finite = [array[np.isfinite(array)] for array in arrays]
+    filled = [array for array in finite if array.size]
+    if not filled:
+        return (0.0, 1.0)
+    return float(min(array.min() for array in filled)), float(max(array.max() for array in filled))
+
+
+def as_picture(value: Any, scale: tuple[float, float] | None) -> Image.Image | None:
+    """Make a picture of what a transform gave.
+
+    Args:
+        value: a Pillow image, or an array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels.
+        scale: numbers that become black and white; None for 8 bits as they are.
+
+    Returns:
+        The picture, its longer side at most `SIDE` pixels; None if `value` cannot be shown as one. What is not finite
+        is red.
+    """
+    if isinstance(value, Image.Image):
+        return _sized(value.convert("RGB"))
+    array = np.asarray(value)
+    if not is_picture(array):
+        return None
+    dim = channels_at(array.shape)
+    channels_last = array[..., None] if dim == -1 else np.moveaxis(array, dim or 0, -1) if dim == 0 else array
+    channels_last = np.repeat(channels_last, 3, axis=-1) if channels_last.shape[-1] == 1 else channels_last[..., :3]
+    if scale is None:
+        return _sized(Image.fromarray(np.ascontiguousarray(channels_last.astype(np.uint8))))
+    low, high = scale
+    numbers = channels_last.astype(np.float64)
+    broken = ~np.isfinite(numbers).all(axis=-1)
+    pixels = np.clip((np.where(np.isfinite(numbers), numbers, low) - low) / ((high - low) or 1.0), 0, 1) * 255
+    pixels[broken] = (255, 0, 0)
+    return _sized(Image.fromarray(np.ascontiguousarray(np.round(pixels).astype(np.uint8))))
+
+
+def data_uri(picture: Image.Image) -> str:
+    """A picture within a page: a PNG as `data:` address."""
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+
+
+def _sized(picture: Image.Image) -> Image.Image:
+    longer = max(picture.size)
+    if longer > SIDE:
+        shrunk = tuple(max(1, round(side * SIDE / longer)) for side in picture.size)
+        return picture.resize((shrunk[0], shrunk[1]), Image.Resampling.BOX)
+    factor = SIDE // longer
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
+COUNTED, PADDING, PLAIN = "counted", "padding", "plain"
+
+
+class Token(NamedTuple):
+    """A token.
+
+    Args:
+        id: its number.
+        text: what it stands for, or its number; "·" for a negative one, which is no token.
+        kind: "counted" by the loss, where a loss mask does not count all; "padding", or "plain".
+    """
+
+    id: int
+    text: str
+    kind: str
+
+
+def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
+    """A function from a token's number to its text; None without a tokenizer that has one.
+
+    Args:
+        tokenizer: with `decode([id])`, `id_to_token(id)` or `convert_ids_to_tokens([id])`, as the usual ones have.
+    """
+    tries = []
+    decode = getattr(tokenizer, "decode", None)
+    if callable(decode):
+        tries.append(lambda number: decode([number]))
+    by_id = getattr(tokenizer, "id_to_token", None)
+    if callable(by_id):
+        tries.append(by_id)
+    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
+    if callable(convert):
+        tries.append(lambda number: convert([number])[0])
+    if not tries:
+        return None
+
+    def text_of(number: int) -> str:
+        for attempt in tries:
+            try:
+                text = attempt(number)
+            except (IndexError, KeyError, ValueError, TypeError, OverflowError):  # a number that it does not know
+                continue
+            # Special tokens are often decoded to nothing.
+            if isinstance(text, str) and text:
+                return text
+        return f"⟨{number}⟩"
+
+    return text_of
+
+
+def tokens_of(
+    ids: np.ndarray, sample: Mapping[str, np.ndarray], text_of: Callable[[int], str] | None, most: int
+) -> tuple[Sequence[Token], int]:
+    """The tokens of one field of a sample.
+
+    Args:
+        ids: int [length].
+        sample: all fields of the sample, whose masks of the same length are used.
+        text_of: from a number to text; None shows numbers.
+        most: tokens to show.
+
+    Returns:
+        The first tokens, and how many more there are.
+    """
+    counted = _mask(sample, ids, is_loss_mask)
+    # A mask that counts all tokens, or all that are there, tells nothing by colour.
+    present = _mask(sample, ids, is_padding_mask)
+    there = np.ones(len(ids), dtype=bool) if present is None else present
+    tells = counted is not None and not np.array_equal(counted & there, there)
+    tokens = []
+    for place, number in enumerate(ids[:most].tolist()):
+        kind = PADDING if not there[place] else COUNTED if tells and counted is not None and counted[place] else PLAIN
+        # No token: places of labels that the loss leaves out. Tokenizers may count from the end, as lists do.
+        text = "·" if number < 0 else str(number) if text_of is None else text_of(number)
+        tokens.append(Token(number, text, kind))
+    return tokens, max(0, len(ids) - most)
+
+
+def _mask(
+    sample: Mapping[str, np.ndarray], ids: np.ndarray, is_it: Callable[[str, np.ndarray], bool]
+) -> np.ndarray | None:
+    for name, value in sample.items():
+        if is_it(name, value) and value.shape == ids.shape and value.dtype.kind in "biuf":
+            return value != 0
+    return None

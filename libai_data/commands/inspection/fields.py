@@ -1,4 +1,4 @@
-"""What a step's fields are: shape, dtype, range, mean, and how they lie on the mesh."""
+"""The fields of a step: what they are for, their numbers, and which part of them each rank of a mesh holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai_data.commands.inspection.field_parts import whole_shape
 from libai_data.commands.inspection.step_rows import StepRows
 from libai_data.errors import MeshError, SchemaError
 from libai_data.loader.schema import Layout
+from libai_data.mesh.global_tensor import global_shape, split_dims
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
@@ -95,3 +95,121 @@ def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, 
     if not finite.size:
         return None, None, None, nans, infinities
     return float(finite.min()), float(finite.max()), float(finite.mean(dtype=np.float64)), nans, infinities
+
+
+Part = tuple[slice, ...]
+
+
+def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: ParallelMesh) -> tuple[int, ...]:
+    """Shape of the global tensor of one batch of all data-parallel ranks.
+
+    Args:
+        rows: of one data-parallel rank.
+        sample_shape: without the batch dim.
+        layout: of the field.
+        mesh: the mesh.
+
+    Raises:
+        SchemaError: An axis does not divide the dim that it splits.
+        MeshError: The mesh has no such layer.
+    """
+    mesh.layer_stage(layout.placement_idx)
+    return global_shape((rows, *sample_shape), layout.sbp_list, mesh)
+
+
+def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int) -> Part | None:
+    """What a rank holds of a global tensor: the data axis splits first, then the tensor axis what that left.
+
+    Args:
+        shape: of the global tensor; `whole_shape` has checked it.
+        layout: of the field.
+        mesh: the mesh; its rank is not looked at.
+        rank: whose part.
+
+    Returns:
+        A slice for each dim; None where another pipeline stage holds the field.
+    """
+    data, tensor = mesh.data_parallel_size, mesh.tensor_parallel_size
+    if rank // (data * tensor) != mesh.layer_stage(layout.placement_idx):
+        return None
+    bounds: list[tuple[int, int]] = [(0, size) for size in shape]
+    axes = ((rank // tensor % data, data), (rank % tensor, tensor))
+    for dim, (coordinate, size) in zip(split_dims(layout.sbp_list), axes):
+        if dim is None:
+            continue
+        if dim >= len(bounds):
+            raise SchemaError(f"the layout splits dim {dim} of a tensor of shape {tuple(shape)}")
+        start, stop = bounds[dim]
+        length = (stop - start) // size
+        bounds[dim] = start + coordinate * length, start + (coordinate + 1) * length
+    return tuple(slice(start, stop) for start, stop in bounds)
+
+
+def spread(layout: Layout, mesh: ParallelMesh) -> tuple[int, int]:
+    """How many different parts of a field there are, and how many ranks hold each.
+
+    Args:
+        layout: of the field.
+        mesh: the mesh.
+    """
+    sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
+    cut = [size if dim is not None else 1 for dim, size in zip(split_dims(layout.sbp_list), sizes)]
+    parts = cut[0] * cut[1]
+    return parts, sizes[0] * sizes[1] // parts
+
+
+def in_words(part: Part, shape: Sequence[int]) -> str:
+    """A part as an index expression; dims that are whole are `:`, and left out at the end."""
+    words = [":" if (cut.start, cut.stop) == (0, size) else f"{cut.start}:{cut.stop}" for cut, size in zip(part, shape)]
+    while len(words) > 1 and words[-1] == ":":
+        words.pop()
+    return "all" if words in ([], [":"]) else f"[{', '.join(words)}]"
+
+
+LABELS = ("labels", "label", "targets", "target", "lm_labels")
+
+_NOT_TOKENS = ("mask", "position", "type", "segment", "length", "bool")
+_CHANNELS = (1, 3, 4)
+_LEAST_SIDE = 4
+
+
+def is_mask(name: str, value: np.ndarray) -> bool:
+    """Whether a field of a sample marks places: by its name, or by being boolean."""
+    return value.ndim >= 1 and ("mask" in name.lower() or value.dtype == np.bool_)
+
+
+def is_loss_mask(name: str, value: np.ndarray) -> bool:
+    """Whether a field says which tokens the loss counts."""
+    return is_mask(name, value) and value.ndim == 1 and "loss" in name.lower()
+
+
+def is_padding_mask(name: str, value: np.ndarray) -> bool:
+    """Whether a field says which tokens are there, and are not padding."""
+    known = ("attention", "padding", "input", "pad")
+    return is_mask(name, value) and value.ndim == 1 and any(word in name.lower() for word in known)
+
+
+def is_tokens(name: str, value: np.ndarray) -> bool:
+    """Whether a field holds the ids of tokens."""
+    return value.ndim == 1 and value.dtype.kind in "iu" and not any(word in name.lower() for word in _NOT_TOKENS)
+
+
+def is_class_label(name: str, value: np.ndarray) -> bool:
+    """Whether a field is the number of a class."""
+    return value.size == 1 and value.dtype.kind in "iu" and name.lower() in LABELS
+
+
+def channels_at(shape: tuple) -> int | None:
+    """The dim that holds the channels of a picture: 0 or 2 of three dims; -1 for a picture without; None for others."""
+    if len(shape) == 2 and min(shape) >= _LEAST_SIDE:
+        return -1
+    if len(shape) == 3:
+        for dim, sides in ((0, shape[1:]), (2, shape[:2])):
+            if shape[dim] in _CHANNELS and min(sides) >= 1:
+                return dim
+    return None
+
+
+def is_picture(value: np.ndarray) -> bool:
+    """Whether a field can be shown as a picture."""
+    return value.size > 0 and value.dtype.kind in "biuf" and channels_at(value.shape) is not None

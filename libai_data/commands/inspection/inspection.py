@@ -6,15 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai_data.commands.inspection.cards import Card, cards_of, field_equals, rows_to_show
+from libai_data.commands.inspection.cards import Card, cards_of, decoder_of, field_equals, rows_to_show
 from libai_data.commands.inspection.fields import FieldReport, field_reports
-from libai_data.commands.inspection.findings import Limits, findings
-from libai_data.commands.inspection.histograms import Bars, histograms
-from libai_data.commands.inspection.mesh_of import mesh_of
-from libai_data.commands.inspection.stages import Stage, stages_of_sample
-from libai_data.commands.inspection.step_rows import StepRows, read_step
-from libai_data.commands.inspection.tokens import decoder_of
-from libai_data.commands.one_rank import SPLITS, OneRank, one_rank_loaders
+from libai_data.commands.inspection.findings import Bars, Limits, findings, histograms
+from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step, stages_of_sample
+from libai_data.commands.one_rank import SPLITS, OneRank, mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.data_state import OVERRIDE_KEY

@@ -1,4 +1,4 @@
-"""The rows of one step, read as its ranks would read them, each with where it comes from."""
+"""The rows of one step, read as its ranks would read them, each with where it comes from and its stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.commands.one_rank import OneRank
+from libai_data.data.datasets.combine import ConcatDataset, Subset
+from libai_data.data.datasets.random_split import RandomPart
 from libai_data.data.nesting import taken_apart
+from libai_data.data.random.global_generators import seeded
+from libai_data.data.random.hashing import combine64
+from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.samplers.ledger import Ledger
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.saved_state import source_of
@@ -18,6 +23,9 @@ from libai_data.errors import ConfigError
 from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.schema import Layout, array_of, layout_of
 from libai_data.structures import batch_info, fields_of
+
+Stage = tuple[str, Any]
+"""What a sample is after a stage of its dataset: (name of the stage, Pillow image or array)."""
 
 
 @dataclass(frozen=True)
@@ -166,3 +174,32 @@ def _sources(loader: Any) -> list[tuple[str, int]]:
     if not isinstance(parts, (list, tuple)) or sum(map(len, parts)) != len(loader.dataset):
         return []
     return [(type(part).__name__, len(part)) for part in parts]
+
+
+def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[Stage]:
+    """What a sample is after each stage, with the random numbers that a loader would give it.
+
+    Args:
+        dataset: its method `stages(index)`, if it has one, yields (name of the stage, Pillow image or array), the last
+            one the field as the model gets it. Datasets made of datasets ask theirs.
+        seed: of the loader.
+        epoch: of the sample.
+        index: of the sample.
+
+    Returns:
+        The stages; none if the dataset does not tell.
+    """
+    own = index
+    while not callable(getattr(dataset, "stages", None)):
+        if isinstance(dataset, ConcatDataset):
+            number, own = dataset.locate(own)
+            dataset = dataset.datasets[number]
+        elif isinstance(dataset, Subset):
+            dataset, own = dataset.dataset, dataset.start + own
+        elif isinstance(dataset, RandomPart):
+            dataset, own = dataset.dataset, int(dataset.indices(np.array([own]))[0])
+        else:
+            return []
+    key = seed, epoch, index
+    with reading_samples((key,)), seeded(combine64(*key)):
+        return list(dataset.stages(own))

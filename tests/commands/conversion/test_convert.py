@@ -15,10 +15,9 @@ import numpy as np
 import pytest
 
 from libai_data.commands.conversion import Conversion, Converted, convert
-from libai_data.commands.conversion.command import main
-from libai_data.commands.conversion.convert import ConversionError
-from libai_data.commands.conversion.shard_job import ShardJob, WriteShard
+from libai_data.commands.conversion.conversion import ConversionError, ShardJob, WriteShard
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
+from libai_data.commands.convert import main
 from libai_data.data.sources import open_source, unpack_record
 from libai_data.errors import ConfigError, FormatError
 from tests.data.sources.record_files import ENDINGS, SOURCES, same, texts, write

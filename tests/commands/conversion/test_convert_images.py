@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from libai_data.commands.conversion import Conversion, convert
-from libai_data.commands.conversion.convert import ConversionError
+from libai_data.commands.conversion.conversion import ConversionError
 from libai_data.data.sources import ImageFolderSource, open_source
 from libai_data.errors import ConfigError
 from tests.data.sources.published_files import cifar_image, write_cifar10

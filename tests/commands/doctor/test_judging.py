@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.commands.doctor import master, resources, sameness
+from libai_data.commands.doctor import resources, sameness
 from libai_data.commands.doctor.findings import OK, RED, WARNING, Finding, Reports, table
-from libai_data.commands.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, why_unreached
+from libai_data.commands.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, judge_meeting, why_unreached
 from libai_data.commands.doctor.rank import JobRank
 from libai_data.errors import PeerError
 from libai_data.launch.launcher import free_port
@@ -94,7 +94,7 @@ def test_a_node_whose_storage_is_far_slower_is_named() -> None:
 
 def test_who_is_missing_is_told_from_who_is_stuck() -> None:
     some = Reports(5, {0: {}, 4: {"master": {"unreached": "no answer"}}})
-    found = master.judge(some, {3: "dataset", 4: "limits"}, "node0, port 1")
+    found = judge_meeting(some, {3: "dataset", 4: "limits"}, "node0, port 1")
     assert [each.state for each in found] == [RED] * 3
     assert "rank 1-2 did not come to node0, port 1" in found[0].found
     assert "did not finish with 'dataset' on rank 3" in found[1].found
@@ -158,7 +158,7 @@ def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
 
 
 def test_ranks_without_a_secret_are_warned() -> None:
-    found = master.judge(Reports(2, {0: {}, 1: {}}), {}, "somewhere, port 1", has_secret=False)
+    found = judge_meeting(Reports(2, {0: {}, 1: {}}), {}, "somewhere, port 1", has_secret=False)
     assert [each.state for each in found] == [OK, WARNING]
     assert "LIBAI_DATA_JOB_SECRET" in found[1].advice
 

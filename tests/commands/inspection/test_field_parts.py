@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.commands.inspection.field_parts import in_words, part_of, spread, whole_shape
+from libai_data.commands.inspection.fields import in_words, part_of, spread, whole_shape
 from libai_data.loader.schema import Layout
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.distributed.launcher import launch_ranks

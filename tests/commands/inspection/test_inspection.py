@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from libai_data.commands.inspect import main
 from libai_data.commands.inspection import inspect_config, page_of
-from libai_data.commands.inspection.command import main
-from libai_data.commands.inspection.mesh_of import mesh_of
-from libai_data.commands.inspection.stages import stages_of_sample
+from libai_data.commands.inspection.step_rows import stages_of_sample
+from libai_data.commands.one_rank import mesh_of
 from libai_data.config import LazyCall
 from libai_data.data.datasets import ConcatDataset, ImageFolderDataset, random_split
 from libai_data.data.random.sample_random import sample_generator

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import oneflow as flow
 
-from libai_data.commands.inspection.field_parts import part_of, whole_shape
+from libai_data.commands.inspection.fields import part_of, whole_shape
 from libai_data.loader.schema import Layout
 from libai_data.mesh.current import ParallelMesh, set_mesh
 from libai_data.mesh.global_tensor import local_to_global

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Any, Callable, NamedTuple
 
-from libai_data.commands.console import print_lines
+from libai_data.commands.console import config_parser, print_lines
 from libai_data.commands.inspection.inspection import STAGES
-from libai_data.commands.inspection.mesh_of import mesh_of
-from libai_data.commands.one_rank import one_rank_loaders
-from libai_data.commands.planning.job import JobPlan
+from libai_data.commands.one_rank import mesh_of, one_rank_loaders
+from libai_data.commands.plan import JobPlan
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.delivery.read_plan import ReadPlan, read_mode
@@ -54,27 +53,16 @@ class Measurement(NamedTuple):
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    arguments = argparse.ArgumentParser(prog="libai-data profile", description=__doc__)
-    arguments.add_argument("config", help="config file")
-    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    arguments = config_parser("profile", __doc__, asks_ranks=True)
     arguments.add_argument("--seconds", type=float, default=3.0, help="to measure each setting (default: %(default)s)")
     arguments.add_argument(
         "--workers", type=int, nargs="+", metavar="N", help="settings to measure (default: 0..cores)"
     )
-    arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: what train.dist says)")
-    arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: %(default)s)")
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: its arguments; by default the process's own.
-
-    Returns:
-        Exit code: 1 where the config cannot be read, or its loader not be measured.
-    """
+    """Run the command; returns the exit code: 1 where the config cannot be read, or its loader not be measured."""
     asked = parser().parse_intermixed_args(argv)
     return print_lines("profile", lambda: _profile(asked))
 

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.commands.planning.command import main
-from libai_data.commands.planning.job import JobPlan, PlannedField
+from libai_data.commands.plan import JobPlan, PlannedField, main
 from libai_data.errors import SchemaError
 from libai_data.loader.schema import Layout
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tools.prepare_digits import write_digits
 
-CONFIG = str(Path(__file__).resolve().parents[3] / "configs" / "vit_digits.py")
+CONFIG = str(Path(__file__).resolve().parents[2] / "configs" / "vit_digits.py")
 ON_128_NODES = "train.dist.tensor_parallel_size=4 train.global_batch_size=512 --nodes 128 --ranks-per-node 8"
 IMAGES = PlannedField("images", np.dtype(np.float32), (3, 4, 4), Layout())
 LABELS = PlannedField("labels", np.dtype(np.int64), (), Layout(placement_idx=-1))

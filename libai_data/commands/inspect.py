@@ -6,40 +6,28 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from libai_data.commands.console import print_lines
+from libai_data.commands.console import config_parser, print_lines
 from libai_data.commands.inspection.inspection import inspect_config
-from libai_data.commands.inspection.mesh_of import mesh_of
 from libai_data.commands.inspection.page import page_of
+from libai_data.commands.one_rank import mesh_of
 from libai_data.config.lazy_config import load_config
 
 
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
-    arguments = argparse.ArgumentParser(prog="libai-data inspect", description=__doc__)
-    arguments.add_argument("config", help="config file")
-    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    arguments = config_parser("inspect", __doc__, asks_ranks=True)
     arguments.add_argument("--split", default="train", help="train, valid or test; test:1 is the second test loader")
     arguments.add_argument("--step", type=int, metavar="N", help="step to show (default: the first, 0)")
     arguments.add_argument(
         "--samples", type=int, default=16, metavar="N", help="samples to show (default: %(default)s)"
     )
     arguments.add_argument("--checkpoint", metavar="DIR", help="take the data state from here; shows its next step")
-    arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: what train.dist says)")
-    arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: %(default)s)")
     arguments.add_argument("--output", type=Path, default=Path("inspect.html"), help="page (default: %(default)s)")
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: its arguments; by default the process's own.
-
-    Returns:
-        Exit code: 1 where the config, its samples or the output cannot be read or written. Warnings on the page do not
-        change it.
-    """
+    """Run the command; returns the exit code: 1 where something cannot be read or written, not for warnings."""
     asked = parser().parse_intermixed_args(argv)
     return print_lines("inspect", lambda: _inspect(asked))
 

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Sequence
 from math import inf
 
 from libai_data.commands.console import print_lines
-from libai_data.commands.doctor import master
 from libai_data.commands.doctor.checks import examine_all, judge_all
 from libai_data.commands.doctor.findings import RED, WARNING, Facts, Finding, Reports, table
-from libai_data.commands.doctor.meeting import Meeting, answer_until_dismissed, call_rank0
+from libai_data.commands.doctor.meeting import MASTER, Meeting, answer_until_dismissed, call_rank0, judge_meeting
 from libai_data.commands.doctor.rank import Examined, JobRank, stay_out_of_the_job
 from libai_data.launch import launcher
 from libai_data.mesh.peers.network_link import send_head
@@ -46,14 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        argv: its arguments; by default the process's own.
-
-    Returns:
-        Exit code, the same on all ranks: 1 where a line is red.
-    """
+    """Run the command; returns the exit code, the same on all ranks: 1 where a line is red."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     asked = parser().parse_intermixed_args(arguments)
     config, *overrides = ([asked.config_file] if asked.config_file else []) + asked.words or [""]
@@ -114,16 +106,16 @@ def _lines(job: JobRank, own: dict[str, Facts], meeting: Meeting | None) -> list
     told = {rank: report for rank, report in meeting.reports.items() if report is not None}
     firsts = [rank for rank, report in told.items() if report["place"]["local_rank"] == 0]
     for rank, why in meeting.unreached_ports(firsts).items():
-        told[rank][master.NAME] = {"unreached": why}
+        told[rank][MASTER] = {"unreached": why}
     reports = Reports(job.world_size, {0: own, **told})
     address = f"{job.host}, port {job.port}"
-    reached = master.judge(
+    reached = judge_meeting(
         reports,
         {rank: meeting.last_words.get(rank, "its start") for rank in meeting.links},
         address,
         job.has_secret,
     )
-    return [*((master.NAME, finding) for finding in reached), *judge_all(reports)]
+    return [*((MASTER, finding) for finding in reached), *judge_all(reports)]
 
 
 def _all_in_all(seconds: float) -> float:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.commands.inspection.inspection import inspect_config
-from libai_data.commands.inspection.mesh_of import mesh_of
-from libai_data.commands.planning.profile import Measurement, main, measure, recommend, worker_counts
+from libai_data.commands.one_rank import mesh_of
+from libai_data.commands.profile import Measurement, main, measure, recommend, worker_counts
 from libai_data.config import LazyCall
 from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from tqdm import tqdm
 
 from libai_data.commands.console import print_lines
-from libai_data.commands.conversion.convert import Conversion, convert
+from libai_data.commands.conversion.conversion import Conversion, convert
 from libai_data.commands.conversion.shard_writers import FORMATS
 from libai_data.data.sources.opening import SOURCES
 

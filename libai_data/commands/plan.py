@@ -1,0 +1,254 @@
+"""The command `libai-data plan`: what a job on any number of nodes would read, hold and send, without starting it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from libai_data.commands.console import config_parser, print_lines, with_ruled_head
+from libai_data.commands.inspection.fields import Part, in_words, part_of, spread, whole_shape
+from libai_data.commands.inspection.step_rows import read_step
+from libai_data.commands.one_rank import mesh_of, one_rank_loaders
+from libai_data.config import try_get_key
+from libai_data.config.lazy_config import load_config
+from libai_data.delivery.read_plan import READERS, ReadPlan, read_mode
+from libai_data.delivery.traffic import FieldSize, NodeTraffic, node_traffic, times_read
+from libai_data.engine.models import build_configured_tokenizer
+from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
+from libai_data.loader.reading import reads_parts
+from libai_data.loader.schema import Layout
+from libai_data.mesh.global_tensor import split_dims
+from libai_data.mesh.parallel_mesh import ParallelMesh
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = config_parser("plan", __doc__)
+    arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: %(default)s)")
+    arguments.add_argument("--ranks-per-node", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 1 where the config does not fit, or samples cannot be read."""
+    asked = parser().parse_intermixed_args(argv)
+    return print_lines("plan", lambda: _plan(asked))
+
+
+def _plan(asked: argparse.Namespace) -> list[str]:
+    for name in ("nodes", "ranks_per_node"):
+        if getattr(asked, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(asked, name)}; it must be at least 1")
+    cfg = load_config(asked.config, asked.opts)
+    mesh = mesh_of(cfg, asked.nodes * asked.ranks_per_node, asked.nodes)
+    opened = one_rank_loaders(cfg, mesh.data_parallel_size, tokenizer=build_configured_tokenizer(cfg))
+    try:
+        (loader,) = opened.loaders
+        rows = read_step(opened, "train", loader, 0, mesh.data_parallel_size, 1, rows=1)
+        dataset = getattr(loader, "dataset", None)
+    finally:
+        opened.close()
+    fields = tuple(
+        PlannedField(name, values[0].dtype, values[0].shape, rows.layouts[name]) for name, values in rows.values.items()
+    )
+    first = opened.plan.first
+    job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
+    readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
+    return report(job, first.num_accumulation_steps, readers)
+
+
+_WORTH_SHARING = 1.5
+"""How many times a sample must be read over before one reader a node is recommended."""
+
+
+@dataclass(frozen=True)
+class PlannedField:
+    """A field of a sample.
+
+    Args:
+        name: the field's.
+        dtype: numpy's.
+        sample_shape: without the batch dim.
+        layout: of the field.
+    """
+
+    name: str
+    dtype: np.dtype
+    sample_shape: tuple[int, ...]
+    layout: Layout
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample, decoded."""
+        return int(np.prod(self.sample_shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job on a mesh.
+
+    Args:
+        mesh: of the job.
+        micro_batch_size: rows of one batch of one data-parallel rank.
+        fields: of a sample.
+        reads_parts: the dataset can read parts of samples.
+    """
+
+    mesh: ParallelMesh
+    micro_batch_size: int
+    fields: tuple[PlannedField, ...]
+    reads_parts: bool = False
+
+    def sizes(self) -> list[FieldSize]:
+        """The fields, as far as they cost something."""
+        tensor = self.mesh.tensor_parallel_size
+        return [
+            FieldSize(
+                field.name,
+                field.sample_bytes,
+                field.layout.placement_idx,
+                tensor if self.reads_parts and split_dims(field.layout.sbp_list)[1] is not None else 1,
+            )
+            for field in self.fields
+        ]
+
+    def costs(self, readers: str) -> dict[NodeTraffic, list[int]]:
+        """What a batch costs, in one read mode, with the nodes that it costs so much."""
+        plan, sizes = ReadPlan(self.mesh, readers), self.sizes()
+        nodes: dict[NodeTraffic, list[int]] = {}
+        for node in range(self.mesh.num_nodes):
+            nodes.setdefault(node_traffic(plan, node, sizes, self.micro_batch_size), []).append(node)
+        return nodes
+
+    def part_held(self, field: PlannedField, rank: int) -> Part | None:
+        """What a rank holds of a field's global tensor; None where another stage holds it.
+
+        Raises:
+            SchemaError: The layout does not fit the mesh.
+            MeshError: The mesh has no such layer.
+        """
+        shape = whole_shape(self.micro_batch_size, field.sample_shape, field.layout, self.mesh)
+        return part_of(shape, field.layout, self.mesh, rank)
+
+    def recommended(self) -> tuple[str, str]:
+        """A read mode for data that every node can reach, and why."""
+        own = ReadPlan(self.mesh, "every_rank")
+        over = times_read(own) / times_read(ReadPlan(self.mesh, "node"))
+        sizes = self.sizes()
+        if any(size.read_parts > 1 for size in sizes):
+            whole, parts = (
+                sum(size.sample_bytes // (size.read_parts if cut else 1) for size in sizes) for cut in (0, 1)
+            )
+            return "every_rank", (
+                f"the dataset reads parts of samples: a rank reads {parts:,} bytes of each sample instead of {whole:,}"
+            )
+        if over >= _WORTH_SHARING:
+            return "node", f"with every_rank, the ranks of a node read and decode each sample {over:g} times"
+        return "every_rank", "hardly a sample is read twice on a node, so that sharing it would gain nothing"
+
+
+_NODES_SHOWN = 4
+
+
+def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
+    """The plan, line by line.
+
+    Args:
+        job: the plan.
+        batches_a_step: batches of each rank in a step, accumulated.
+        readers: the read mode of the config.
+    """
+    mode, why = job.recommended()
+    return [
+        *_job(job, batches_a_step),
+        "",
+        *_fields(job),
+        "",
+        *_costs(job, batches_a_step, readers),
+        "",
+        *_who_reads(job, readers),
+        "",
+        f"Recommended: dataloader.train.readers={mode}; {why}.",
+        "Where only rank 0's machine has the data, readers=rank0 brings them to all.",
+    ]
+
+
+def _job(job: JobPlan, batches_a_step: int) -> list[str]:
+    mesh = job.mesh
+    rows = job.micro_batch_size * mesh.data_parallel_size * batches_a_step
+    accumulated = f" in {batches_a_step} batches" if batches_a_step > 1 else ""
+    return [
+        f"{mesh.world_size:,} ranks on {mesh.num_nodes:,} node(s): data {mesh.data_parallel_size} x tensor "
+        f"{mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}; "
+        f"{rows:,} samples a step{accumulated}, {job.micro_batch_size} a batch and data-parallel rank."
+    ]
+
+
+def _fields(job: JobPlan) -> list[str]:
+    lines: list[Sequence[str]] = [
+        ("field", "dtype", "a sample", "a batch, all ranks", "SBP", "rank 0 holds", "last rank", "in all")
+    ]
+    for field in job.fields:
+        shape = whole_shape(job.micro_batch_size, field.sample_shape, field.layout, job.mesh)
+        parts = [job.part_held(field, rank) for rank in (0, job.mesh.world_size - 1)]
+        in_all = "{:,} part(s), each on {:,} rank(s)".format(*spread(field.layout, job.mesh))
+        held = ["nothing" if part is None else in_words(part, shape) for part in parts]
+        lines.append(
+            (field.name, str(field.dtype), str(list(field.sample_shape)), str(list(shape)))
+            + (", ".join(field.layout.sbp_list), *held, in_all)
+        )
+    return with_ruled_head(lines)
+
+
+def _costs(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
+    lines: list[Sequence[str]] = [
+        (
+            "readers",
+            "nodes",
+            "samples read",
+            "of each sample, over all",
+            "bytes decoded",
+            "bytes received",
+            "bytes sent",
+            "memory a batch",
+        )
+    ]
+    for mode in READERS:
+        often = f"{times_read(ReadPlan(job.mesh, mode)):g} times"
+        for cost, nodes in job.costs(mode).items():
+            lines.append(
+                (
+                    f"{mode}{' (config)' if mode == readers else ''}",
+                    numbers_in_words(nodes),
+                    f"{cost.samples_read * batches_a_step:,}",
+                    often,
+                    _bytes(cost.bytes_read * batches_a_step),
+                    _bytes(cost.bytes_received * batches_a_step),
+                    _bytes(cost.bytes_sent * batches_a_step),
+                    _bytes(cost.bytes_kept),
+                )
+            )
+    return ["What a step costs each of these nodes:", *with_ruled_head(lines)]
+
+
+def _who_reads(job: JobPlan, readers: str) -> list[str]:
+    plan = ReadPlan(job.mesh, readers)
+    lines = [
+        f"Who reads (readers={readers}). Part d is that of data-parallel rank d: {job.micro_batch_size} samples, from "
+        f"position {job.micro_batch_size} d of the batch on."
+    ]
+    for node in range(min(job.mesh.num_nodes, _NODES_SHOWN)):
+        ranks = plan.ranks_of(node)
+        reading = {rank: plan.shards_read_by(rank) for rank in ranks}
+        words = [f"rank {rank} part {numbers_in_words(parts)}" for rank, parts in reading.items() if parts]
+        lines.append(f"  node {node} (ranks {numbers_in_words(ranks)}): {', '.join(words) or 'nobody; it receives'}")
+    if job.mesh.num_nodes > _NODES_SHOWN:
+        lines.append(f"  and so on, {job.mesh.num_nodes:,} nodes in all")
+    return lines
+
+
+def _bytes(count: float) -> str:
+    return bytes_in_words(count) if count else "-"
