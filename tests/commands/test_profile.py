@@ -21,7 +21,7 @@ from libai_data.iterables import from_iterable
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.engine.tiny import tiny_config
 
-CONFIG = str(Path(__file__).resolve().parents[2] / "engine" / "tiny_config.py")
+CONFIG = str(Path(__file__).resolve().parents[1] / "engine" / "tiny_config.py")
 
 
 def measured(rates: dict[int, float]) -> list[Measurement]:
