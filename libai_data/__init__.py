@@ -109,6 +109,8 @@ _MOVED: dict[str, str] = {
     "data_stages": "engine.datamodule.data_stages",
     "datamodule": "engine.datamodule.datamodule",
     "datasets": "data.datasets",
+    "engine.eager_trainer": "engine.step_trainers",
+    "engine.graph_trainer": "engine.step_trainers",
     "engine.liveness": "mesh.peers.liveness",
     "global_batch": "delivery",
     "global_tensor": "mesh.global_tensor",

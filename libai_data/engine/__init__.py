@@ -2,10 +2,9 @@
 
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
-from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.events import EventStorage, get_event_storage
-from libai_data.engine.graph_trainer import GraphTrainer
 from libai_data.engine.setup import default_setup
+from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.train_loop import HookBase, TrainerBase
 
 __all__ = [

@@ -69,10 +69,6 @@ class StepInputs:
         self.feed = BatchFeed(loader)
         self.seconds = 0.0
 
-    def micro_batch(self, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
-        """The inputs made of one batch; `seconds` grows by the time it took."""
-        return self.joined(1, get_batch, device)
-
     def joined(self, count: int, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
         """The inputs made of `count` consecutive batches, joined along dim 0; `seconds` grows by the time it took."""
         start = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Any
 from libai_data.config import try_get_key
 from libai_data.engine import hooks
 from libai_data.engine.data_state import schedule_of
-from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
+from libai_data.engine.hooks.evaluation import DEFAULT_METRIC
 from libai_data.engine.logging_setup import has_progress_bar
 from libai_data.engine.train_loop import HookBase
 from libai_data.mesh.current import is_main_process

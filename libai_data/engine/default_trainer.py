@@ -20,10 +20,8 @@ from libai_data.engine.data_state import OVERRIDE_KEY, DataState, has_state, tok
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.datamodule.stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.default_hooks import default_hooks
-from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
-from libai_data.engine.graph_trainer import GraphTrainer
 from libai_data.engine.loaders import (
     as_three_loaders,
     build_configured_test_loaders,
@@ -43,6 +41,7 @@ from libai_data.engine.output_folder import release_output_folder
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config
 from libai_data.engine.step_plan import step_plan
+from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from libai_data.mesh.current import (

@@ -147,6 +147,10 @@ class TrainerBase:
         for hook in self._hooks:
             hook.after_step()
 
+    def ends_period(self, period: int) -> bool:
+        """Whether the current step is the last of `period` steps, or of the training."""
+        return (self.iter + 1) % period == 0 or self.iter == self.max_iter - 1
+
     def run_step(self) -> None:
         """One step; to be written by subclasses."""
         raise NotImplementedError(f"{type(self).__name__} must implement run_step()")

@@ -11,10 +11,9 @@ import oneflow as flow
 from configs.models.vit import VisionTransformer
 from libai_data.delivery import to_global
 from libai_data.engine.batches import name_inputs, part_inputs
-from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.events import EventStorage
 from libai_data.engine.graph import GraphBase
-from libai_data.engine.graph_trainer import GraphTrainer
+from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import FEATURES, GRAPH_BALLAST, TinyModel
 

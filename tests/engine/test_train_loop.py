@@ -6,8 +6,8 @@ import pytest
 from oneflow import nn
 
 from libai_data.engine import hooks
-from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.events import get_event_storage
+from libai_data.engine.step_trainers import EagerTrainer
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.errors import ConfigError
 

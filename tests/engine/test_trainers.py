@@ -9,12 +9,11 @@ from oneflow import nn
 
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_image_train_loader
-from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.graph import GraphBase
-from libai_data.engine.graph_trainer import GraphTrainer
 from libai_data.engine.hooks import IterationTimer, LRScheduler
 from libai_data.engine.losses import LossBuffer, total_loss
 from libai_data.engine.scheduler import WarmupCosineLR
+from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors import SchemaError
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, TinyModel

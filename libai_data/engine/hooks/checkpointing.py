@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
-import os
-from typing import Any
 
 from libai_data.config.argument_rules import check, or_none, whole
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.train_loop import HookBase
-from libai_data.errors import CheckpointError, ConfigError, nearest
-from libai_data.mesh.current import broadcast_py_object
+from libai_data.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_METRIC = "Acc@1"
-"""`train.evaluation.eval_metric` of a config that does not say; the only one that may be missing."""
 
 
 class PeriodicCheckpointer(HookBase):
@@ -76,95 +69,3 @@ class PeriodicCheckpointer(HookBase):
         if self._max_to_keep is not None:
             while len(self._recent) > self._max_to_keep:
                 self._checkpointer.remove(self._recent.pop(0))
-
-
-class BestCheckpointer(HookBase):
-    """Keeps the checkpoint with the best value of an evaluation metric, across resumes. To come after `EvalHook`.
-
-    If the evaluation has no such metric, the first evaluation ends the training. The default metric is missed with a
-    warning, as in LiBai, whose configs of language models leave it as it is.
-
-    Args:
-        eval_period: that of `EvalHook`.
-        checkpointer: writes it.
-        val_metric: name of the metric, e.g. "Acc@1".
-        mode: "max" if more is better, else "min".
-        file_prefix: its name.
-    """
-
-    def __init__(
-        self,
-        eval_period: int,
-        checkpointer: Checkpointer,
-        val_metric: str,
-        mode: str = "max",
-        file_prefix: str = "model_best",
-    ) -> None:
-        if mode not in ("max", "min"):
-            raise ConfigError(f"train.evaluation.eval_mode is {mode!r}; it must be 'max' or 'min'")
-        check({"eval_period": whole(0)}, eval_period=eval_period)
-        self._period = eval_period
-        self._checkpointer = checkpointer
-        self._metric = val_metric
-        self._sign = 1.0 if mode == "max" else -1.0
-        self._name = file_prefix
-        self.best_metric: float | None = None
-        self.best_iter: int | None = None
-        self._has_told = False
-
-    def before_train(self) -> None:
-        """After a resume, the best so far is what the kept checkpoint says."""
-        if self.trainer.start_iter > 0:
-            best = (
-                self._checkpointer.peek(os.path.join(self._checkpointer.save_dir, self._name))
-                .get("extra", {})
-                .get("best", {})
-            )
-            if best.get("metric") == self._metric and best.get("iteration", 0) < self.trainer.start_iter:
-                self.best_metric, self.best_iter = best["value"], best["iteration"]
-
-    def after_step(self) -> None:
-        """Compare, where an evaluation was due."""
-        done = self.trainer.iter + 1
-        if self._period > 0 and done % self._period == 0 and done != self.trainer.max_iter:
-            self._compare()
-
-    def after_train(self) -> None:
-        """Compare a last time."""
-        self._compare()
-
-    def _compare(self) -> None:
-        # Rank 0's word counts, so that all ranks save, or none.
-        value, iteration = broadcast_py_object(self._latest())
-        if value is None or not math.isfinite(value):
-            return
-        if self.best_metric is not None and self._sign * value <= self._sign * self.best_metric:
-            return
-        try:
-            self._checkpointer.save(
-                self._name,
-                iteration=iteration,
-                is_last=False,
-                extra={"best": {"metric": self._metric, "value": value, "iteration": iteration}},
-            )
-        except CheckpointError as error:
-            logger.error("%s The training goes on.", error)
-            return
-        self.best_metric, self.best_iter = value, iteration
-        logger.info("%s = %.4f after iteration %d is the best so far.", self._metric, value, iteration)
-
-    def _latest(self) -> Any:
-        latest = self.trainer.storage.latest()
-        if self._metric in latest:
-            return latest[self._metric]
-        found = (
-            f"train.evaluation.eval_metric is {self._metric!r}, but the evaluation has no such result; there are "
-            f"{sorted(latest)}.{nearest(self._metric, latest)}"
-        )
-        # LiBai's configs of language models leave its default as it is. After the last step all else is saved.
-        if self._metric != DEFAULT_METRIC and self.trainer.iter < self.trainer.max_iter:
-            raise ConfigError(found)
-        if not self._has_told:
-            logger.warning("%s So no best checkpoint is kept.", found)
-        self._has_told = True
-        return None, 0

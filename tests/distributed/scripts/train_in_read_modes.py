@@ -16,9 +16,8 @@ from configs.models.vit import VisionTransformer
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_image_train_loader
 from libai_data.engine.batches import StepInputs
-from libai_data.engine.eager_trainer import EagerTrainer
 from libai_data.engine.graph import GraphBase
-from libai_data.engine.graph_trainer import GraphTrainer
+from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.mesh.current import ParallelMesh, set_mesh, synchronize, tensor_to_rank0
 from tests.engine.tiny_images import TinyImages
 

@@ -1,13 +1,16 @@
-"""How fast the training goes, and what part of the time it waits for data."""
+"""What a training measures: its speed, its place in the data, its learning rate."""
 
 from __future__ import annotations
 
 import datetime
 import logging
 import time
+from collections import Counter
+from typing import Any, Callable
 
 from libai_data.config.argument_rules import check, whole
 from libai_data.data.samplers.schedule import StepSchedule
+from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 
 logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class IterationTimer(HookBase):
             self._all_steps += 1
             self._all_samples += self._schedule.size_of(iteration)
             self._all_seconds += seconds
-        if (iteration + 1) % self._period == 0 or iteration == self.trainer.max_iter - 1:
+        if self.trainer.ends_period(self._period):
             self._put(iteration)
 
     def after_train(self) -> None:
@@ -93,3 +96,80 @@ class IterationTimer(HookBase):
         storage.samples = position_of(iteration + 1)
         storage.put_scalar("consumed_samples", storage.samples, smoothing_hint=False)
         self._steps, self._seconds, self._last_put = 0, 0.0, iteration
+
+
+class DataProgress(HookBase):
+    """On each logging step, puts where the stream stands behind it; the same numbers on every mesh.
+
+    Puts "epoch" (with its fraction that is done), "position" (the place in the order behind the last sample, what was
+    left out on purpose included) and "consumed_tokens", as far as they are known. "consumed_samples" is put by
+    `IterationTimer`.
+
+    Args:
+        loader: the train loader.
+        global_batch_size: of a step, for loaders that know no steps.
+        period: in steps.
+        tokens_per_sample: tokens of a sample, called after the first step; 0 if it is not known.
+    """
+
+    def __init__(
+        self, loader: Any, global_batch_size: int, period: int, tokens_per_sample: Callable[[], int] = lambda: 0
+    ) -> None:
+        check({"period": whole(1)}, period=period)
+        self._loader = loader
+        self._schedule = schedule_of(loader, global_batch_size)
+        self._period = period
+        self._tokens_per_sample = tokens_per_sample
+
+    def after_step(self) -> None:
+        """Put, where it is due."""
+        if not self.trainer.ends_period(self._period):
+            return
+        numbers: dict[str, float] = {}
+        state = stream_state_of(self._loader)
+        if state is not None:
+            numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)
+        tokens = self._tokens_per_sample()
+        if tokens:
+            numbers["consumed_tokens"] = self._schedule.position_of(self.trainer.iter + 1) * tokens
+        self.trainer.storage.put_scalars(smoothing_hint=False, **numbers)
+
+
+class LRScheduler(HookBase):
+    """Puts the learning rate of the step just done as "lr", and steps the schedule.
+
+    In graph mode the graph counts its own steps, and this eager copy of the schedule serves to show the rate.
+
+    Args:
+        optimizer: by default the trainer's.
+        scheduler: by default the trainer's `lr_scheduler`.
+    """
+
+    def __init__(self, optimizer: Any = None, scheduler: Any = None) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._group = 0
+
+    @property
+    def scheduler(self) -> Any:
+        """The schedule that is stepped."""
+        return self._scheduler if self._scheduler is not None else self.trainer.lr_scheduler
+
+    def before_train(self) -> None:
+        """Choose the parameter group to report."""
+        optimizer = self._optimizer if self._optimizer is not None else self.trainer.optimizer
+        self._group = self.get_best_param_group_id(optimizer)
+
+    @staticmethod
+    def get_best_param_group_id(optimizer: Any) -> int:
+        """The group whose learning rate stands for all: that of most parameters, or of the most common rate."""
+        sizes = [len(group.parameters) for group in optimizer.param_groups]
+        if max(sizes) > 1:
+            return sizes.index(max(sizes))
+        rates = [group["lr"] for group in optimizer.param_groups]
+        return rates.index(Counter(rates).most_common(1)[0][0])
+
+    def after_step(self) -> None:
+        """Report the rate, then step."""
+        self.trainer.storage.put_scalar("lr", self.scheduler.get_last_lr()[self._group], smoothing_hint=False)
+        self.scheduler.step()

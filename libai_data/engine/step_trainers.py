@@ -1,0 +1,130 @@
+"""Trainers of one model and one loader: in OneFlow's eager mode, and by a compiled `nn.Graph`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, Callable
+
+from libai_data.config.argument_rules import check, whole
+from libai_data.engine.batches import StepInputs, name_inputs
+from libai_data.engine.losses import total_loss
+from libai_data.engine.train_loop import TrainerBase
+
+
+class _StepTrainer(TrainerBase):
+    def __init__(
+        self,
+        data_loader: Iterable[Any],
+        grad_acc_steps: int,
+        check_inputs: Callable[[dict[str, Any]], None] | None,
+    ) -> None:
+        super().__init__()
+        check({"grad_acc_steps": whole(1)}, grad_acc_steps=grad_acc_steps)
+        self.data_loader = data_loader
+        self.grad_acc_steps = grad_acc_steps
+        self.inputs = StepInputs(data_loader)
+        self._check_inputs = check_inputs
+
+    def run_step(  # type: ignore[override]
+        self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
+    ) -> None:
+        """Run one step.
+
+        Args:
+            get_batch: turns a batch of the loader into the model's keyword arguments.
+            input_placement_device: "cuda" or "cpu", handed to `get_batch`.
+        """
+        self.inputs.seconds = 0.0
+
+        def take(batches: int) -> dict[str, Any]:
+            inputs = self.inputs.joined(batches, get_batch, input_placement_device)
+            if self._check_inputs is not None:
+                self._check_inputs(inputs)
+                self._check_inputs = None
+            return inputs
+
+        self.write_metrics(self._step(take), self.inputs.seconds)
+
+    def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        """Update the weights; returns the losses. `take` makes the model's inputs of as many consecutive batches."""
+        raise NotImplementedError
+
+
+class EagerTrainer(_StepTrainer):
+    """One loss, one optimizer, one loader, in OneFlow's eager mode.
+
+    A step adds up the gradients of `grad_acc_steps` consecutive batches and updates the weights once, so that the
+    gradient is that of the mean loss over all their samples.
+
+    Args:
+        model: a `oneflow.nn.Module` that takes a batch's fields as keyword arguments and returns a dict of losses.
+        data_loader: any iterable of batches.
+        optimizer: a `oneflow.optim.Optimizer`.
+        grad_acc_steps: batches in a step.
+        check_inputs: called once with the first batch's inputs, before the model sees them.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        data_loader: Iterable[Any],
+        optimizer: Any,
+        grad_acc_steps: int = 1,
+        check_inputs: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        super().__init__(data_loader, grad_acc_steps, check_inputs)
+        model.train()
+        self.model = model
+        self.optimizer = optimizer
+        self._clips = [group._enable_clip_grad for group in optimizer.param_groups]
+
+    def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        mean_outputs: dict[str, Any] = {}
+        for _ in range(self.grad_acc_steps):
+            outputs = self.model(**take(1))
+            (total_loss(outputs) / self.grad_acc_steps).backward()
+            for name, value in outputs.items():
+                share = value.detach() / self.grad_acc_steps
+                mean_outputs[name] = mean_outputs[name] + share if name in mean_outputs else share
+        if any(self._clips):
+            with warnings.catch_warnings():
+                # OneFlow warns at every step about each group that does not ask for clipping.
+                warnings.simplefilter("ignore")
+                self.optimizer.clip_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return mean_outputs
+
+
+class GraphTrainer(_StepTrainer):
+    """One graph that holds model, optimizer and schedule, and one loader: a step is one launch.
+
+    A step hands the graph `grad_acc_steps` consecutive batches: joined along dim 0 if the graph cuts them into
+    micro-batches itself, else side by side (`GraphBase.takes_micro_batches`).
+
+    Args:
+        graph: a `oneflow.nn.Graph` with an attribute `model`.
+        data_loader: any iterable of batches.
+        grad_acc_steps: batches in a step.
+        check_inputs: called once with the first step's inputs, before the graph sees them.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        data_loader: Iterable[Any],
+        grad_acc_steps: int = 1,
+        check_inputs: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        super().__init__(data_loader, grad_acc_steps, check_inputs)
+        graph.model.train()
+        self.graph = graph
+
+    def _step(self, take: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+        if getattr(self.graph, "takes_micro_batches", False):
+            inputs = name_inputs([take(1) for _ in range(self.grad_acc_steps)])
+        else:
+            inputs = take(self.grad_acc_steps)
+        # With gradient accumulation, each output has one value per micro-batch.
+        return {name: value.mean() for name, value in self.graph(**inputs).items()}
