@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
-from libai_data.data.text.files import JSON_LINES, PARQUET, Broken
-from libai_data.data.text.parquet import read_rows
+from libai_data.data.text.files import JSON_LINES, PARQUET, Broken, open_parquet
 from libai_data.data.text.parts import LINE, PARAGRAPH, Piece
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_ROWS = 1024
 
 
 class Document(NamedTuple):
@@ -141,7 +141,11 @@ def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
 def _rows(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
     row = 0
     try:
-        for row, found in enumerate(read_rows(Path(piece.path), piece.start, piece.stop, keys), 1):
-            yield _texts_of(row, found, keys)
+        with open_parquet(Path(piece.path)) as file:
+            known = [key for key in keys if key in file.schema_arrow.names]
+            groups = list(range(piece.start, piece.stop))
+            for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=known):
+                for row, found in enumerate(batch.to_pylist(), row + 1):
+                    yield _texts_of(row, found, keys)
     except Broken as broken:
         yield BadLine(row + 1, str(broken))

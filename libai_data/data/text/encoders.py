@@ -6,13 +6,24 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from libai_data.errors import ConfigError
 from libai_data.data.sources.storage import cache_home
-from libai_data.data.text.tokenizer import Encoder
 
 _UNKNOWN = "[UNK]"
+
+
+class Encoder(Protocol):
+    """Turns texts into tokens, without adding any at their ends."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of each text."""
+        ...
+
+    def vocabulary(self) -> dict[str, int]:
+        """Token -> id."""
+        ...
 
 
 def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool) -> Encoder:

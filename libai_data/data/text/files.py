@@ -6,7 +6,8 @@ import bz2
 import gzip
 import lzma
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -18,8 +19,6 @@ JSON_LINES, TEXT, PARQUET = "jsonl", "text", "parquet"
 FORMATS = (JSON_LINES, TEXT, PARQUET)
 _FORMAT_OF_SUFFIX = {".jsonl": JSON_LINES, ".json": JSON_LINES, ".ndjson": JSON_LINES, ".parquet": PARQUET}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
-
 _READ_AT_ONCE = 1 << 18
 
 
@@ -98,6 +97,26 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
         chunks.append(chunk)
         size += len(chunk)
     return b"".join(chunks), ""
+
+
+@contextmanager
+def open_parquet(path: Path) -> Iterator[Any]:
+    """The `pyarrow.parquet.ParquetFile` of a path.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+        Broken: The file is no Parquet file, or a damaged one.
+    """
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{path} needs the package pyarrow: pip install 'libai_data[text]'") from error
+    try:
+        with ParquetFile(str(path)) as file:
+            yield file
+    except (pyarrow.ArrowException, OSError) as error:
+        raise Broken(f"{path} cannot be read as Parquet: {error}") from error
 
 
 class _ZstandardFile:

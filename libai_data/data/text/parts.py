@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from libai_data.errors import ConfigError
-from libai_data.data.text.files import PARQUET, TEXT, Broken, compression_of, format_of, open_decompressed, read_block
+from libai_data.data.text.files import PARQUET, TEXT, Broken, compression_of, format_of, open_decompressed, open_parquet, read_block
 
 LINE, PARAGRAPH, WHOLE_FILE = "line", "paragraph", "file"
 DOCUMENTS = (LINE, PARAGRAPH, WHOLE_FILE)
@@ -151,8 +151,6 @@ def _pieces(path: Path, cutting: Cutting) -> Iterator[Piece]:
 
 
 def _row_groups(path: Path, cutting: Cutting) -> Iterator[Piece]:
-    from libai_data.data.text.parquet import open_parquet
-
     try:
         with open_parquet(path) as file:
             rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.errors import ConfigError
-from libai_data.data.text.crew import Shard, TokenizingError, names_of_files
 from libai_data.data.text.parts import Part
-from libai_data.data.text.shards import ShardReport, Task, finished_shard, write_shard
+from libai_data.data.text.shards import ShardReport, Task, TokenizingError, WriteShards, finished_shard, name_of
 
 # A process that dies is replaced, but not for ever.
 _REPLACED: dict[str, Any] = {"max_restarts": 2, "max_task_retries": 2}
@@ -25,7 +24,7 @@ _TEXT_AT_ONCE = 256 << 20
 _SECONDS_TO_APPEAR = 90.0
 
 
-def tokenize_on_ray(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[Shard]:
+def tokenize_on_ray(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
     """Write the shard of each part, on whatever machines Ray has.
 
     Ray is used as it runs in this process. If it does not, it is started, which joins the cluster of `RAY_ADDRESS` or
@@ -60,22 +59,20 @@ class _Tokenizing:
             os.chdir(relative_to)
         # The tokenizers' own threads would make each process take all of its machine's processors.
         os.environ.update(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
-        self._folder, self._task = folder, task
-        self._tokenizer: Any = None
+        self._write = WriteShards(folder, task)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         import traceback
 
         part = pickle.loads(row["part"])
         try:
-            self._tokenizer = self._tokenizer or self._task.tokenizer.load()
-            report = write_shard(self._folder, part, self._task, self._tokenizer)
+            report = self._write(part)
         except Exception:
             return {"number": part.number, "report": "", "failure": f"{os.uname().nodename}:\n{traceback.format_exc()}"}
         return {"number": part.number, "report": json.dumps(asdict(report)), "failure": ""}
 
 
-def _on_cluster(ray: Any, folder: Path, parts: list[Part], task: Task, workers: int) -> Iterator[Shard]:
+def _on_cluster(ray: Any, folder: Path, parts: list[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
     by_number = {part.number: part for part in parts}
     rows = ray.data.from_items([{"part": pickle.dumps(part)} for part in parts], override_num_blocks=len(parts))
     shards = rows.map(
@@ -89,7 +86,7 @@ def _on_cluster(ray: Any, folder: Path, parts: list[Part], task: Task, workers: 
         for row in shards.iter_rows():
             part = by_number[row["number"]]
             if row["failure"]:
-                raise TokenizingError(f"part {part.number} ({names_of_files(part)}) failed on {row['failure']}")
+                raise TokenizingError(f"{name_of(part)} failed on {row['failure']}")
             _await_shard(folder, part)
             yield part, ShardReport(**json.loads(row["report"]))
     except ray.exceptions.RayError as error:

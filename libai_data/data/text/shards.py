@@ -1,16 +1,18 @@
-"""Shards: what the tokens of one part of a corpus are kept in until all parts are there."""
+"""Shards: what the tokens of one part of a corpus are kept in until all parts are there, and who writes them."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from libai_data.data.shard_work.folder import write_json
+from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.data.text.documents import BadLine, Document, count_lines, read_piece
 from libai_data.data.text.files import PARQUET
@@ -63,6 +65,40 @@ class ShardReport:
     pieces: list[tuple[str, int]] = field(default_factory=list)
     bad: list[tuple[int, int, str]] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
+
+
+class TokenizingError(WorkError):
+    """A process could not tokenize a part of a corpus."""
+
+
+def tokenize_parts(
+    folder: Path, parts: Iterable[Part], task: Task, workers: int
+) -> Iterator[tuple[Part, ShardReport]]:
+    """Write the shard of each part, by so many processes; gives each part with its report, as they are finished.
+
+    Raises:
+        TokenizingError: A process failed over a part, or died over it again and again.
+    """
+    yield from done_by_processes(Work(WriteShards(folder, task), name_of, TokenizingError), parts, workers)
+
+
+class WriteShards:
+    """Writes the shard of a part, by a tokenizer that is loaded once in each process."""
+
+    def __init__(self, folder: Path, task: Task) -> None:
+        self._folder, self._task = folder, task
+        self._tokenizer: Any = None
+
+    def __call__(self, part: Part) -> ShardReport:
+        self._tokenizer = self._tokenizer or self._task.tokenizer.load()
+        return write_shard(self._folder, part, self._task, self._tokenizer)
+
+
+def name_of(part: Part) -> str:
+    """The number of a part, and the first few of its files."""
+    names = list(dict.fromkeys(piece.path for piece in part.pieces))
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"part {part.number} ({', '.join(names[:3])}{more})"
 
 
 def shard_prefix(folder: Path, number: int, key: int) -> Path:

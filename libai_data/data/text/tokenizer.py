@@ -7,9 +7,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from libai_data.errors import ConfigError
+from libai_data.data.text.encoders import Encoder, open_encoder
 
 # What the special tokens are called in BERT's, T5's and RoBERTa's, and GPT-2's vocabularies, the first found counts.
 _SPECIAL: dict[str, tuple[str, ...]] = {
@@ -29,18 +30,6 @@ _IN_FOLDER = (
     ("spiece.model",),
     ("tokenizer.model",),
 )
-
-
-class Encoder(Protocol):
-    """Turns texts into tokens, without adding any at their ends."""
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
-        ...
-
-    def vocabulary(self) -> dict[str, int]:
-        """Token -> id."""
-        ...
 
 
 class TextTokenizer:
@@ -165,10 +154,8 @@ class TokenizerFiles:
         Raises:
             ConfigError: The files define none, or the package that reads them is not installed.
         """
-        from libai_data.data.text import encoders
-
         files = self.files()
         try:
-            return TextTokenizer(encoders.open_encoder(files, self.lower_case, self.chinese_words), self.extra_ids)
+            return TextTokenizer(open_encoder(files, self.lower_case, self.chinese_words), self.extra_ids)
         except ModuleNotFoundError as error:
             raise ConfigError(f"{files[0]} needs the package {error.name}: pip install 'libai_data[text]'") from error

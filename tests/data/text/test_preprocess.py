@@ -13,7 +13,7 @@ import pytest
 
 from libai_data.commands import main as command
 from libai_data.errors import ConfigError
-from libai_data.data.text.crew import TokenizingError
+from libai_data.data.text.shards import TokenizingError
 from libai_data.data.text.parts import Cutting
 from libai_data.data.text.preprocess import BadLines, preprocess
 from libai_data.commands.preprocess import main
@@ -228,7 +228,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, tokenizer: str) -> 
                 int(child)
                 for thread in Path(f"/proc/{os.getpid()}/task").iterdir()
                 for child in (thread / "children").read_text().split()
-                if b"libai_data.data.shard_work.crew" in Path(f"/proc/{child}/cmdline").read_bytes()
+                if b"libai_data.data.shard_work.process_pool" in Path(f"/proc/{child}/cmdline").read_bytes()
             ]
             killed.append(children[0])
             os.kill(children[0], signal.SIGKILL)

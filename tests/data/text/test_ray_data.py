@@ -15,7 +15,7 @@ import pytest
 
 from libai_data.errors import ConfigError
 from libai_data.data.text import ray_data
-from libai_data.data.text.crew import TokenizingError
+from libai_data.data.text.shards import TokenizingError
 from libai_data.data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.data.text.preprocess import preprocess
 from libai_data.commands.preprocess import main

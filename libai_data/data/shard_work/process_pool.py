@@ -57,13 +57,13 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
     Raises:
         WorkError: A process failed over a job, or died over it again and again.
     """
-    crew = _Crew(work)
+    pool = _Pool(work)
     pending: deque[tuple[Job, Future[Report]]] = deque()
     # A thread waits for each process; the work itself is not done in this one.
     with ThreadPoolExecutor(workers, thread_name_prefix="shard-work") as threads:
         try:
             for job in jobs:
-                pending.append((job, threads.submit(crew.do, job)))
+                pending.append((job, threads.submit(pool.do, job)))
                 if len(pending) >= workers * _JOBS_AHEAD:
                     yield from _finished(pending)
             while pending:
@@ -71,7 +71,7 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
         finally:
             for _, future in pending:
                 future.cancel()
-            crew.close()
+            pool.close()
 
 
 def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job, Report]]:
@@ -85,7 +85,7 @@ def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job,
         yield job, future.result()
 
 
-class _Crew(Generic[Job, Report]):
+class _Pool(Generic[Job, Report]):
     """One process for each thread that asks for a job to be done."""
 
     def __init__(self, work: Work[Job, Report]) -> None:
@@ -158,7 +158,7 @@ class _Crew(Generic[Job, Report]):
 def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
     # The tokenizers' own threads would make each process take all cores.
     environment: dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-    program = "import sys; sys.path[:] = {!r}; from libai_data.data.shard_work.crew import serve; serve({})"
+    program = "import sys; sys.path[:] = {!r}; from libai_data.data.shard_work.process_pool import serve; serve({})"
     return subprocess.Popen(
         [sys.executable, "-c", program.format(sys.path, parent_pipe.descriptor)],
         stdin=subprocess.PIPE,
