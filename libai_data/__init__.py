@@ -106,6 +106,7 @@ _MOVED: dict[str, str] = {
     "data.datasets.image_folder": "data.datasets.image_datasets",
     "data.datasets.imagenet": "data.datasets.image_datasets",
     "data.datasets.mnist": "data.datasets.image_datasets",
+    "data.datasets.random_split": "data.datasets.combine",
     "data_stages": "engine.datamodule.data_stages",
     "datamodule": "engine.datamodule.datamodule",
     "datasets": "data.datasets",

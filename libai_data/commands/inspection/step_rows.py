@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.commands.one_rank import OneRank
-from libai_data.data.datasets.combine import ConcatDataset, Subset
-from libai_data.data.datasets.random_split import RandomPart
+from libai_data.data.datasets.combine import ConcatDataset, RandomPart, Subset
 from libai_data.data.nesting import taken_apart
 from libai_data.data.random.global_generators import seeded
 from libai_data.data.random.hashing import combine64
@@ -194,9 +193,7 @@ def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[St
         if isinstance(dataset, ConcatDataset):
             number, own = dataset.locate(own)
             dataset = dataset.datasets[number]
-        elif isinstance(dataset, Subset):
-            dataset, own = dataset.dataset, dataset.start + own
-        elif isinstance(dataset, RandomPart):
+        elif isinstance(dataset, (Subset, RandomPart)):
             dataset, own = dataset.dataset, int(dataset.indices(np.array([own]))[0])
         else:
             return []

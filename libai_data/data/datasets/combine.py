@@ -1,4 +1,4 @@
-"""Datasets made of datasets: one behind the other, and parts of one."""
+"""Datasets made of datasets: one behind the other, and parts of one, in its order or in a random one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.reading_together import joint_read_batch
+from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.data.random.permutation import permuted
 from libai_data.errors import ConfigError
 
 
@@ -57,17 +59,8 @@ class ConcatDataset:
         return [{**fingerprint_of(dataset), "samples": len(dataset)} for dataset in self.datasets]
 
 
-class Subset:
-    """A contiguous part of a dataset.
-
-    Args:
-        dataset: the whole.
-        start: its first index that belongs to the part.
-        stop: its first index behind the part.
-
-    Raises:
-        ConfigError: Not 0 <= start <= stop <= len(dataset).
-    """
+class _Part:
+    """Samples of a dataset, as many as lie between two places of some order of it."""
 
     def __init__(self, dataset: Any, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= len(dataset):
@@ -81,19 +74,81 @@ class Subset:
 
     def __getitem__(self, index: int) -> Any:
         check_index(index, len(self))
-        return self.dataset[self.start + index]
+        return self.dataset[int(self.indices(np.array([index]))[0])]
+
+    def indices(self, own: np.ndarray) -> np.ndarray:
+        """The indices in the whole dataset of these of the part, int64 [n]."""
+        raise NotImplementedError
 
     @property
     def read_batch(self) -> Callable[..., None]:
         """Reads samples together; only there if the dataset has it."""
-        return joint_read_batch([self.dataset], self._locate_all)
-
-    def _locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros_like(indices), self.start + indices
+        return joint_read_batch([self.dataset], lambda indices: (np.zeros_like(indices), self.indices(indices)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Which part of which dataset."""
-        return {**fingerprint_of(self.dataset), "samples": len(self.dataset), "part": [self.start, self.stop]}
+        """Which part of which order of which dataset."""
+        return {**fingerprint_of(self.dataset), "samples": len(self.dataset)}
+
+
+class Subset(_Part):
+    """A contiguous part of a dataset.
+
+    Args:
+        dataset: the whole.
+        start: its first index that belongs to the part.
+        stop: its first index behind the part.
+
+    Raises:
+        ConfigError: Not 0 <= start <= stop <= len(dataset).
+    """
+
+    def indices(self, own: np.ndarray) -> np.ndarray:
+        return self.start + own
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "part": [self.start, self.stop]}
+
+
+class RandomPart(_Part):
+    """A part of a dataset in a random order; takes no memory, however large it is.
+
+    Args:
+        dataset: the whole.
+        seed: decides the order of the whole.
+        start: the first place of the part in this order.
+        stop: the place behind the part.
+    """
+
+    def __init__(self, dataset: Any, seed: int, start: int, stop: int) -> None:
+        super().__init__(dataset, start, stop)
+        self.seed = seed
+
+    def indices(self, own: np.ndarray) -> np.ndarray:
+        return permuted(len(self.dataset), self.seed, 0, self.start + np.asarray(own, dtype=np.int64))
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {**super().fingerprint(), "random_part": [self.seed, self.start, self.stop]}
+
+
+def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[RandomPart]:
+    """Split a dataset at random into parts that share no sample and leave none out.
+
+    Args:
+        dataset: the whole.
+        fractions: of the parts, none negative; only their proportions matter, so numbers of samples do as well.
+        seed: decides which sample comes into which part.
+
+    Returns:
+        The parts. Their sizes add up to the dataset's, and each is less than one sample from its fraction.
+
+    Raises:
+        ConfigError: There are no fractions, one is negative or no number, or all are 0; or `seed` is no int.
+    """
+    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
+        raise ConfigError(f"seed is {seed!r}; it must be an int")
+    sizes = split_evenly(len(dataset), shares_of("fractions", fractions))
+    ends = list(accumulate(sizes))
+    return [RandomPart(dataset, int(seed), end - size, end) for size, end in zip(sizes, ends)]
 
 
 def check_index(index: int, length: int) -> None:

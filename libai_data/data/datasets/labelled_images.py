@@ -16,7 +16,7 @@ from libai_data.structures import DistTensorData, Instance
 from libai_data.data.transforms.decode import MODES, EncodedImage
 from libai_data.data.transforms.image import ImageToFloat
 from libai_data.data.transforms.pipeline import transform_into
-from libai_data.data.transforms.stages import transform_stages
+from libai_data.data.transforms.pipeline import transform_stages
 from libai_data.data.transforms.timing import transform_time
 
 Transform = Callable[[Any], Any]

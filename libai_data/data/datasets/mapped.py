@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-import numpy as np
-
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.random.sample_random import map_attempt, map_generator
 from libai_data.data.transforms.timing import transform_time
@@ -21,7 +19,7 @@ class Map:
         function: from a sample to a sample.
     """
 
-    def __init__(self, dataset: Any, function: Callable[[Any], Any]) -> None:
+    def __init__(self, dataset: Any, function: Callable[..., Any]) -> None:
         self.dataset = dataset
         self.function = function
 
@@ -38,7 +36,7 @@ class Map:
         return fingerprint_of(self.dataset)
 
 
-class RandomMap:
+class RandomMap(Map):
     """A dataset with each sample changed by a function that draws.
 
     Args:
@@ -47,19 +45,8 @@ class RandomMap:
             how many `RandomMap`s the sample has passed, so that no two draw the same numbers, wherever they lie.
     """
 
-    def __init__(self, dataset: Any, function: Callable[[Any, np.random.Generator], Any]) -> None:
-        self.dataset = dataset
-        self.function = function
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitem__(self, index: int) -> Any:
         with map_attempt():
             sample = self.dataset[index]
             with transform_time():
                 return self.function(sample, map_generator())
-
-    def fingerprint(self) -> dict[str, Any]:
-        """That of the dataset."""
-        return fingerprint_of(self.dataset)

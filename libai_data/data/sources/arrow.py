@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 
 from libai_data.errors import ConfigError, FormatError
-from libai_data.data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow, read_rows
+from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
@@ -65,26 +65,16 @@ def _files_of_dataset(paths: Paths) -> list[str] | None:
     return names
 
 
-class _Shard:
+class _Shard(BatchedShard):
     def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
-        self._file, self._kept = file, kept
+        super().__init__(file, kept)
         batches = self._batches()
         self._columns = chosen_columns(batches.names, columns, file.source)
         with _named(file, "record batch 0"):
             self._ends = np.cumsum([len(batches.get(number)) for number in range(batches.total)], dtype=np.int64)
 
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The records of these rows, in this order."""
-        return read_rows(
-            self._ends, rows, lambda number: self._kept.made((self._file.source, number), lambda: self._batch(number))
-        )
-
-    def _batch(self, number: int) -> tuple[BatchRows, int]:
-        first = int(self._ends[number - 1]) if number else 0
-        with _named(self._file, f"record {first}: record batch {number}"):
+    def _decoded(self, number: int) -> tuple[BatchRows, int]:
+        with _named(self._file, f"record {self._first(number)}: record batch {number}"):
             batch = self._batches().get(number)
             batch.validate(full=True)
             return BatchRows(batch, self._columns), _OBJECTS + _own_bytes([batch], self._file)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.sources.last_used import LastUsed
+from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.errors import ConfigError, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
@@ -50,23 +53,43 @@ class BatchRows:
         return [dict(zip(names, row)) for row in zip(*columns)] if names else [{} for _ in rows]
 
 
-def read_rows(ends: np.ndarray, rows: Sequence[int], batch_of: Callable[[int], BatchRows]) -> list[dict[str, Any]]:
-    """Rows of several batches, in the order of `rows`; each batch is asked for once.
+class BatchedShard:
+    """The rows of a file that come in batches, each of which is decoded as a whole and kept while there is room.
 
     Args:
-        ends: int64 [batches], how many rows there are up to the end of each.
-        rows: counted over all batches.
-        batch_of: gives a batch by its number.
+        file: the file.
+        kept: what was decoded last, of all shards of a source.
     """
-    asked = np.asarray(rows, np.int64)
-    numbers = np.searchsorted(ends, asked, side="right")
-    found: list[Any] = [None] * len(asked)
-    for number in np.unique(numbers).tolist():
-        places = np.flatnonzero(numbers == number)
-        first = int(ends[number - 1]) if number else 0
-        for place, record in zip(places.tolist(), batch_of(number).read(asked[places] - first)):
-            found[place] = record
-    return found
+
+    _ends: np.ndarray
+    """Rows up to the end of each batch, int64 [batches]."""
+
+    def __init__(self, file: MappedFile, kept: LastUsed) -> None:
+        self._file, self._kept = file, kept
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """The records of these rows, in this order; each batch is asked for once."""
+        asked = np.asarray(rows, np.int64)
+        numbers = np.searchsorted(self._ends, asked, side="right")
+        found: list[Any] = [None] * len(asked)
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            own = asked[places] - self._first(number)
+            batch = self._kept.made((self._file.source, number), partial(self._decoded, number))
+            for place, record in zip(places.tolist(), batch.read(own)):
+                found[place] = record
+        return found
+
+    def _first(self, number: int) -> int:
+        """The first row of a batch."""
+        return int(self._ends[number - 1]) if number else 0
+
+    def _decoded(self, number: int) -> tuple[BatchRows, int]:
+        """A batch, and how many bytes it takes to keep it."""
+        raise NotImplementedError
 
 
 def _values_of(column: Any) -> Values:

@@ -20,6 +20,7 @@ from libai_data.errors import ConfigError, FormatError
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.files.identity import file_identity
 from libai_data.data.sources.download import downloaded
+from libai_data.data.sources.sharded import checked_indices
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -148,9 +149,7 @@ class CIFARSource:
         return {path.name: len(file) for path, file in zip(self._paths, self._files)}
 
     def _place(self, index: int) -> tuple[int, int]:
-        place = operator.index(index) + (len(self) if index < 0 else 0)
-        if not 0 <= place < len(self):
-            raise IndexError(f"{index} lies outside of {len(self)} images")
+        place = int(checked_indices([operator.index(index)], len(self), "images")[0])
         file = int(np.searchsorted(self._ends, place, side="right"))
         return file, place - (int(self._ends[file - 1]) if file else 0)
 

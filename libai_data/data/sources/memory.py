@@ -13,6 +13,7 @@ import numpy as np
 from libai_data.errors import ConfigError
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.node_memory import shared_memory
+from libai_data.data.sources.sharded import checked_indices
 
 _HEAD = struct.Struct("<QQ")
 _BYTES, _PICKLED = 0, 1
@@ -64,11 +65,7 @@ class InMemorySource:
         Raises:
             IndexError: There is no such record.
         """
-        asked, count = np.asarray(indices, np.int64).reshape(-1), self._count
-        outside = asked[(asked < -count) | (asked >= count)]
-        if len(outside):
-            raise IndexError(f"{int(outside[0])} lies outside the {count} records in memory")
-        asked = np.where(asked < 0, asked + count, asked)
+        asked = checked_indices(indices, self._count, "records in memory")
         content = self._content
         pieces = [
             content[start:stop] for start, stop in zip(self._ends[asked].tolist(), self._ends[asked + 1].tolist())

@@ -50,9 +50,9 @@ class PackedNames(Sequence[str]):
     # A slice is not needed, and would have to be packed anew.
     def __getitem__(self, index: int) -> str:  # type: ignore[override]
         number = operator.index(index)
-        place = number + len(self) if number < 0 else number
-        if not 0 <= place < len(self):
+        if not -len(self) <= number < len(self):
             raise IndexError(f"{number} lies outside of {len(self)} names")
+        place = number % len(self)
         begin = self._ends[place - 1] if place else 0
         return os.fsdecode(self._data[begin : self._ends[place]].tobytes())
 

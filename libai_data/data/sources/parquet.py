@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import FormatError
-from libai_data.data.sources.arrow_columns import BatchRows, chosen_columns, import_pyarrow, read_rows
+from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
@@ -41,24 +41,13 @@ class ParquetSource(ShardedSource):
         super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
 
 
-class _Shard:
+class _Shard(BatchedShard):
     def __init__(self, file: MappedFile, columns: Sequence[str] | None, kept: LastUsed) -> None:
-        self._file, self._kept = file, kept
+        super().__init__(file, kept)
         opened = self._parquet()
         metadata = opened.metadata
         self._columns = chosen_columns(opened.schema_arrow.names, columns, file.source)
         self._ends = np.cumsum([metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The records of these rows, in this order."""
-        return read_rows(
-            self._ends,
-            rows,
-            lambda number: self._kept.made((self._file.source, number), lambda: self._decoded(number)),
-        )
 
     def _decoded(self, number: int) -> tuple[BatchRows, int]:
         import pyarrow
@@ -71,9 +60,8 @@ class _Shard:
             if [len(batch) for batch in batches] != [self._rows_of(number)]:
                 raise ValueError(f"it has {len(table)} rows, where {self._rows_of(number)} are announced")
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            first = int(self._ends[number - 1]) if number else 0
             raise FormatError(
-                f"{self._file.source}, record {first}, offset {self._offset(number)}: row group {number} cannot be "
+                f"{self._file.source}, record {self._first(number)}, offset {self._offset(number)}: row group {number} cannot be "
                 f"read: {error}"
             ) from error
         self._file.release()

@@ -116,9 +116,17 @@ class ShardedSource:
             yield number, places, asked[places] - first
 
     def _checked(self, indices: Indices) -> np.ndarray:
-        asked = np.asarray(indices, dtype=np.int64).reshape(-1)
-        count = len(self)
-        outside = np.flatnonzero((asked < -count) | (asked >= count))
-        if len(outside):
-            raise IndexError(f"{int(asked[outside[0]])} lies outside the {count} records of {type(self).__name__}")
-        return np.where(asked < 0, asked + count, asked)
+        return checked_indices(indices, len(self), f"records of {type(self).__name__}")
+
+
+def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
+    """Indices from 0 on, int64 [n], of which negative ones count from the end.
+
+    Raises:
+        IndexError: One lies outside.
+    """
+    asked = np.asarray(indices, dtype=np.int64).reshape(-1)
+    outside = np.flatnonzero((asked < -count) | (asked >= count))
+    if len(outside):
+        raise IndexError(f"{int(asked[outside[0]])} lies outside the {count} {what}")
+    return np.where(asked < 0, asked + count, asked)

@@ -36,54 +36,52 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool) -
     try:
         if path.suffix == ".model":
             return SentencePieceEncoder(path)
+        from tokenizers import Tokenizer, models
+
         if path.suffix == ".txt":
-            encoder = FastEncoder(bert_tokenizer(path, lower_case))
+            encoder = FastEncoder(as_bert(Tokenizer(_wordpiece(path)), lower_case))
             return ChineseWordEncoder(encoder) if chinese_words else encoder
-        return FastEncoder(gpt2_tokenizer(*files) if len(files) == 2 else _from_json(path))
+        if len(files) == 2:
+            return FastEncoder(as_gpt2(Tokenizer(models.BPE.from_file(*map(str, files)))))
+        tokenizer = Tokenizer.from_file(str(path))
+        # A file may ask for these; documents are to stay as long as they are.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return FastEncoder(tokenizer)
     except (ConfigError, ModuleNotFoundError):
         raise
     except Exception as error:  # tokenizers raises bare Exceptions, sentencepiece RuntimeErrors
         raise ConfigError(f"{path} defines no tokenizer: {error}") from error
 
 
-def _from_json(path: Path) -> Any:
-    from tokenizers import Tokenizer
+def _wordpiece(vocabulary: Path) -> Any:
+    from tokenizers import models
 
-    tokenizer = Tokenizer.from_file(str(path))
-    # A file may ask for these; documents are to stay as long as they are.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+    model = models.WordPiece.from_file(str(vocabulary), unk_token=_UNKNOWN)
+    if model.token_to_id(_UNKNOWN) is None:
+        raise ConfigError(f"{vocabulary} has no token {_UNKNOWN}, and so is no vocabulary of BERT")
+    return model
 
 
-def bert_tokenizer(vocabulary: Path, lower_case: bool) -> Any:
-    """WordPiece as BERT has it, of the package tokenizers.
+def as_bert(tokenizer: Any, lower_case: bool) -> Any:
+    """A tokenizer of the package tokenizers, of words and with what lies around them as BERT has it.
 
     Args:
-        vocabulary: a token a line.
+        tokenizer: of a WordPiece model.
         lower_case: lower case, and strip accents.
     """
-    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import decoders, normalizers, pre_tokenizers
 
-    tokenizer = Tokenizer(models.WordPiece.from_file(str(vocabulary), unk_token=_UNKNOWN))
-    if tokenizer.token_to_id(_UNKNOWN) is None:
-        raise ConfigError(f"{vocabulary} has no token {_UNKNOWN}, and so is no vocabulary of BERT")
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     return tokenizer
 
 
-def gpt2_tokenizer(vocabulary: Path, merges: Path) -> Any:
-    """Byte-level BPE as GPT-2 and RoBERTa have it, of the package tokenizers.
+def as_gpt2(tokenizer: Any) -> Any:
+    """A tokenizer of a BPE model that is byte-level, as GPT-2 and RoBERTa have it."""
+    from tokenizers import decoders, pre_tokenizers
 
-    Args:
-        vocabulary: JSON, token -> id.
-        merges: two tokens a line.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

@@ -12,6 +12,7 @@ from libai_data.config.argument_rules import check, whole
 from libai_data.atomic_files import written_whole
 from libai_data.errors import ConfigError
 from libai_data.data.text.documents import Document, read_piece
+from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
 
@@ -141,7 +142,7 @@ def _without_special(tokenizer: Any, tokens: Sequence[str]) -> Any:
 def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tuple[Any, Any]:
     """A tokenizer, and what trains it; `first` are the tokens behind the special ones."""
     try:
-        from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     except ModuleNotFoundError as error:
         raise ConfigError("training needs the package tokenizers: pip install 'libai_data[text]'") from error
     known: dict[str, Any] = {
@@ -151,13 +152,8 @@ def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tup
         "show_progress": False,
     }
     if training.model == BPE:
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
         # So that every text can be encoded, whatever bytes the corpus has.
-        return tokenizer, trainers.BpeTrainer(initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), **known)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        return as_gpt2(Tokenizer(models.BPE())), trainers.BpeTrainer(initial_alphabet=alphabet, **known)
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=training.lower_case)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer, trainers.WordPieceTrainer(**known)
+    return as_bert(tokenizer, training.lower_case), trainers.WordPieceTrainer(**known)

@@ -10,7 +10,7 @@ import numpy as np
 
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.data.transforms import operations
-from libai_data.data.transforms.geometry import probability
+from libai_data.data.transforms.geometry import least_and_largest, probability
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 
 _ATTEMPTS = 10
@@ -80,13 +80,9 @@ class RandomErasing(RandomTransform):
         value: float | Sequence[float] | str = 0.0,
     ) -> None:
         self.p = probability(p)
-        for name, bounds in (("scale", scale), ("ratio", ratio)):
-            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
-                raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
         if isinstance(value, str) and value != "random":
             raise ConfigError(f"value is {value!r}; it must be a number, one for each channel, or 'random'")
-        self.scale = float(scale[0]), float(scale[1])
-        self.ratio = float(ratio[0]), float(ratio[1])
+        self.scale, self.ratio = least_and_largest("scale", scale), least_and_largest("ratio", ratio)
         self.value = value
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:

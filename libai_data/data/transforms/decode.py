@@ -10,8 +10,7 @@ import numpy as np
 from PIL import ExifTags, Image
 
 from libai_data.errors import ConfigError, FormatError, nearest
-from libai_data.data.transforms.libraries import libjpeg_turbo
-from libai_data.data.transforms.scratch import scratch
+from libai_data.data.transforms.libraries import libjpeg_turbo, scratch
 
 MODES = ("RGB", "L")
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from libai_data.errors import ConfigError
 from libai_data.data.transforms.decode import EncodedImage
-from libai_data.data.transforms.libraries import opencv
+from libai_data.data.transforms.libraries import opencv, scratch
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of, size_of
-from libai_data.data.transforms.scratch import scratch
 
 Size = Union[int, Sequence[int]]
 
@@ -123,11 +122,7 @@ class RandomResizedCrop(RandomTransform):
         self, size: Size, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
     ) -> None:
         self.size = _pair(size)
-        for name, bounds in (("scale", scale), ("ratio", ratio)):
-            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
-                raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
-        self.scale = float(scale[0]), float(scale[1])
-        self.ratio = float(ratio[0]), float(ratio[1])
+        self.scale, self.ratio = least_and_largest("scale", scale), least_and_largest("ratio", ratio)
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
         """Cut and resize."""
@@ -181,6 +176,17 @@ def probability(p: float) -> float:
     if not 0 <= p <= 1:
         raise ConfigError(f"p is {p}; a probability is from 0 to 1")
     return p
+
+
+def least_and_largest(name: str, bounds: Sequence[float]) -> tuple[float, float]:
+    """Two numbers that bound a third, checked.
+
+    Raises:
+        ConfigError: They are no such numbers.
+    """
+    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+        raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
+    return float(bounds[0]), float(bounds[1])
 
 
 def _pair(size: Size) -> tuple[int, int]:

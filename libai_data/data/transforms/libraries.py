@@ -1,12 +1,16 @@
-"""The libraries that decode and change pictures, imported when they are first used."""
+"""The libraries that decode and change pictures, imported when they are first used, and memory for their results."""
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 _HINT = "pip install libai_data[images]"
+_MOST_BYTES = 1 << 25
 
 
 @cache
@@ -42,3 +46,29 @@ def libjpeg_turbo() -> Any:
     except ImportError as error:
         raise ImportError(f"decoding JPEG files needs simplejpeg: {_HINT}") from error
     return simplejpeg
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.memory: dict[str, np.ndarray] = {}
+
+
+_kept = _Kept()
+
+
+def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A uint8 array, which holds its pixels until this thread asks for the same purpose again.
+
+    Memory is used again, since pages that the system gives and takes back cost much time.
+
+    Args:
+        purpose: whoever asks.
+        shape: of the array; what is larger than 32 MB is made anew.
+    """
+    size = int(np.prod(shape))
+    if size > _MOST_BYTES:
+        return np.empty(shape, np.uint8)
+    memory = _kept.memory.get(purpose)
+    if memory is None or memory.size < size:
+        memory = _kept.memory[purpose] = np.empty(size, np.uint8)
+    return memory[:size].reshape(shape)

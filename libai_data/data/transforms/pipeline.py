@@ -77,13 +77,6 @@ class Compose:
             image = self._applied(part, image, generator, out)
         return image
 
-    def stages(self, image: Any) -> Iterator[tuple[str, Any]]:
-        """Name of each transform, and what it made."""
-        generator = sample_generator()
-        for part in self.transforms:
-            image = self._applied(part, image, generator, None)
-            yield getattr(part, "__name__", type(part).__name__), image
-
     def _generator(self) -> Any:
         return passing_generator() if self._draws else nullcontext()
 
@@ -97,6 +90,29 @@ class Compose:
 
 def _draws(part: Any) -> bool:
     return isinstance(part, RandomTransform) or (isinstance(part, Compose) and part._draws)
+
+
+def transform_stages(transform: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """Apply a transform, and tell what it makes after each of its stages.
+
+    A `Compose`, and what is called so and has a list `transforms`, as the transforms of flowvision and torchvision do,
+    is taken apart; any other transform is one stage.
+
+    Args:
+        transform: from a value to a value.
+        value: what to transform.
+
+    Yields:
+        Name of the stage, and what it made.
+    """
+    parts = getattr(transform, "transforms", None)
+    # Others have such a list too, of which they apply some, or in another order.
+    if type(transform).__name__ != "Compose" or not isinstance(parts, (list, tuple)):
+        parts = [transform]
+    generator = sample_generator() if isinstance(transform, Compose) else None
+    for part in parts:
+        value = part.apply(value, generator) if generator is not None and _draws(part) else part(value)
+        yield getattr(part, "__name__", type(part).__name__), value
 
 
 def pixels_of(image: Any) -> np.ndarray:

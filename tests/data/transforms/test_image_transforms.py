@@ -26,7 +26,7 @@ from libai_data.data.transforms import (
 )
 from libai_data.data.transforms.geometry import resized
 from libai_data.data.transforms.pipeline import transform_into
-from libai_data.data.transforms.stages import transform_stages
+from libai_data.data.transforms.pipeline import transform_stages
 from tests.data.transforms.drawing import as_sample
 from tests.data.transforms.pictures import encoded, photograph
 
