@@ -18,11 +18,10 @@ from typing import IO, Union
 from libai_data.errors import ConfigError
 from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
-from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
 from libai_data.launch.last_words import LastWords, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
-from libai_data.launch.waiting_times import seconds_from_environment
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -15,30 +15,6 @@ from libai_data.mesh.peers.liveness import begin_collective
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "ParallelMesh",
-    "broadcast_py_object",
-    "convert_to_distributed_default_setting",
-    "get_data_parallel_rank",
-    "get_data_parallel_size",
-    "get_hidden_sbp",
-    "get_layer_placement",
-    "get_local_rank",
-    "get_mesh",
-    "get_nd_sbp",
-    "get_num_nodes",
-    "get_pipeline_parallel_size",
-    "get_rank",
-    "get_tensor_parallel_size",
-    "get_world_size",
-    "is_last_process",
-    "is_main_process",
-    "set_mesh",
-    "setup_dist_util",
-    "synchronize",
-    "tensor_to_rank0",
-]
-
 _MESH: ParallelMesh | None = None
 
 

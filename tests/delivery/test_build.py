@@ -24,7 +24,7 @@ from libai_data.delivery.build import (
     cut,
 )
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.properties import examples
 

@@ -10,7 +10,7 @@ import pytest
 
 from libai_data.delivery import to_global
 from libai_data.errors import MeshError, SchemaError
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data.mesh import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance
 
 

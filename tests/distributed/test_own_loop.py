@@ -9,7 +9,7 @@ from typing import Callable
 
 import pytest
 
-from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.job_environment import SECRET_VARIABLE
 from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
 from tests.properties import slowly
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from libai_data.config import LazyConfig, instantiate
-from libai_data.mesh.current import ParallelMesh, set_mesh
+from libai_data.mesh import ParallelMesh, set_mesh
 from tests.data.sources.published_files import jpeg
 
 STEPS = 30

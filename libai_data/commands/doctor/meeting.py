@@ -17,7 +17,7 @@ from typing import Any
 from libai_data.commands.doctor.findings import OK, RED, WARNING, Finding, Reports
 from libai_data.commands.doctor.rank import JobRank
 from libai_data.errors import PeerError, by_rank, numbers_in_words
-from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.ports import listen
 from libai_data.mesh.peers.network_link import BACKLOG, Reception, introduce, receive_head, send_head
 

@@ -13,7 +13,7 @@ from libai_data.config.lazy_config import load_config
 from libai_data.delivery.read_plan import READERS, read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
-from libai_data.launch.job_identity import SECRET_VARIABLE, job_key
+from libai_data.launch.job_environment import SECRET_VARIABLE, job_key
 from libai_data.loader.worker import JOB_VARIABLES
 from libai_data.mesh.current import set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.ports import refuse_port_in_use
-from libai_data.launch.waiting_times import seconds_from_environment
 from libai_data.mesh.peers.liveness import begin_to_watch
 
 # The module that connects to the other ranks as it is loaded.

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from libai_data.errors import PeerError
-from libai_data.launch.job_identity import proof
+from libai_data.launch.job_environment import proof
 from libai_data.launch.ports import listen
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, keep_from_forks, seconds_to_meet
 

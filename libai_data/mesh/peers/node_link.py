@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from libai_data.errors import PeerError
-from libai_data.launch.waiting_times import seconds_from_environment
+from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.mesh.peers.channel import Channel
 
 SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"

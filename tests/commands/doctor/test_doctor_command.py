@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.launch.job_identity import SECRET_VARIABLE
+from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.launcher import free_port
 from tests.commands.doctor.data import SICK
 from tests.distributed.jobs import Ended, Job

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libai_data.launch.job_identity import SECRET_VARIABLE, job_id, machine
+from libai_data.launch.job_environment import SECRET_VARIABLE, job_id, machine
 
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "12345", "WORLD_SIZE": "4"}
 

@@ -1,4 +1,4 @@
-"""What ranks compare when they meet: their job, and the machine that they run on."""
+"""What the environment says of a job: who belongs to it, on which machine, and how long to wait for others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import hmac
 import os
 from collections.abc import Mapping
+
+from libai_data.errors import ConfigError
 
 SECRET_VARIABLE = "LIBAI_DATA_JOB_SECRET"
 """Known to the ranks of one job alone. The launcher chooses one, for all machines of a hostfile too; whoever starts
@@ -36,3 +38,23 @@ def machine() -> str:
         return f"{booted} {os.readlink('/proc/self/ns/net')}"
     except OSError:
         return os.uname().nodename
+
+
+def seconds_from_environment(variable: str, default: float) -> float:
+    """Seconds that an environment variable sets.
+
+    Args:
+        variable: its name.
+        default: seconds where it is not set.
+
+    Raises:
+        ConfigError: The variable is no positive number.
+    """
+    value = os.environ.get(variable, str(default))
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise ConfigError(f"{variable} is {value!r}; it must be a number of seconds above 0")
+    return seconds

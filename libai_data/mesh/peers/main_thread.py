@@ -1,0 +1,72 @@
+"""Whether the main thread stands still inside of OneFlow, where it may wait for a rank that has left."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+import time
+
+_IDLE = 0.1
+"""Of a core: a process that uses less computes nothing."""
+
+# How long all ranks stand still inside of OneFlow before they count as waiting for a rank that has left, where:
+SECONDS_IDLE = 4.0  # their processes compute nothing, and what the rank that has left computed is complete;
+_SECONDS_BUSY = 12.0  # one computes, or waits in a busy loop, as OneFlow does in collectives of two ranks;
+_SECONDS_INCOMPLETE = 60.0  # or the rank that has left still waits for something itself, or GPUs compute.
+
+
+class MainThread:
+    """Finds out whether the main thread stands still inside of OneFlow.
+
+    Args:
+        has_gpus: it may wait for a GPU while its process computes nothing.
+    """
+
+    def __init__(self, has_gpus: bool) -> None:
+        self._folder = f"/proc/self/task/{os.getpid()}"
+        self._ident = threading.main_thread().ident or 0
+        self._standard_library = sysconfig.get_paths()["stdlib"] + os.sep
+        self._packages = sysconfig.get_paths()["purelib"] + os.sep
+        self._has_gpus = has_gpus
+        self._switches, self._used, self._at = "", 0.0, 0.0
+
+    def seconds_to_wait(self, has_left: bool) -> float:
+        """How long it must go on as since the last call to wait for ever; 0 if it does something.
+
+        Args:
+            has_left: the program has ended, and waits in OneFlow's own farewell.
+        """
+        switches, used, now = self._context_switches(), time.process_time(), time.monotonic()
+        still = bool(switches) and switches == self._switches
+        idle = used - self._used < _IDLE * (now - self._at)
+        self._switches, self._used, self._at = switches, used, now
+        frame = sys._current_frames().get(self._ident)
+        code = frame.f_code if frame is not None else None
+        if code is None or not still or not self._sleeps_on_a_lock() or self._is_in_standard_library(code.co_filename):
+            return 0.0
+        # Where OneFlow comes when all that this process has begun is complete.
+        incomplete = has_left and (code.co_name != "switch_to_shutting_down" or not idle)
+        if incomplete or self._has_gpus:
+            return _SECONDS_INCOMPLETE
+        return SECONDS_IDLE if idle else _SECONDS_BUSY
+
+    def _context_switches(self) -> str:
+        try:
+            with open(f"{self._folder}/status") as file:
+                return "".join(line for line in file if "ctxt_switches" in line)
+        except OSError:
+            return ""
+
+    def _sleeps_on_a_lock(self) -> bool:
+        """As OneFlow waits; sleeping, reading a file or from the network is something else."""
+        try:
+            with open(f"{self._folder}/wchan") as file:
+                return "futex" in file.read()
+        except OSError:
+            return False
+
+    def _is_in_standard_library(self, file: str) -> bool:
+        """Such as in threading.py or subprocess.py, where a program waits for something of its own."""
+        return file.startswith(self._standard_library) and not file.startswith(self._packages)

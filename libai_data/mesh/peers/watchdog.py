@@ -1,0 +1,380 @@
+"""Watches over the other ranks while a program runs: the connections between them, and what their threads tell.
+
+The ranks of a node are connected to its first rank, and the first ranks of the nodes to rank 0, so that no process
+holds more connections than there are ranks on a node, or nodes. Connections between nodes are made at the first
+collective of this package, where the ranks also compare their job and their machines. A thread watches them:
+
+* A connection that closes without a farewell: its rank has died, or failed.
+* A rank whose program ends, in whatever way, says so, with the number of this package's collectives that it has begun
+  (`to_global`, `synchronize`, ...). That is the agreed end, if it is the same number for all. Another rank that begins
+  one more needs a rank that is not there.
+* In between, the other ranks may wait for it in a collective of OneFlow, which nobody counts. So from then on, every
+  rank tells rank 0 whether its main thread stands still inside of OneFlow. If that is so on all ranks at once, for long
+  enough, then nobody will ever go on.
+
+In each case all ranks are told why, and end at once. Over the same connections they agree where to stop
+(`stop_agreement`).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import secrets
+import select
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
+from typing import Any, Union
+
+from libai_data.errors import MeshError, PeerError
+from libai_data.launch.job_environment import job_id, job_key, machine, proof
+from libai_data.mesh.peers.channel import Channel
+from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
+from libai_data.mesh.peers.network_link import (
+    accept_leaders,
+    connect_to_rank0,
+    open_network_link,
+    receive_head,
+    send_head,
+)
+from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
+from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
+
+SECONDS_FOR_THE_CAUSE = 2.0
+"""How long a rank whose peer is gone waits before it ends: its own failure, if it has one, tells more."""
+
+_SECONDS_LATER_THAN_FOLLOWERS = 0.3
+"""A rank that others are connected to ends last, so that they end by their own word and not by OneFlow's abort."""
+
+_SECONDS_TO_FLUSH = 2.0
+_SECONDS_FOR_PREDECESSOR = 10.0
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+_LEFT, _WAITS, _END = "left ", "waits ", "end: "
+
+Connection = Union[Channel, socket.socket]
+
+
+_REMEDY = (
+    "every rank must take the same batches and steps, and end after them (a rank that breaks out of its loop, returns "
+    "or calls sys.exit early leaves the others waiting)"
+)
+
+
+class Liveness:
+    """Watches over the other ranks until this process ends.
+
+    Args:
+        rank: this one.
+        world_size: ranks of the job.
+        num_nodes: machines of the job.
+        has_gpus: a rank may wait for a GPU while its process computes nothing.
+
+    Attributes:
+        stop: how the ranks agree before which step they stop; complete after `meet`.
+    """
+
+    def __init__(self, rank: int, world_size: int, num_nodes: int, has_gpus: bool = False) -> None:
+        self._rank, self._world_size, self._nodes = rank, world_size, num_nodes
+        per_node = world_size // num_nodes
+        self._node = rank // per_node
+        self._leader = self._node * per_node
+        self._followers = [] if rank != self._leader else list(range(rank + 1, rank + per_node))
+        self.stop = StopAgreement()
+        self._met = world_size == 1
+        self._collectives = 0
+        # What the main thread and the one that watches share.
+        self._changed = threading.Condition()
+        self._connections: dict[int, Connection] = {}
+        self._names: dict[int, str] = {}
+        self._above: Connection | None = None
+        self._left: dict[int, int] = {}
+        self._waiting: dict[int, float] = {}
+        self._all_wait_since = float("inf")
+        self._main = MainThread(has_gpus)
+        if world_size > 1:
+            self._heard, self._ask = os.pipe()
+            threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
+
+    def ask_to_stop(self) -> None:
+        """Have all ranks stop before one of the next steps. For a signal's handler, in the main thread."""
+        if self._world_size == 1:
+            self.stop.ask()
+        else:
+            # By the thread: this one may hold the lock that sending takes, or be in the middle of a message.
+            os.write(self._ask, b"s")
+
+    def begin_collective(self) -> None:
+        """This rank begins a collective, which needs all ranks.
+
+        Raises:
+            PeerError: One has left.
+            MeshError: In the first collective, as `meet`.
+        """
+        if self._world_size == 1:
+            return
+        self.meet()
+        with self._changed:
+            self._collectives += 1
+            problem = self._why_not_alone()
+        if problem:
+            raise PeerError(problem)
+
+    def meet(self) -> None:
+        """Compare job and machine with the other ranks, and complete the connections. Collective, the first time.
+
+        Raises:
+            MeshError: The ranks belong to two jobs, or two nodes run on one machine.
+            PeerError: Some do not come in time; they are named.
+        """
+        if self._met:
+            return
+        self._met = True
+        listener, port = open_network_link() if self._rank == 0 and self._nodes > 1 else (None, 0)
+        own = {"job": job_id(), "machine": machine(), "key": secrets.token_hex(16), "port": port}
+        theirs = _from_rank0(own)
+        self._compare(own, theirs)
+        with self._changed:
+            seconds = seconds_to_meet()
+            if not self._changed.wait_for(lambda: len(self._connections) >= self._expected(), seconds):
+                raise PeerError(
+                    f"rank {self._rank} and the others of its node have not all found each other within {seconds:g} s"
+                )
+        if listener is not None:
+            per_node = self._world_size // self._nodes
+            nodes = {own["machine"]: 0}
+            for node, link in accept_leaders(listener, range(1, self._nodes), theirs["key"]).items():
+                other = nodes.setdefault(receive_head(link)["machine"], node)
+                if other != node:
+                    raise MeshError(f"nodes {other} and {node} run on one machine: OneFlow computes wrong sums then")
+                self._add(link, f"rank {node * per_node} of node {node}, or the network to it,")
+        elif self._nodes > 1 and self._rank == self._leader:
+            host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+            self._above = connect_to_rank0(host, theirs["port"], self._node, theirs["key"])
+            send_head(self._above, {"machine": own["machine"]})
+            self._add(self._above, "rank 0, or the network to it,")
+        below = [each for each in self._connections.values() if each is not self._above]
+        self.stop.connect(
+            None if self._above is None else partial(_send, self._above), [partial(_send, each) for each in below]
+        )
+
+    def _expected(self) -> int:
+        return len(self._followers) if self._rank == self._leader else 1
+
+    def _compare(self, own: dict[str, Any], theirs: dict[str, Any]) -> None:
+        where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
+        if own["job"] != theirs["job"]:
+            raise MeshError(
+                f"rank {self._rank} of job {own['job']} met rank 0 of job {theirs['job']} at {where}; two jobs use one "
+                "port: give each its own --master_port"
+            )
+        if (own["machine"] == theirs["machine"]) != (self._node == 0):
+            here = "the machine of rank 0" if self._node else "another machine than rank 0"
+            raise MeshError(
+                f"rank {self._rank} of node {self._node} runs on {here}: OneFlow computes wrong sums when two nodes "
+                "run on one machine, or one node on two. Start one launcher on each machine, and use no loopback "
+                f"address as --master_addr (met at {where})"
+            )
+        local_rank = os.environ.get("LOCAL_RANK", "")
+        if local_rank.isdigit() and int(local_rank) != self._rank - self._leader:
+            raise MeshError(
+                f"rank {self._rank} was started as local rank {local_rank}, but OneFlow found {self._nodes} node(s) of "
+                f"{self._world_size // self._nodes} rank(s) at {where}. Two nodes need two machines, each with an "
+                "address of its own: OneFlow computes wrong sums when both run on one"
+            )
+
+    def _add(self, connection: Connection, name: str) -> None:
+        with self._changed:
+            for rank, collectives in self._left.items():
+                _send(connection, f"{_LEFT}{rank} {collectives}")
+            self._connections[connection.fileno()] = connection
+            self._names[connection.fileno()] = name
+            self._changed.notify_all()
+        os.write(self._ask, b"c")
+
+    def _watch(self) -> None:
+        name = f"{proof(job_key(), 'node', self._node)[:32]}/liveness"
+        events = select.poll()
+        events.register(self._heard, select.POLLIN)
+        listener: socket.socket | None = None
+        if self._followers:
+            listener = self._listen(name)
+            events.register(listener, select.POLLIN)
+        elif self._rank != self._leader:
+            self._above = connect_to_leader(name, self._rank, self._leader, float("inf"))
+            self._add(self._above, f"rank {self._leader}")
+        watched: set[int] = set()
+        # Also after this rank's own farewell: leaving, OneFlow waits for the others, and it would wait for a dead one.
+        while True:
+            for descriptor in set(self._connections) - watched:
+                events.register(descriptor, select.POLLIN)
+                watched.add(descriptor)
+            for descriptor, _ in events.poll(1000 * _SECONDS_BETWEEN_LOOKS if self._left else None):
+                if descriptor == self._heard:
+                    if b"s" in os.read(self._heard, 64):
+                        self.stop.ask()
+                elif listener is not None and descriptor == listener.fileno():
+                    self._let_in(listener)
+                elif not self._obey(descriptor):
+                    events.unregister(descriptor)
+            if self._left:
+                self._look()
+
+    def _listen(self, name: str) -> socket.socket:
+        deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
+        while True:
+            try:
+                return open_node_link(name)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
+                    self._end(
+                        f"rank {self._rank} cannot meet the other ranks of its node ({error}); another job on this "
+                        f"machine uses {where}: give each its own --master_port"
+                    )
+                time.sleep(0.1)
+
+    def _let_in(self, listener: socket.socket) -> None:
+        rank, channel = let_in(listener.accept()[0])
+        if rank not in self._followers or f"rank {rank}" in self._names.values():
+            channel.close()
+            return
+        self._add(channel, f"rank {rank}")
+
+    def _obey(self, descriptor: int) -> bool:
+        """Take in a word; False if no more will come over this connection."""
+        word = _receive(self._connections[descriptor])
+        if word.startswith(PREFIX):
+            self.stop.hear(word)
+        elif word.startswith(_END):
+            self._end(word[len(_END) :], told_by=descriptor)
+        elif word.startswith(_LEFT):
+            rank, collectives = map(int, word[len(_LEFT) :].split())
+            with self._changed:
+                self._left[rank] = collectives
+                problem = self._why_not_alone()
+            self._tell(word, but=descriptor)
+            if problem:
+                self._end(problem)
+        elif word.startswith(_WAITS):
+            said, seconds = word[len(_WAITS) :].split()
+            self._note(int(said), float(seconds))
+        else:
+            name = self._names[descriptor]
+            rank = int(name.split()[1].rstrip(","))
+            if rank not in self._left:
+                self._end(f"{name} is gone; its output tells why", told_by=descriptor)
+            self._note(rank, SECONDS_IDLE)
+            return False
+        return True
+
+    def _why_not_alone(self) -> str:
+        """Why the collective that this rank has begun cannot be; "" if it can."""
+        for rank, collectives in self._left.items():
+            if rank != self._rank and collectives < self._collectives:
+                return (
+                    f"rank {rank} has left the job after {collectives} collectives, such as to_global, and rank "
+                    f"{self._rank} begins number {self._collectives}; {_REMEDY}"
+                )
+        return ""
+
+    def _look(self) -> None:
+        """See whether this rank can go on, once another one or itself has left."""
+        seconds = self._main.seconds_to_wait(has_left=self._rank in self._left)
+        if seconds != self._waiting.get(self._rank, 0.0):
+            self._note(self._rank, seconds)
+        if self._rank == 0 and time.monotonic() - self._all_wait_since > max(self._waiting.values(), default=0.0):
+            gone = sorted(self._left)
+            others = sorted(set(range(self._world_size)) - set(gone))
+            if others:
+                left = " and ".join(
+                    f"rank {rank} has left the job after {self._left[rank]} collectives" for rank in gone
+                )
+                self._end(f"{left}, and rank {', '.join(map(str, others))} waits in a collective; {_REMEDY}")
+
+    def _note(self, rank: int, seconds: float) -> None:
+        """Remember whether a rank waits for others (0: no), and tell rank 0, which concludes from it."""
+        self._waiting[rank] = seconds
+        if self._rank == 0:
+            all_wait = len(self._waiting) == self._world_size and all(self._waiting.values())
+            self._all_wait_since = min(self._all_wait_since, time.monotonic()) if all_wait else float("inf")
+        elif self._above is not None:
+            _send(self._above, f"{_WAITS}{rank} {seconds}")
+
+    def _tell(self, word: str, but: int = -1) -> None:
+        for descriptor, connection in list(self._connections.items()):
+            if descriptor != but:
+                _send(connection, word)
+
+    def _end(self, why: str, told_by: int = -1) -> None:
+        """End all ranks; called by the thread that watches."""
+        self._tell(f"{_END}{why}", but=told_by)
+        # Said before the wait, and past all locks: OneFlow aborts the process when its own connection breaks.
+        with suppress(OSError):
+            os.write(2, f"rank {self._rank} ends: {why}\n".encode())
+        leads = len(self._connections) > 1
+        time.sleep(SECONDS_FOR_THE_CAUSE + (_SECONDS_LATER_THAN_FOLLOWERS if leads else 0.0))
+        # If the output is stuck, and with it the main thread, that must not keep this process.
+        timer = threading.Timer(_SECONDS_TO_FLUSH, os._exit, (1,))
+        timer.daemon = True
+        timer.start()
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1)
+
+    def farewell(self) -> None:
+        """Say to the others that this rank ends, and after how many collectives."""
+        if self._world_size == 1:
+            return
+        if getattr(sys, "last_value", None) is not None:
+            # An exception that nobody caught, and that a handler of somebody else's has printed.
+            end_process(1, f"rank {self._rank} ends: see the exception above")
+        with self._changed:
+            if self._rank in self._left:
+                return
+            self._left[self._rank] = self._collectives
+        self._tell(f"{_LEFT}{self._rank} {self._collectives}")
+        os.write(self._ask, b"c")
+
+
+def _from_rank0(facts: dict[str, Any]) -> dict[str, Any]:
+    """Rank 0's facts, over OneFlow's own connections. Collective."""
+    import oneflow as flow
+
+    sent = json.dumps(facts).encode() if flow.env.get_rank() == 0 else None
+    received: dict[str, Any] = json.loads(flow._oneflow_internal.cpu_broadcast(sent, 0))
+    return received
+
+
+_sending = threading.Lock()
+
+
+def _send(connection: Connection, word: str) -> None:
+    with suppress(OSError), _sending:
+        if isinstance(connection, Channel):
+            connection.send(word)
+        else:
+            send_head(connection, {"word": word})
+
+
+def _receive(connection: Connection) -> str:
+    """What the other end says; "" if it is gone."""
+    try:
+        return str(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
+    except (OSError, EOFError, ValueError, LookupError, PeerError):
+        return ""
+
+
+def end_process(code: int, message: str) -> None:
+    """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.write(f"{message}\n")
+    sys.stderr.flush()
+    os._exit(code)
