@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 from libai_data.config import try_get_key
 from libai_data.config.signatures import parameters_of, target_of
-from libai_data.engine.batch_arithmetic import BatchSizes
 from libai_data.engine.datamodule.stages import stages_of
 from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.setup import complete_train_config, set_key
-from libai_data.engine.step_plan import StepPlan, step_plan
+from libai_data.engine.step_plan import BatchSizes, StepPlan, step_plan
 from libai_data.errors import ConfigError
 from libai_data.mesh.parallel_mesh import SIZE_KEYS, ParallelMesh
 

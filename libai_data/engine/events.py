@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 _HISTORY_LENGTH = 1000
@@ -25,37 +23,42 @@ def get_event_storage() -> EventStorage:
 
 
 class ScalarHistory:
-    """The last values of one scalar, at most 1,000, each with the iteration it belongs to."""
+    """The last values of one scalar, at most 1,000, each with the iteration it belongs to.
+
+    Attributes:
+        count: how often the scalar was put: how a writer knows what is new to it.
+        smoothing_hint: whether writers should average the values between two writings.
+    """
 
     def __init__(self) -> None:
-        self._values: deque[tuple[int, float]] = deque(maxlen=_HISTORY_LENGTH)
+        self.count = 0
+        self.smoothing_hint = True
+        self._values: deque[tuple[float, int]] = deque(maxlen=_HISTORY_LENGTH)
 
     def update(self, value: float, iteration: int) -> None:
         """Append `value`, which belongs to `iteration`."""
-        self._values.append((iteration, value))
+        self._values.append((value, iteration))
+        self.count += 1
 
     def latest(self) -> float:
         """The value put last."""
-        return self._values[-1][1]
+        return self._values[-1][0]
 
     def values(self) -> list[tuple[float, int]]:
         """All values still held, as (value, iteration), oldest first."""
-        return [(value, iteration) for iteration, value in self._values]
+        return list(self._values)
 
     def avg(self, window_size: int) -> float:
         """Mean of the last `window_size` values."""
-        return statistics.fmean(self._last(window_size))
+        return statistics.fmean(value for value, _ in self.values()[-window_size:])
 
     def median(self, window_size: int) -> float:
         """Median of the last `window_size` values."""
-        return statistics.median(self._last(window_size))
+        return statistics.median(value for value, _ in self.values()[-window_size:])
 
     def since(self, iteration: int) -> list[float]:
         """The values that belong to iterations after `iteration`."""
-        return [value for at, value in self._values if at > iteration]
-
-    def _last(self, window_size: int) -> list[float]:
-        return [value for _, value in list(self._values)[-window_size:]]
+        return [value for value, at in self._values if at > iteration]
 
 
 class EventStorage:
@@ -70,10 +73,6 @@ class EventStorage:
         self.iter = start_iter
         self.samples = 0
         self._histories: dict[str, ScalarHistory] = {}
-        self._smoothing: dict[str, bool] = {}
-        self._latest: dict[str, tuple[float, int]] = {}
-        self._updates: dict[str, int] = {}
-        self._prefix = ""
 
     def put_scalar(self, name: str, value: float, smoothing_hint: bool = True, iteration: int | None = None) -> None:
         """Put one value.
@@ -84,13 +83,9 @@ class EventStorage:
             smoothing_hint: whether writers should average the values between two writings.
             iteration: the iteration it belongs to; by default the current one.
         """
-        name = self._prefix + name
-        value = float(value)
-        at = self.iter if iteration is None else iteration
-        self._histories.setdefault(name, ScalarHistory()).update(value, at)
-        self._latest[name] = (value, at)
-        self._smoothing[name] = smoothing_hint
-        self._updates[name] = self._updates.get(name, 0) + 1
+        history = self._histories.setdefault(name, ScalarHistory())
+        history.update(float(value), self.iter if iteration is None else iteration)
+        history.smoothing_hint = smoothing_hint
 
     def put_scalars(self, *, smoothing_hint: bool = True, **scalars: float) -> None:
         """Put several values, given by keyword."""
@@ -113,25 +108,7 @@ class EventStorage:
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """For each scalar its last value and the iteration of that."""
-        return self._latest
-
-    def smoothing_hints(self) -> dict[str, bool]:
-        """For each scalar whether writers should average it."""
-        return self._smoothing
-
-    def update_counts(self) -> dict[str, int]:
-        """For each scalar how often it was put: how a writer knows what is new to it."""
-        return self._updates
-
-    @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
-        """Within it, the names of all scalars are prefixed by ``name/``."""
-        before = self._prefix
-        self._prefix = name.rstrip("/") + "/"
-        try:
-            yield
-        finally:
-            self._prefix = before
+        return {name: history._values[-1] for name, history in self._histories.items()}
 
     def __enter__(self) -> EventStorage:
         _open_storages.append(self)

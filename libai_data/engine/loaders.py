@@ -28,17 +28,10 @@ _ALL = 10**9
 
 
 def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
-    """Build what `cfg.dataloader.train` describes, batch sizes and seed filled in.
-
-    Args:
-        cfg: the whole config.
-        tokenizer: given to the datasets, if there is one.
+    """Build what `cfg.dataloader.train` describes, batch sizes, seed and tokenizer filled in.
 
     Returns:
         What its builder returns: (train, validation, test) loaders, or a train loader alone.
-
-    Raises:
-        ConfigError: There is no such section.
     """
     section = required_section(cfg, "dataloader.train", "build_train_loader")
     rows, key = step_plan(cfg).first.micro_batch_size, "dataloader.train"
@@ -60,18 +53,7 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
 
 
 def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
-    """Build what `cfg.dataloader.test`, a list, describes.
-
-    Args:
-        cfg: the whole config.
-        tokenizer: given to the datasets, if there is one.
-
-    Returns:
-        The loaders; none if there is no such section.
-
-    Raises:
-        ConfigError: It is no list.
-    """
+    """Build the list of loaders that `cfg.dataloader.test` describes; an empty one without such a section."""
     sections = try_get_key(cfg, "dataloader.test")
     if not sections:
         return []

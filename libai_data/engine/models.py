@@ -16,12 +16,7 @@ _TOKENIZATION_KEYS = ("tokenizer", "append_eod", "make_vocab_size_divisible_by")
 
 
 def required_section(cfg: Any, key: str, method: str) -> Any:
-    """A section of the config.
-
-    Args:
-        cfg: the whole config.
-        key: of the section.
-        method: the trainer's method that would have to be overridden for the section not to be needed.
+    """A section of the config, without which the trainer's `method` would have to be overridden.
 
     Raises:
         ConfigError: The config does not have it.
@@ -33,14 +28,7 @@ def required_section(cfg: Any, key: str, method: str) -> Any:
 
 
 def build_configured_tokenizer(cfg: Any) -> Any:
-    """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it.
-
-    Args:
-        cfg: the whole config.
-
-    Returns:
-        The tokenizer, or None without that section.
-    """
+    """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it; None without that section."""
     section = try_get_key(cfg, "tokenization")
     if section is None:
         return None
@@ -54,17 +42,7 @@ def build_configured_tokenizer(cfg: Any) -> Any:
 
 
 def build_configured_model(cfg: Any) -> Any:
-    """Build `cfg.model`.
-
-    Args:
-        cfg: the whole config.
-
-    Returns:
-        The module, its parameters global tensors; those that it made local are the same on all ranks.
-
-    Raises:
-        ConfigError: There is no such section.
-    """
+    """Build `cfg.model`, its parameters global tensors; those that it made local are the same on all ranks."""
     section = required_section(cfg, "model", "build_model")
     amp = try_get_key(cfg, "train.amp.enabled", default=False) and try_get_key(cfg, "graph.enabled", default=False)
     for key in ("model.cfg.amp_enabled", "model.amp_enabled"):
@@ -78,18 +56,7 @@ def build_configured_model(cfg: Any) -> Any:
 
 
 def build_configured_graph(cfg: Any, model: Any, optimizer: Any, lr_scheduler: Any, is_train: bool) -> Any:
-    """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`.
-
-    Args:
-        cfg: the whole config.
-        model: the module.
-        optimizer: for training.
-        lr_scheduler: for training.
-        is_train: which of the two.
-
-    Raises:
-        ConfigError: There is no such section.
-    """
+    """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`."""
     section = required_section(cfg, "graph.train_graph" if is_train else "graph.eval_graph", "build_graph")
     settings: dict[str, Any] = {"model": model, "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel")}
     if is_train:

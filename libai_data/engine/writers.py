@@ -40,19 +40,32 @@ class NewScalars:
     def take(self, storage: EventStorage) -> dict[str, tuple[float, int]]:
         """Scalars put since the last call: name -> (value, iteration of the last put)."""
         found = {}
-        for name, count in storage.update_counts().items():
-            new = count - self._seen.get(name, 0)
-            self._seen[name] = count
-            if new == 0:
-                continue
-            value, iteration = storage.latest()[name]
-            if storage.smoothing_hints()[name]:
-                value = statistics.fmean(value for value, _ in storage.history(name).values()[-new:])
-            found[name] = (value, iteration)
+        for name, history in storage.histories().items():
+            new = history.count - self._seen.get(name, 0)
+            self._seen[name] = history.count
+            if new:
+                values = history.values()[-new:]
+                value, iteration = values[-1]
+                if history.smoothing_hint:
+                    value = statistics.fmean(value for value, _ in values)
+                found[name] = (value, iteration)
         return found
 
 
-class JSONWriter(EventWriter):
+class _FileWriter(EventWriter):
+    """Appends to a file what is new."""
+
+    def __init__(self, path: str, start_iter: int) -> None:
+        self._file = AppendFile(path)
+        self._start_iter = start_iter
+        self._new = NewScalars()
+
+    def close(self) -> None:
+        """Close the file, its contents on disk."""
+        self._file.close()
+
+
+class JSONWriter(_FileWriter):
     """One line of JSON for each iteration at which something was written; losses are means since the line before.
 
     Non-finite numbers are written as null, so that every line is JSON.
@@ -64,10 +77,8 @@ class JSONWriter(EventWriter):
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
-        self._file = AppendFile(json_file)
-        self._start_iter = start_iter
+        super().__init__(json_file, start_iter)
         self._has_begun = False
-        self._new = NewScalars()
 
     def write(self) -> None:
         """Append a line for each iteration with new scalars."""
@@ -78,10 +89,6 @@ class JSONWriter(EventWriter):
         if not self._has_begun:
             self._begin()
         self._file.append("".join(json.dumps(line) + "\n" for _, line in sorted(lines.items())).encode())
-
-    def close(self) -> None:
-        """Close the file, its contents on disk."""
-        self._file.close()
 
     def _begin(self) -> None:
         path = self._file.path
@@ -105,7 +112,7 @@ def _lines_before(path: str, start_iter: int) -> list[str]:
     return kept
 
 
-class TensorboardXWriter(EventWriter):
+class TensorboardXWriter(_FileWriter):
     """TensorBoard events of all scalars.
 
     Args:
@@ -115,9 +122,7 @@ class TensorboardXWriter(EventWriter):
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-        self._file = AppendFile(os.path.join(log_dir, name))
-        self._start_iter = start_iter
-        self._new = NewScalars()
+        super().__init__(os.path.join(log_dir, name), start_iter)
 
     def write(self) -> None:
         """Append the new scalars, and return when they are written.
@@ -139,10 +144,6 @@ class TensorboardXWriter(EventWriter):
         ]
         if events:
             self._file.append(b"".join(map(_record, events)), b"".join(map(_record, header)))
-
-    def close(self) -> None:
-        """Close the event file."""
-        self._file.close()
 
 
 def _record(event: Any) -> bytes:

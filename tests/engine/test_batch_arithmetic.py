@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.engine.batch_arithmetic import complete_batch_sizes
+from libai_data.engine.step_plan import complete_batch_sizes
 from libai_data.errors import ConfigError
 
 sizes = st.integers(1, 64)

@@ -23,11 +23,7 @@ GetBatch = Callable[..., dict[str, Any]]
 
 
 def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
-    """The stages of a data module, with the batch sizes and the model of a config.
-
-    Args:
-        cfg: the whole config, its batch sizes completed.
-        datamodule: the data module; by default `cfg.datamodule`.
+    """The stages of a data module, by default `cfg.datamodule`, with the batch sizes and the model of a config.
 
     Returns:
         None if there is no data module.
@@ -45,12 +41,8 @@ def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
                 f"datamodule is a {type(datamodule).__name__}, which has no {method}; derive it from "
                 "libai_data.DataModule"
             )
-    return DataStages(
-        datamodule,
-        step_plan(cfg).first.micro_batch_size,
-        cfg.train.test_micro_batch_size,
-        _argument_names(cfg),
-    )
+    rows = step_plan(cfg).first.micro_batch_size
+    return DataStages(datamodule, rows, cfg.train.test_micro_batch_size, _argument_names(cfg))
 
 
 def _argument_names(cfg: Any) -> list[str]:
@@ -94,40 +86,29 @@ class Predictions(DatasetEvaluator):
         return {name: np.concatenate([each[name] for each in self._outputs]) for name in names}
 
 
+_STATES = {"fit": "training", "validate": "validating", "test": "testing", "predict": "predicting"}
+
+
 class RunsStages:
-    """The part of a trainer that evaluates and predicts with the loaders of its data module."""
+    """The part of a trainer that evaluates and predicts with the loaders of its data module.
+
+    Attributes:
+        training, validating, testing, predicting: what the model is used for now; hooks of data modules ask for these,
+            as of Lightning's trainer.
+    """
 
     cfg: Any
     data: DataStages | None
-    _runs: str = "fit"
-
-    @property
-    def training(self) -> bool:
-        """Whether the model is being trained; data modules ask for this and the like, as of Lightning's trainer."""
-        return self._runs == "fit"
-
-    @property
-    def validating(self) -> bool:
-        """Whether the model is being validated, while it trains too."""
-        return self._runs == "validate"
-
-    @property
-    def testing(self) -> bool:
-        """Whether the model is being tested."""
-        return self._runs == "test"
-
-    @property
-    def predicting(self) -> bool:
-        """Whether predictions are being made."""
-        return self._runs == "predict"
+    training, validating, testing, predicting = True, False, False, False
 
     @contextmanager
     def _running(self, stage: str) -> Iterator[None]:
-        before, self._runs = self._runs, stage
+        before = {name: getattr(self, name) for name in _STATES.values()}
+        vars(self).update({name: state == stage for state, name in _STATES.items()})
         try:
             yield
         finally:
-            self._runs = before
+            vars(self).update(before)
 
     def eval_model(self) -> Any:
         """The model, or its graph, for evaluation."""
@@ -151,10 +132,10 @@ class RunsStages:
         kinds = {"validate": "val", "test": "test"}
         if stage not in kinds:
             raise ConfigError(f"stage is {stage!r}; only 'validate' and 'test' are evaluated")
+        data = self._data_for(stage)
         with self._running(stage):
-            results = self._test_on(self._entered(stage, kinds[stage]))
-        if self.data is not None:
-            self.data.leave(stage)
+            results = self._test_on(_entered(data, stage, kinds[stage]))
+        data.leave(stage)
         return results
 
     def predict(self) -> Any:
@@ -166,36 +147,33 @@ class RunsStages:
         Raises:
             ConfigError: There is no data module, or no loader.
         """
+        data, train = self._data_for("predict"), self.cfg.train
         with self._running("predict"):
-            return self._predict()
-
-    def _predict(self) -> Any:
-        predictions: list[dict[str, Any]] = []
-        loaders = self._entered("predict", "predict")
-        if self.data is None:
-            return predictions
-        train = self.cfg.train
-        for number, loader in enumerate(loaders):
-            predictions.append(
+            predictions = [
                 inference_on_dataset(
                     self.eval_model(),
                     loader,
                     train.test_micro_batch_size * get_data_parallel_size(),
                     float("inf"),
-                    get_batch_of(self.data, number),
+                    get_batch_of(data, number),
                     train.input_placement_device,
                     Predictions(),
                 )
-            )
-        self.data.leave("predict")
+                for number, loader in enumerate(_entered(data, "predict", "predict"))
+            ]
+        data.leave("predict")
         return predictions[0] if len(predictions) == 1 else predictions
 
-    def _entered(self, stage: str, kind: str) -> list[Any]:
-        """The loaders of a stage that was just entered."""
+    def _data_for(self, stage: str) -> DataStages:
         if self.data is None:
             raise ConfigError(f"stage {stage!r} needs a data module: DefaultTrainer(cfg, datamodule=...)")
-        self.data.enter(stage)
-        loaders = self.data.loaders(kind)
-        if not loaders:
-            raise ConfigError(f"{type(self.data.datamodule).__name__} has no {kind}_dataloader")
-        return loaders
+        return self.data
+
+
+def _entered(data: DataStages, stage: str, kind: str) -> list[Any]:
+    """The loaders of a stage that was just entered."""
+    data.enter(stage)
+    loaders = data.loaders(kind)
+    if not loaders:
+        raise ConfigError(f"{type(data.datamodule).__name__} has no {kind}_dataloader")
+    return loaders
