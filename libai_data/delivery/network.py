@@ -20,7 +20,7 @@ from libai_data.delivery.feeds import MOST_UNTAKEN, NodeBatch, in_one_line
 from libai_data.errors import PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
-from libai_data.loader.slots import SlotRing, bytes_of, lay_out
+from libai_data.loader.slots import SlotList, bytes_of, lay_out
 from libai_data.mesh.peers.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.structures import BatchInfo
 
@@ -188,7 +188,7 @@ class NetworkFeed:
 
     def __init__(self, link: socket.socket, arena: Arena, ahead: int) -> None:
         self._link = link
-        self._ring = SlotRing(arena, planned=ahead + _KEPT)
+        self._slot_list = SlotList(arena, planned=ahead + _KEPT)
         self._generation = 0
         self._received: queue.Queue[tuple[str, int, Any]] = queue.Queue(ahead)
         self._gone: PeerError | None = None
@@ -247,8 +247,8 @@ class NetworkFeed:
     def _receive_batch(self, head: dict[str, Any]) -> NodeBatch:
         fields = head["fields"]
         specs = lay_out((name, np.dtype(dtype), shape) for name, dtype, shape, *_ in fields)
-        slot = self._ring.acquire(bytes_of(specs))
-        arrays = self._ring.hand_out(slot, specs)
+        slot = self._slot_list.acquire(bytes_of(specs))
+        arrays = self._slot_list.hand_out(slot, specs)
         for name, *_, is_sent in fields:
             array = arrays[name]
             if not is_sent:

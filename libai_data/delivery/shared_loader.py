@@ -39,7 +39,7 @@ _HANDED_OUT_AHEAD = 1
 """Batches that other ranks may take before this one does."""
 
 
-class DatasetFacts:
+class DatasetSummary:
     """What a rank that does not open the dataset knows of it.
 
     Args:
@@ -60,7 +60,7 @@ class DatasetFacts:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _Announcement:
     """What a rank that reads lets the others know."""
 
     dataset_name: str = ""
@@ -84,7 +84,7 @@ class SharedLoader:
     Args:
         plan: who reads what; "node" or "rank0".
         open_dataset: makes the dataset; called on the ranks that read, and on no others.
-        make_stream: makes the sampler of these shards over a dataset, or over `DatasetFacts`.
+        make_stream: makes the sampler of these shards over a dataset, or over `DatasetSummary`.
         make_loader: makes the loader of a dataset and a sampler.
         mixup_func: kept for the trainer, which applies it to each batch.
 
@@ -106,9 +106,11 @@ class SharedLoader:
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
         self._loader: DataLoader | None = None
-        told = self._open(open_dataset, make_stream, make_loader)
-        facts = DatasetFacts(told.dataset_name, told.samples, told.blend, told.is_stream_transform)
-        self.fingerprint: dict[str, Any] = json.loads(told.fingerprint)
+        announcement = self._open(open_dataset, make_stream, make_loader)
+        facts = DatasetSummary(
+            announcement.dataset_name, announcement.samples, announcement.blend, announcement.is_stream_transform
+        )
+        self.fingerprint: dict[str, Any] = json.loads(announcement.fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
         if not isinstance(self.stream, StreamSampler):
@@ -116,7 +118,7 @@ class SharedLoader:
                 f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
                 f"SingleRoundSampler do; {type(self.stream).__name__} does not"
             )
-        self._agreement = Agreement(told.collates, told.check_every, order_in_words(self.stream))
+        self._agreement = Agreement(announcement.collates, announcement.check_every, order_in_words(self.stream))
         # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
         shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)
@@ -135,15 +137,15 @@ class SharedLoader:
         open_dataset: Callable[[], Any],
         make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
         make_loader: Callable[[Any, StreamSampler], DataLoader],
-    ) -> _Told:
+    ) -> _Announcement:
         """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
         plan = self._plan
 
-        def opened() -> _Told:
+        def opened() -> _Announcement:
             dataset = open_dataset()
             self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
             blend = getattr(dataset, "blend", None)
-            return _Told(
+            return _Announcement(
                 type(dataset).__name__,
                 len(dataset),
                 loader.collates,
@@ -154,21 +156,21 @@ class SharedLoader:
             )
 
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
-        answers: dict[int, _Told] = self._told_by(readers, opened, "open the dataset")
+        answers: dict[int, _Announcement] = self._told_by(readers, opened, "open the dataset")
         if len(set(answers.values())) > 1:
             raise ConfigError(f"the nodes see different datasets: {answers}; every node needs the same files")
         return answers[0]
 
     def _told_by(self, ranks: Collection[int], act: Callable[[], Any], what: str) -> dict[int, Any]:
         """Let some ranks act, and all ranks know what each of them returns; a failure of one is raised on all."""
-        told, failure = None, None
+        announcement, failure = None, None
         if self._rank in ranks:
             try:
-                told = act()
+                announcement = act()
             except (Exception, SystemExit) as error:
                 failure = error
         problem = "" if failure is None else in_one_line(failure)
-        answers = {rank: broadcast_py_object((told, problem), src=rank) for rank in ranks}
+        answers = {rank: broadcast_py_object((announcement, problem), src=rank) for rank in ranks}
         if failure is not None:
             raise failure
         for rank, (_, problem) in answers.items():

@@ -123,27 +123,27 @@ def from_iterable(
     if collate_fn is trivial_batch_collator:
         collate_fn = None
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
-    opened, told = _open(plan, source, batches, fields, collate_fn)
-    if told.is_map_style:
+    opened, summary = _open(plan, source, batches, fields, collate_fn)
+    if summary.is_map_style:
         options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}
-        return _map_style(opened, told, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
+        return _map_style(opened, summary, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
     _refuse_for_streams(shuffle=shuffle, num_workers=num_workers, **loader_options)
-    if told.batches and collate_fn is not None:
-        raise ConfigError(f"collate_fn makes batches of samples, but {told.name} yields batches; leave one of them out")
-    if told.takes_shard and ends in ("short", "pad"):
+    if summary.batches and collate_fn is not None:
+        raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; leave one out")
+    if summary.takes_shard and ends in ("short", "pad"):
         raise ConfigError(
-            f"ends={ends!r} keeps the last rows of {told.name} by marking the first rows of a batch as valid, "
+            f"ends={ends!r} keeps the last rows of {summary.name} by marking the first rows of a batch as valid, "
             "but each of its shards may end at another row. Say ends='drop' to leave out what fills no global batch, "
             "ends='cycle' for an endless stream, or take a factory without shards"
         )
-    if not told.batches or told.takes_shard:
+    if not summary.batches or summary.takes_shard:
         _needed(micro_batch_size)
     reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout)
-    return _stream(plan, opened.source, told, micro_batch_size, ends, reading, collate_fn, shared)
+    return _stream(plan, opened.source, summary, micro_batch_size, ends, reading, collate_fn, shared)
 
 
 @dataclass(frozen=True)
-class _Told:
+class _SourceSummary:
     """What all ranks must know of the source."""
 
     is_map_style: bool = False
@@ -156,29 +156,29 @@ class _Told:
 
 def _open(
     plan: ReadPlan, source: Any, batches: bool | None, fields: Sequence[str] | None, collate_fn: Any
-) -> tuple[Opened, _Told]:
+) -> tuple[Opened, _SourceSummary]:
     """Open the source where it is read, and let all ranks know what it is, or that it failed."""
-    opened, told = Opened(), _Told()
+    opened, summary = Opened(), _SourceSummary()
     failure: Exception | None = None
     if plan.shards_read_by(plan.mesh.rank):
         try:
             thing = instantiate(source)
             if is_map_style(thing) and not batches:
                 opened = open_samples(thing, fields, collate_fn)
-                told = _Told(True, type(thing).__name__, skeleton=opened.skeleton)
+                summary = _SourceSummary(True, type(thing).__name__, skeleton=opened.skeleton)
             else:
                 opened = Opened(source=Source(thing, batches))
-                told = _Told(False, opened.source.name, opened.source.batches, opened.source.takes_shard)  # type: ignore
+                summary = _SourceSummary(False, opened.source.name, opened.source.batches, opened.source.takes_shard)  # type: ignore
         except Exception as error:
             failure = error
-            told = _Told(problem=in_one_line(error))
+            summary = _SourceSummary(problem=in_one_line(error))
     if plan.readers != "every_rank":
-        told = broadcast_py_object(told, src=0)
+        summary = broadcast_py_object(summary, src=0)
     if failure is not None:
         raise failure
-    if told.problem:
-        raise PeerError(f"rank 0, which reads for others, could not open the source: {told.problem}")
-    return opened, told
+    if summary.problem:
+        raise PeerError(f"rank 0, which reads for others, could not open the source: {summary.problem}")
+    return opened, summary
 
 
 def _needed(micro_batch_size: int | None) -> int:
@@ -198,7 +198,7 @@ def _refuse_for_streams(**options: Any) -> None:
 
 def _map_style(
     opened: Opened,
-    told: _Told,
+    summary: _SourceSummary,
     micro_batch_size: int,
     ends: str,
     shuffle: bool,
@@ -223,13 +223,13 @@ def _map_style(
         loader = build_nlp_test_loader(
             opened.dataset, micro_batch_size, sampler=one_round, mixup_func=options["mixup_func"], **arguments
         )
-    return loader if told.skeleton is None else NestedBatches(loader, told.skeleton)
+    return loader if summary.skeleton is None else NestedBatches(loader, summary.skeleton)
 
 
 def _stream(
     plan: ReadPlan,
     source: Source | None,
-    told: _Told,
+    summary: _SourceSummary,
     micro_batch_size: int | None,
     ends: str,
     reading: ReadingOptions,
@@ -265,8 +265,8 @@ def _stream(
         inner,
         made.get("stream"),
         made.get("collator"),
-        told.name,
+        summary.name,
         reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
-        may_end_apart=told.takes_shard,
+        may_end_apart=summary.takes_shard,
         is_shared=plan.readers != "every_rank",
     )

@@ -15,7 +15,7 @@ from libai_data.iterables.collation import BatchRow
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.items import array_in, leaves_of_batch, named, rows_in
 from libai_data.iterables.iterable_source import Source
-from libai_data.iterables.pump import Pump
+from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.mesh.current import is_main_process
 from libai_data.structures import Instance
 
@@ -91,7 +91,7 @@ class RowReader:
         self._options = options
         self._shard, self._num_shards = shard, num_shards
         self._waiting: deque[Row] = deque()
-        self._pump: Pump | None = None
+        self._prefetcher: Prefetcher | None = None
         self._group_size = 1
         self._epoch = 0
         self._next_index = 0
@@ -203,9 +203,9 @@ class RowReader:
 
     def _fill(self) -> bool:
         """Fetch the next group; whether there is one."""
-        if self._pump is None:
+        if self._prefetcher is None:
             return False
-        group = self._pump.next_group()
+        group = self._prefetcher.next_group()
         self._before = self._after
         for item in group.items:
             self._waiting.extend(self._rows_of(item))
@@ -213,8 +213,8 @@ class RowReader:
         if group.is_last:
             # The state of what has ended is, to many iterables, that of the next round's beginning.
             self._after = self._before
-            self._pump.close()
-            self._pump = None
+            self._prefetcher.close()
+            self._prefetcher = None
         return bool(self._waiting) or not group.is_last
 
     def _rows_of(self, item: Any) -> list[Row]:
@@ -254,7 +254,7 @@ class RowReader:
         self.place = Place(epoch)
         source, shard, num_shards = self._source, self._shard, self._num_shards
         state = None if mark is None else mark.state
-        self._pump = Pump(
+        self._prefetcher = Prefetcher(
             lambda: source.open(epoch, shard, num_shards, state),
             1 if source.batches else self._group_size,
             self._options.ahead,
@@ -264,7 +264,7 @@ class RowReader:
 
     def close(self) -> None:
         """End the reading ahead."""
-        if self._pump is not None:
-            self._pump.close()
-            self._pump = None
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+            self._prefetcher = None
         self._waiting.clear()

@@ -17,7 +17,7 @@ from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.loader.reading import row_slices
 from libai_data.loader.row_writer import row_writer
 from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
-from libai_data.loader.slots import ArraySpec, Slot, SlotRing, bytes_of
+from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.mesh.global_tensor import as_flow_tensor
 from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, RowIndices, fields_of
@@ -51,7 +51,7 @@ class ReadyBatch(NamedTuple):
 
     Args:
         index_batch: what it holds.
-        arrays: of each field; views of the slot, which returns to the ring with the last of them.
+        arrays: of each field; views of the slot, which returns to the list of slots with the last of them.
         layouts: of each field.
         slot: where it lies; None if a collator of this process made it elsewhere.
         specs: where each array lies within the slot.
@@ -87,7 +87,7 @@ class BatchReader:
     def __init__(
         self,
         executor: Executor,
-        ring: SlotRing,
+        slot_list: SlotList,
         layouts: Mapping[str, Mapping[str, Any]],
         collates: bool,
         parts: int,
@@ -100,7 +100,7 @@ class BatchReader:
         self.times = times
         self.is_torn = False
         self._executor = executor
-        self._ring = ring
+        self._slot_list = slot_list
         self._layouts = layouts
         self._collates = collates
         self._parts = parts
@@ -126,7 +126,7 @@ class BatchReader:
         pending = PendingBatch(index_batch)
         if self._collates:
             if self._executor.collates_into_slots:
-                pending.slot = self._ring.acquire(max(self._collated_bytes, _INDEX_BYTES * pending.rows))
+                pending.slot = self._slot_list.acquire(max(self._collated_bytes, _INDEX_BYTES * pending.rows))
             self._send(pending, slice(0, pending.rows))
             return pending
         if self._schema is None:
@@ -151,14 +151,14 @@ class BatchReader:
         self._schema, self._read_in_part = schema, frozenset(schema.parts)
         self._executor.use_schema(schema)
         slot = self._prepare_slot(pending, schema)
-        arrays = self._ring.arrays(slot, schema.batch_specs(pending.rows))
+        arrays = self._slot_list.arrays(slot, schema.batch_specs(pending.rows))
         row_writer(schema, arrays)(0, fields)
         # What is transformed with others is read with them.
         self._send_parts(pending, first_row=0 if self._transforms else 1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
         rows = pending.rows
-        pending.slot = slot = self._ring.acquire(schema.batch_bytes(rows) + _INDEX_BYTES * rows)
+        pending.slot = slot = self._slot_list.acquire(schema.batch_bytes(rows) + _INDEX_BYTES * rows)
         return slot
 
     def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
@@ -206,7 +206,7 @@ class BatchReader:
         owner.collated = result.collated
         self.times.add(result.times)
         if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
-            self._ring.move(owner.slot, *result.collated.moved_to)
+            self._slot_list.move(owner.slot, *result.collated.moved_to)
         if owner.abandoned and not owner.tasks_left:
             self._give_back(owner)
 
@@ -217,7 +217,7 @@ class BatchReader:
         return not pending.tasks_left
 
     def finish(self, pending: PendingBatch) -> ReadyBatch:
-        """Wait for a batch; its memory returns to the ring when the last view of its arrays is gone.
+        """Wait for a batch; its memory returns to the list of slots when the last view of its arrays is gone.
 
         Raises:
             Exception: What a task of the batch failed with.
@@ -235,12 +235,12 @@ class BatchReader:
         if collated is not None:
             layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs
             if slot is not None:
-                arrays = self._ring.hand_out(slot, specs)
+                arrays = self._slot_list.hand_out(slot, specs)
                 self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
         elif self._schema is not None and slot is not None:
             layouts = self._schema.layouts
             specs = self._schema.batch_specs(pending.rows)
-            arrays = self._ring.hand_out(slot, specs)
+            arrays = self._slot_list.hand_out(slot, specs)
         else:
             raise RuntimeError("a batch without an error has been neither read nor collated")
         pending.slot = None
@@ -259,7 +259,7 @@ class BatchReader:
 
     def _give_back(self, pending: PendingBatch) -> None:
         if pending.slot is not None:
-            self._ring.give_back(pending.slot)
+            self._slot_list.give_back(pending.slot)
             pending.slot = None
 
     def _overridden(self, layouts: dict[str, Layout]) -> dict[str, Layout]:

@@ -26,11 +26,11 @@ from libai_data.loader.iteration import Iteration, Pass
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import SampleReader, reads_parts
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
-from libai_data.loader.slots import SlotRing, bytes_of, lay_out
+from libai_data.loader.slots import SlotList, bytes_of, lay_out
 from libai_data.loader.starting import START_METHODS, WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
-from libai_data.loader.worker import Cargo
+from libai_data.loader.worker import Payload
 from libai_data.mesh.current import get_data_parallel_size
 from libai_data.structures import Agreement, Instance, RowIndices
 
@@ -152,7 +152,7 @@ class DataLoader:
         if self.global_batch_size is not None:
             together = rows_together(batch_transform)
             check_rows_together(together, self.global_batch_size // self._shards, "a batch")
-        self._cargo = Cargo(
+        self._payload = Payload(
             dataset if batch_transform is None else batch_transform.prepared(dataset),
             None if collate_fn is trivial_batch_collator else collate_fn,
             seed,
@@ -167,8 +167,8 @@ class DataLoader:
         self._start_method = start_method
         self._shares_memory = num_workers > 0 and worker_type == "process"
         self._arena = self._new_arena()
-        self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
-        self._failures = FailureLog(self._cargo.policy, type(dataset).__name__)
+        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+        self._failures = FailureLog(self._payload.policy, type(dataset).__name__)
         self._reader: BatchReader | None = None
         self._close_executor: weakref.finalize | None = None
         self._iteration: Iteration | None = None
@@ -225,14 +225,14 @@ class DataLoader:
             self._renew_memory()
             self._reader = self._start()
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
-        self._ring.planned = 2 * self._ahead + _IN_USE + also_kept
+        self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
         self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times)
         return self._iteration
 
     @property
     def collates(self) -> bool:
         """Whether a collator makes the batches, so that their shapes may change."""
-        return self._cargo.collator is not None
+        return self._payload.collator is not None
 
     def _new_arena(self) -> Arena:
         return Arena() if self._shares_memory else PrivateArena()
@@ -241,7 +241,7 @@ class DataLoader:
         """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
         self._shares_memory = self._is_lent = True
         self._arena = self._new_arena()
-        self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
+        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
         return self._arena
 
     def _renew_memory(self) -> None:
@@ -249,37 +249,37 @@ class DataLoader:
         if not self._is_lent:
             self._arena.close()
             self._arena = self._new_arena()
-            self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
+            self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
         elif self._worker_type == "thread" and self.num_workers:
             # A thread may still write into a slot.
-            self._ring = SlotRing(self._arena, settle=_run_what_is_queued)
+            self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
         else:
-            self._ring.reclaim()
+            self._slot_list.reclaim()
 
     def copied_into_slot(self, batch: ReadyBatch) -> ReadyBatch:
         """Move a batch that a collator of this process made to where other processes can see it."""
         specs = lay_out((name, array.dtype, array.shape) for name, array in batch.arrays.items())
-        slot = self._ring.acquire(bytes_of(specs))
-        arrays = self._ring.hand_out(slot, specs)
+        slot = self._slot_list.acquire(bytes_of(specs))
+        arrays = self._slot_list.hand_out(slot, specs)
         for name, array in batch.arrays.items():
             arrays[name][...] = array
         return ReadyBatch(batch.index_batch, arrays, batch.layouts, slot, specs)
 
     def _start(self) -> BatchReader:
-        ring = self._ring
+        slot_list = self._slot_list
         warn_of_own_generators(self.dataset)
         # In one line, so that no interrupt comes between.
-        self._close_executor = weakref.finalize(self, (executor := self._executor(ring)).close)
+        self._close_executor = weakref.finalize(self, (executor := self._executor(slot_list)).close)
         return BatchReader(
             executor,
-            ring,
+            slot_list,
             self._layouts,
             collates=self.collates,
             parts=self._parts(),
             failures=self._failures,
             times=self._stage_times,
-            tensor_part=self._tensor_part if reads_parts(self._cargo.dataset) else None,
-            batch_transform=self._cargo.batch_transform,
+            tensor_part=self._tensor_part if reads_parts(self._payload.dataset) else None,
+            batch_transform=self._payload.batch_transform,
             shards=self._shards,
         )
 
@@ -289,18 +289,18 @@ class DataLoader:
             return 1
         return min(2 * self.num_workers, _MOST_PARTS)
 
-    def _executor(self, ring: SlotRing) -> Executor:
-        cargo = self._cargo
+    def _executor(self, slot_list: SlotList) -> Executor:
+        payload = self._payload
 
         def make_runner() -> TaskRunner:
-            reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
-            return TaskRunner(reader, cargo.collator, ring, cargo.batch_transform)
+            reader = SampleReader(payload.dataset, payload.seed, payload.policy)
+            return TaskRunner(reader, payload.collator, slot_list, payload.batch_transform)
 
         if not self.num_workers:
             return InProcessExecutor(make_runner())
         if self._worker_type == "thread":
             return ThreadExecutor(make_runner, self.num_workers, self._timeout)
-        starter = WorkerStarter(cargo, self._start_method)
+        starter = WorkerStarter(payload, self._start_method)
         return ProcessExecutor(starter, self.num_workers, self._arena, self._timeout)
 
     @cached_property

@@ -19,7 +19,7 @@ from libai_data.loader.collate import Collator
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
-from libai_data.loader.slots import ArraySpec, Slot, SlotRing
+from libai_data.loader.slots import ArraySpec, Slot, SlotList
 from libai_data.loader.timing import NO_TIMES, StageTimes
 from libai_data.structures import Fields, fields_of
 
@@ -125,7 +125,7 @@ class TaskRunner:
         self,
         reader: SampleReader,
         collator: Collator | None,
-        ring: SlotRing,
+        slot_list: SlotList,
         batch_transform: BatchTransform | None = None,
     ) -> None:
         self.reader = reader
@@ -134,7 +134,7 @@ class TaskRunner:
         self._collator = collator
         self._name = "" if collator is None else f"collate_fn {getattr(collator, '__name__', type(collator).__name__)}"
         self.batch_draws = GlobalDraws(self._name or type(batch_transform).__name__)
-        self._ring = ring
+        self._slot_list = slot_list
         self._arrays_of: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
 
     def run(self, task: Task) -> TaskResult:
@@ -219,7 +219,7 @@ class TaskRunner:
         if arrays is None:
             if len(self._arrays_of) >= _MOST_SLOTS_REMEMBERED:
                 self._arrays_of.clear()
-            arrays = self._ring.arrays(slot, schema.batch_specs(batch_rows))
+            arrays = self._slot_list.arrays(slot, schema.batch_specs(batch_rows))
             self._arrays_of[place] = arrays
         return arrays
 

@@ -1,4 +1,4 @@
-"""Reading in worker processes: tasks are put on the board, and results collected; what the dead were at is redone."""
+"""Reading in worker processes: tasks go to the task queue, and results are collected; tasks of the dead are retried."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import numpy as np
 
 from libai_data.errors import SampleError
 from libai_data.loader.arena import Arena
-from libai_data.loader.board import Board, Entry
-from libai_data.loader.crew import Crew
 from libai_data.loader.executor import Task, TaskResult
-from libai_data.loader.redo import Redo
+from libai_data.loader.retry import Retry
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
+from libai_data.loader.task_queue import Entry, TaskQueue
 from libai_data.loader.worker import RemoteFailure, SlotIndices
+from libai_data.loader.worker_pool import WorkerPool
 from libai_data.structures import Fields
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ProcessExecutor:
         self._indices = SlotIndices(arena)
         self._timeout = timeout
         self._tasks: dict[int, Task] = {}
-        self._redo = Redo(starter.dataset_name, not starter.collates, starter.substitutes, starter.rows_together)
+        self._retry = Retry(starter.dataset_name, not starter.collates, starter.substitutes, starter.rows_together)
         self._deaths_without_task = 0
         self._may_wait = 0
         self._ready: deque[TaskResult] = deque()
@@ -73,17 +73,17 @@ class ProcessExecutor:
         self._is_ready = [False] * workers
         self._has_unpickled = False
         self._last_look = time.monotonic()
-        self._board = Board(workers)
+        self._task_queue = TaskQueue(workers)
         try:
-            self._crew = Crew(starter, workers, self._board, arena)
+            self._pool = WorkerPool(starter, workers, self._task_queue, arena)
         except BaseException:
-            self._board.close()
+            self._task_queue.close()
             raise
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [process.pid for process in self._crew.processes]
+        return [process.pid for process in self._pool.processes]
 
     def first_sample(self, epoch: int, index: int) -> Fields:
         """Let the first worker read the sample from which the schema is learned.
@@ -98,7 +98,7 @@ class ProcessExecutor:
             while not self._first_sample:
                 self._ask_first_sample(task)
                 if not self._first_sample and self._deadly:
-                    [task] = self._redo.after_death(task, *self._deadly)
+                    [task] = self._retry.after_death(task, *self._deadly)
         finally:
             self._first_task = None
         answer = self._first_sample.popleft()
@@ -109,20 +109,20 @@ class ProcessExecutor:
     def _ask_first_sample(self, task: Task) -> None:
         """Let the first worker read the first sample, until there is an answer or the worker has ended."""
         self._deadly = None
-        asked, process = time.monotonic(), self._crew.processes[0]
-        self._crew.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
-        while not self._first_sample and process is self._crew.processes[0]:
+        asked, process = time.monotonic(), self._pool.processes[0]
+        self._pool.tell(0, ("first sample", (int(task.epochs[0]), int(task.indices[0]), task.hopeless)))
+        while not self._first_sample and process is self._pool.processes[0]:
             self._hear_or_look()
             seconds = time.monotonic() - max(asked, self._heard[0])
-            if self._timeout and seconds > self._timeout and process is self._crew.processes[0]:
+            if self._timeout and seconds > self._timeout and process is self._pool.processes[0]:
                 self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
     def use_schema(self, schema: SampleSchema) -> None:
         """Demand this schema of all samples from now on."""
-        self._crew.tell_all(("schema", schema))
+        self._pool.tell_all(("schema", schema))
 
     def submit(self, task: Task) -> None:
-        """Put a task on the board."""
+        """Put a task on the task queue."""
         slot = task.slot
         if slot is None:
             raise RuntimeError("worker processes read into slots; the task has none")
@@ -131,7 +131,7 @@ class ProcessExecutor:
         rows = slice(task.first_row, task.first_row + count)
         epochs[rows], indices[rows] = task.epochs, task.indices
         entry = Entry(slot.offset, slot.size, task.first_row, count, task.batch_rows, int(task.hopeless), task.position)
-        place = self._board.put(entry, self._may_wait)
+        place = self._task_queue.put(entry, self._may_wait)
         self._tasks[place] = task
         self._submitted[place] = time.monotonic()
 
@@ -167,31 +167,31 @@ class ProcessExecutor:
     def _wait(self) -> None:
         # The oldest task is of the batch that is wanted next.
         oldest = next(iter(self._tasks), None)
-        if oldest is not None and not self._board.trainer_waits(oldest):
+        if oldest is not None and not self._task_queue.trainer_waits(oldest):
             return
         if not self._listen(_SECONDS_BEFORE_HELP) and not self._ready:
-            self._board.wake()
+            self._task_queue.wake()
             self._listen(_SECONDS_BETWEEN_LOOKS)
 
     def _check_open(self) -> None:
-        if not len(self._crew):
+        if not len(self._pool):
             raise RuntimeError("the loader has been closed while its batches were being taken")
 
     def _collect(self) -> None:
-        """Take from the board what has been done."""
-        for place in [place for place in self._tasks if self._board.is_done(place)]:
-            self._finish(place, TaskResult(place, times=self._board.times(place)))
+        """Take from the task queue what has been done."""
+        for place in [place for place in self._tasks if self._task_queue.is_done(place)]:
+            self._finish(place, TaskResult(place, times=self._task_queue.times(place)))
 
     def _listen(self, seconds: float) -> bool:
         """Hear one message of each worker that sends within this time; returns whether any did."""
-        senders = self._crew.wait(seconds)
+        senders = self._pool.wait(seconds)
         for number in senders:
             self._hear(number)
         self._collect()
         return bool(senders)
 
     def _hear(self, number: int, hung: str = "") -> None:
-        message = self._crew.hear(number)
+        message = self._pool.hear(number)
         if message is None:
             self._replace(number, hung)
             return
@@ -202,12 +202,12 @@ class ProcessExecutor:
                 content = content._replace(error=self._sample_error(content.error, number))
             self._finish(content.number, content)
         elif kind == "room":
-            self._crew.tell(number, ("room", self._arena.allocate(content + content // 4)))
+            self._pool.tell(number, ("room", self._arena.allocate(content + content // 4)))
         elif kind == "first sample":
             self._first_sample.append(content)
         elif kind == "ready":
             self._is_ready[number] = True
-            self._has_unpickled |= self._crew.processes[number].is_program
+            self._has_unpickled |= self._pool.processes[number].is_program
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
             self._restart(number)
         else:
@@ -221,12 +221,12 @@ class ProcessExecutor:
         self._settle(task, result)
 
     def _settle(self, task: Task, result: TaskResult) -> None:
-        whole = self._redo.result_of(task, result)
+        whole = self._retry.result_of(task, result)
         if whole is not None:
             self._ready.append(whole)
 
     def _sample_error(self, failure: RemoteFailure, number: int) -> SampleError:
-        whose = f"worker {number} (process {self._crew.processes[number].pid})"
+        whose = f"worker {number} (process {self._pool.processes[number].pid})"
         return SampleError(f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}")
 
     def _replace(self, number: int, hung: str = "") -> None:
@@ -236,8 +236,8 @@ class ProcessExecutor:
             number: the worker's.
             hung: why it was ended, if it was ended from here.
         """
-        pid, was_ready = self._crew.processes[number].pid, self._is_ready[number]
-        process = self._crew.processes[number]
+        pid, was_ready = self._pool.processes[number].pid, self._is_ready[number]
+        process = self._pool.processes[number]
         ended, last_words = process.wait(), process.stderr.last_words()
         if not process.has_ended():
             # The system may yet write for it into the batch, so nobody else can read the same rows again.
@@ -253,15 +253,15 @@ class ProcessExecutor:
             return
         # What it had finished is not redone.
         self._collect()
-        place, _ = self._board.claim(number)
-        self._board.clear_claim(number)
-        task = None if place is None or self._board.is_waiting(place) else self._tasks.pop(place, None)
+        place, _ = self._task_queue.claim(number)
+        self._task_queue.clear_claim(number)
+        task = None if place is None or self._task_queue.is_waiting(place) else self._tasks.pop(place, None)
         if task is None and number == 0 and self._first_task is not None and was_ready:
             self._deadly = f"worker {number}, which {how}{last_words}", bool(hung)
             lost = f"sample {int(self._first_task.indices[0])} is read again"
         elif task is None:
             self._deaths_without_task += 1
-            if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._crew):
+            if self._deaths_without_task > _DEATHS_ALLOWED_WITHOUT_TASK * len(self._pool):
                 who = f"worker {number} (process {pid})"
                 self._fatal = SampleError(f"{who} {how}, again and again, before it read{last_words}")
                 raise self._fatal
@@ -274,16 +274,16 @@ class ProcessExecutor:
         if task is not None:
             self._do_again(task, f"worker {number}, which {how}{last_words}", bool(hung))
         # The dead worker may have been woken for a task that it did not take.
-        self._board.wake()
+        self._task_queue.wake()
 
     def _restart(self, number: int) -> None:
-        self._crew.bury(number)
-        self._crew.replace(number)
+        self._pool.bury(number)
+        self._pool.replace(number)
         self._heard[number], self._is_ready[number] = _start_is_due(), False
 
     def _do_again(self, task: Task, who: str, hung: bool) -> None:
         try:
-            again = self._redo.after_death(task, who, hung)
+            again = self._retry.after_death(task, who, hung)
         except SampleError as error:
             self._settle(task, TaskResult(task.number, error))
             return
@@ -294,30 +294,30 @@ class ProcessExecutor:
         """Replace workers that have ended without a word, and end those that hang."""
         while self._listen(0):  # Before they are judged by what they have not said, all that they have is heard.
             pass
-        for number, process in enumerate(list(self._crew.processes)):
+        for number, process in enumerate(list(self._pool.processes)):
             process.stderr.pass_on()
             if process.has_ended():
                 self._hear_last_words(number)
-            elif self._timeout and process is self._crew.processes[number]:
+            elif self._timeout and process is self._pool.processes[number]:
                 self._look_at(number)
 
     def _look_at(self, number: int) -> None:
-        place, seconds = self._board.claim(number)
-        if place in self._tasks and not self._board.is_done(place):
+        place, seconds = self._task_queue.claim(number)
+        if place in self._tasks and not self._task_queue.is_done(place):
             what = f"reading samples {self._tasks[place].indices.tolist()}"
         else:
             # It is idle, which is wrong only while a task waits and it has been told so.
             what = "leaving samples waiting"
-            waiting_since = self._submitted.get(self._board.oldest_waiting(), math.inf)
+            waiting_since = self._submitted.get(self._task_queue.oldest_waiting(), math.inf)
             since_it_finished = math.inf if place is None else seconds
             since_it_spoke = time.monotonic() - max(self._heard[number], waiting_since)
-            seconds = min(since_it_finished, since_it_spoke, self._board.seconds_awake(number))
+            seconds = min(since_it_finished, since_it_spoke, self._task_queue.seconds_awake(number))
         if seconds > self._timeout:
             self._end_hung(number, what, seconds)
 
     def _end_hung(self, number: int, what: str, seconds: float) -> None:
         """Kill a worker that takes too long, after it has printed its stacks."""
-        process = self._crew.processes[number]
+        process = self._pool.processes[number]
         logger.error(
             "Worker %d (process %d) has been %s of %s for %.0f s (timeout %g s): its stacks follow, and it is ended.",
             number,
@@ -335,16 +335,16 @@ class ProcessExecutor:
 
     def _hear_last_words(self, number: int, hung: str = "") -> None:
         """Hear what a worker sent before it ended, and replace it, even if a child of its own holds its channel."""
-        process = self._crew.processes[number]
-        while process is self._crew.processes[number]:
-            if not self._crew.channels[number].speaks():
+        process = self._pool.processes[number]
+        while process is self._pool.processes[number]:
+            if not self._pool.channels[number].speaks():
                 self._replace(number, hung)
             else:
                 self._hear(number, hung)
 
     def cancel(self) -> list[TaskResult]:
         """Drop the tasks that no worker has begun; they count as done."""
-        for place in self._board.drop_waiting():
+        for place in self._task_queue.drop_waiting():
             del self._submitted[place]
             self._settle(self._tasks.pop(place), TaskResult(place))
         dropped = list(self._ready)
@@ -353,14 +353,14 @@ class ProcessExecutor:
 
     def close_trainer_ends(self) -> None:
         """Close what only the trainer may hold; the workers end when nobody holds it any more."""
-        self._crew.close_trainer_ends()
+        self._pool.close_trainer_ends()
 
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
         if os.getpid() == self._pid:  # A fork of the trainer has no workers.
-            self._board.stop()
-        self._crew.close()
-        self._board.close()
+            self._task_queue.stop()
+        self._pool.close()
+        self._task_queue.close()
 
 
 def _start_is_due() -> float:

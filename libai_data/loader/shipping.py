@@ -171,11 +171,11 @@ def _open_map(
     return array
 
 
-def ship(cargo: Any) -> Shipment:
+def ship(payload: Any) -> Shipment:
     """Pickle an object into shared memory.
 
     Args:
-        cargo: the object; lambdas, and classes of the main script, travel by value.
+        payload: the object; lambdas, and classes of the main script, travel by value.
 
     Raises:
         Exception: It cannot be pickled; the type of the exception is up to what refuses.
@@ -183,7 +183,7 @@ def ship(cargo: Any) -> Shipment:
     buffers: list[pickle.PickleBuffer] = []
     packed = io.BytesIO()
     pickler = _Pickler(packed, buffers)
-    pickler.dump(cargo)
+    pickler.dump(payload)
     views = [buffer.raw() for buffer in buffers]
     # In one line, so that no interrupt leaves a descriptor behind.
     file = open(os.memfd_create("libai_data_dataset", os.MFD_CLOEXEC), "wb")  # noqa: SIM115

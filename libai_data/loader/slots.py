@@ -1,4 +1,4 @@
-"""Slots: the memory of one batch each, in a ring; a slot comes back when the last view of it is gone."""
+"""Slots: the memory of one batch each, in a list of slots; a slot comes back when the last view of it is gone."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Slot:
     """Memory of one batch.
 
     Args:
-        number: its place in the ring.
+        number: its place in the list of slots.
         offset: where it begins in the arena, in bytes.
         size: its length in bytes.
     """
@@ -78,14 +78,14 @@ class Slot:
     size: int
 
 
-class SlotRing:
+class SlotList:
     """The slots of one loader.
 
     Args:
         arena: the memory they lie in.
         planned: slots that the loader needs when its user keeps one batch at a time; more are made, and reported once,
             when the user keeps more.
-        settle: waits for what uses batches without the user's doing; called before the ring grows beyond `planned`.
+        settle: waits for what uses batches without the user's doing; called before there are more than `planned`.
     """
 
     def __init__(self, arena: Arena, planned: int = 0, settle: Callable[[], None] = lambda: None) -> None:
@@ -143,7 +143,7 @@ class SlotRing:
         return views(self.arena.lease(slot.offset, slot.size), specs)
 
     def hand_out(self, slot: Slot, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
-        """Views of a slot that comes back to the ring when the last of them is gone."""
+        """Views of a slot that comes back to the list of slots when the last of them is gone."""
         lease = self.arena.lease(slot.offset, slot.size)
         # A method of the deque alone keeps no loader alive; and as it is in C, no Ctrl-C that comes while it runs is
         # lost, as it would be in a callback in Python.

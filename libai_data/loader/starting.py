@@ -23,7 +23,7 @@ from typing import Callable, NoReturn
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text
 from libai_data.loader.shipping import Shipment, ship
-from libai_data.loader.worker import JOB_VARIABLES, STDERR, Cargo, Equipment, prepare_process, work
+from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
 from libai_data.mesh.peers.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class WorkerStarter:
     a dataset that can be pickled. A fork shares the dataset as it is, open files and all, but must not touch OneFlow.
 
     Args:
-        cargo: what the workers need.
+        payload: what the workers need.
         start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled here and unpickled in the worker,
             and has few Python objects, of which each program would have its own; else fork.
 
@@ -53,14 +53,14 @@ class WorkerStarter:
         ConfigError: An unknown method, or "spawn" with a dataset that cannot be pickled.
     """
 
-    def __init__(self, cargo: Cargo, start_method: str) -> None:
+    def __init__(self, payload: Payload, start_method: str) -> None:
         if start_method not in START_METHODS:
             raise ConfigError(f"start_method is {start_method!r}; known are {START_METHODS}")
-        self.dataset_name = type(cargo.dataset).__name__
-        self.collates = cargo.collator is not None
-        self.substitutes = cargo.policy.substitutes
-        self.rows_together = rows_together(cargo.batch_transform)
-        self._cargo = cargo
+        self.dataset_name = type(payload.dataset).__name__
+        self.collates = payload.collator is not None
+        self.substitutes = payload.policy.substitutes
+        self.rows_together = rows_together(payload.batch_transform)
+        self._payload = payload
         self._method = start_method
         self._shipment: Shipment | None = None
         self._told = False
@@ -69,7 +69,7 @@ class WorkerStarter:
 
     def _ship(self) -> None:
         try:
-            self._shipment = ship(self._cargo)
+            self._shipment = ship(self._payload)
         except Exception as error:
             reason = f"{self.dataset_name} cannot be sent to a worker process: {error_text(error)}"
             if not self.fork_instead(reason):
@@ -99,11 +99,11 @@ class WorkerStarter:
         self.close()
         return True
 
-    def start(self, equipment: Equipment, close_in_child: Channel) -> WorkerProcess:
+    def start(self, handles: WorkerHandles, close_in_child: Channel) -> WorkerProcess:
         """Start a worker.
 
         Args:
-            equipment: its descriptors.
+            handles: its descriptors.
             close_in_child: the trainer's end of its channel.
         """
         # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
@@ -111,23 +111,23 @@ class WorkerStarter:
         stderr = CapturedStderr()
         try:
             if self._shipment is not None:
-                return self._spawn(equipment, self._shipment.descriptor, stderr)
-            return self._fork(equipment, close_in_child, stderr)
+                return self._spawn(handles, self._shipment.descriptor, stderr)
+            return self._fork(handles, close_in_child, stderr)
         except BaseException:
             stderr.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
-    def _spawn(self, equipment: Equipment, shipped: int, stderr: CapturedStderr) -> WorkerProcess:
+    def _spawn(self, handles: WorkerHandles, shipped: int, stderr: CapturedStderr) -> WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
         for name in _THREADS_OF_LIBRARIES:
             environment.setdefault(name, "1")
         # With none of their own, the workers of a loader would order sets of strings differently from each other.
         if not environment.get("PYTHONHASHSEED", "").isdigit():
             environment["PYTHONHASHSEED"] = "0"
-        inherited = [descriptor for name, descriptor in asdict(equipment).items() if name not in ("number", "workers")]
-        arguments = json.dumps([asdict(equipment), shipped])
+        inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
+        arguments = json.dumps([asdict(handles), shipped])
         program = subprocess.Popen(
             [sys.executable, "-c", _BOOT, arguments, json.dumps(sys.path)],
             pass_fds=[*inherited, shipped],
@@ -137,14 +137,14 @@ class WorkerStarter:
         )
         return WorkerProcess(program.pid, stderr, program)
 
-    def _fork(self, equipment: Equipment, close_in_child: Channel, stderr: CapturedStderr) -> WorkerProcess:
+    def _fork(self, handles: WorkerHandles, close_in_child: Channel, stderr: CapturedStderr) -> WorkerProcess:
         _flush()
         pid = os.fork()
         if pid == 0:
-            self._live_as_fork(equipment, close_in_child, stderr)
+            self._live_as_fork(handles, close_in_child, stderr)
         return WorkerProcess(pid, stderr)
 
-    def _live_as_fork(self, equipment: Equipment, close_in_child: Channel, stderr: CapturedStderr) -> NoReturn:
+    def _live_as_fork(self, handles: WorkerHandles, close_in_child: Channel, stderr: CapturedStderr) -> NoReturn:
         code = 1
         try:
             os.dup2(stderr.descriptor, STDERR)
@@ -154,8 +154,8 @@ class WorkerStarter:
             # lacks.
             gc.freeze()
             close_in_child.close()
-            prepare_process(equipment.parent_pipe)
-            work(equipment, self._cargo)
+            prepare_process(handles.parent_pipe)
+            work(handles, self._payload)
             # What the interpreter does at its end; the rest of it would free what the trainer made.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()

@@ -1,4 +1,4 @@
-"""A worker process: takes tasks from the board, reads their samples into the arena, and says so over its channel."""
+"""A worker process: takes tasks from the queue, reads their samples into the arena, and says so over its channel."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.errors import DataPipelineError, error_text
 from libai_data.launch.parent_pipe import die_with_parent
 from libai_data.loader.arena import Arena
-from libai_data.loader.board import Board, Entry
 from libai_data.loader.collate import Collator
 from libai_data.loader.executor import Collated, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
-from libai_data.loader.slots import Slot, SlotRing, bytes_of, lay_out, views
+from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
+from libai_data.loader.task_queue import Entry, TaskQueue
 from libai_data.loader.timing import StageTimes
 from libai_data.mesh.peers.channel import Channel
 from libai_data.structures import DistTensorData, fields_of
@@ -45,7 +45,7 @@ _MOST_SLOTS_REMEMBERED = 64
 
 
 @dataclass(frozen=True)
-class Cargo:
+class Payload:
     """What a worker needs of its loader."""
 
     dataset: Any
@@ -56,13 +56,13 @@ class Cargo:
 
 
 @dataclass(frozen=True)
-class Equipment:
+class WorkerHandles:
     """Descriptors that a worker inherits, and its number among the loader's workers."""
 
     number: int
     workers: int
     channel: int
-    board_memory: int
+    queue_memory: int
     trainers_event: int
     waker: int
     arena: int
@@ -103,33 +103,33 @@ class _TrainerGone(BaseException):
     """The trainer's process has closed the channel, or is gone."""
 
 
-def work(equipment: Equipment, cargo: Cargo) -> None:
+def work(handles: WorkerHandles, payload: Payload) -> None:
     """Do tasks until the trainer's process closes the channel."""
-    channel = Channel(socket.socket(fileno=equipment.channel))
+    channel = Channel(socket.socket(fileno=handles.channel))
     # Of the workers' events it needs its own alone.
-    wakers = [equipment.waker] * equipment.workers
-    board = Board(equipment.workers, (equipment.board_memory, equipment.trainers_event, wakers))
-    arena = Arena(equipment.arena)
-    reader = SampleReader(cargo.dataset, cargo.seed, cargo.policy)
-    runner = TaskRunner(reader, cargo.collator, SlotRing(arena), cargo.batch_transform)
+    wakers = [handles.waker] * handles.workers
+    task_queue = TaskQueue(handles.workers, (handles.queue_memory, handles.trainers_event, wakers))
+    arena = Arena(handles.arena)
+    reader = SampleReader(payload.dataset, payload.seed, payload.policy)
+    runner = TaskRunner(reader, payload.collator, SlotList(arena), payload.batch_transform)
     with suppress(_TrainerGone):
-        _Worker(equipment.number, channel, board, arena, runner).run()
+        _Worker(handles.number, channel, task_queue, arena, runner).run()
     # The trainer sees by this that the process is about to end, and waits longer for it.
     channel.close()
 
 
 class _Worker:
-    def __init__(self, number: int, channel: Channel, board: Board, arena: Arena, runner: TaskRunner) -> None:
+    def __init__(self, number: int, channel: Channel, task_queue: TaskQueue, arena: Arena, runner: TaskRunner) -> None:
         self._number = number
         self._channel = channel
-        self._board = board
+        self._task_queue = task_queue
         self._arena = arena
         self._reader = runner.reader
         self._indices = SlotIndices(arena)
         self._runner = runner
         self._events = select.poll()
         self._events.register(channel.fileno(), select.POLLIN)
-        self._waker = board.waker(number)
+        self._waker = task_queue.waker(number)
         self._events.register(self._waker.fileno(), select.POLLIN)
 
     def run(self) -> None:
@@ -138,7 +138,7 @@ class _Worker:
         idle_since = time.perf_counter()
         done: StageTimes | None = None
         while True:
-            taken = self._board.take(self._number, done)
+            taken = self._task_queue.take(self._number, done)
             if taken is None:
                 done = None
                 self._sleep()
@@ -252,15 +252,15 @@ def prepare_process(parent_pipe: int) -> None:
 
 
 def main() -> None:
-    """Entry of a worker that is a program of its own; its arguments name its equipment and cargo."""
-    equipment, cargo = json.loads(sys.argv[1])
-    prepare_process(equipment["parent_pipe"])
-    channel = Channel(socket.socket(fileno=os.dup(equipment["channel"])))
+    """Entry of a worker that is a program of its own; its arguments name its handles and payload."""
+    handles, payload = json.loads(sys.argv[1])
+    prepare_process(handles["parent_pipe"])
+    channel = Channel(socket.socket(fileno=os.dup(handles["channel"])))
     try:
-        unpacked = unship(cargo)
-        os.close(cargo)
+        unpacked = unship(payload)
+        os.close(payload)
     except Exception as error:
         channel.send(("failed to start", remote_failure(error)))
         os._exit(1)
     channel.close()
-    work(Equipment(**equipment), unpacked)
+    work(WorkerHandles(**handles), unpacked)

@@ -256,7 +256,7 @@ def test_releases_from_other_threads_are_counted(node: Node) -> None:
         releasing = threading.Thread(target=taken.clear)
         releasing.start()
         releasing.join()
-    assert len(node.loader._ring.slots) <= 8
+    assert len(node.loader._slot_list.slots) <= 8
 
 
 def test_a_batch_for_several_ranks_must_keep_its_rows() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import libai_data.loader
 from libai_data.launch import parent_pipe
+from libai_data.loader import arena, shipping, starting, worker_pool
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
 from tests.properties import slowly
@@ -118,15 +119,14 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
             with pytest.raises(KeyboardInterrupt), interrupted_at(12):
                 next(batches)
             arena = loader._arena
-            slots.append(len(loader._ring.slots))
+            slots.append(len(loader._slot_list.slots))
             lengths.append(os.fstat(arena.descriptor).st_size if arena.descriptor >= 0 else len(arena._mapped))
         assert max(slots) <= slots[0] + 2 and max(lengths) <= 2 * lengths[0] + 2
 
 
 @pytest.mark.parametrize(("method", "between"), [("fork", 3), ("spawn", 61)])
 def test_an_interrupt_while_workers_start_leaves_no_descriptor(method: str, between: int) -> None:
-    files = tuple(str(Path(LOADER) / f"{name}.py") for name in ("starting", "crew", "arena", "shipping"))
-    files += (parent_pipe.__file__,)
+    files = tuple(str(module.__file__) for module in (starting, worker_pool, arena, shipping, parent_pipe))
     with loading(Numbers(), num_workers=1, start_method=method) as loader:
         next(iter(loader))
     before, line, interruptions = descriptors(), 0, 0

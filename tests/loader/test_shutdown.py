@@ -23,7 +23,7 @@ import pytest
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
-from libai_data.loader import DataLoader, crew, starting
+from libai_data.loader import DataLoader, starting, worker_pool
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
     WORKER_NAMES,
@@ -322,7 +322,7 @@ def test_closing_lets_workers_run_their_exit_handlers_and_end_their_children(
 
 
 def test_a_worker_whose_exit_takes_too_long_is_killed(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(crew, "_SECONDS_TO_EXIT", 0.3)
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_EXIT", 0.3)
     with loading(Tidying(str(tmp_path), seconds=60), num_workers=1, start_method="fork") as loader:
         next(iter(loader))
         pids = worker_pids(loader)
@@ -338,13 +338,13 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
     monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As in an uninterruptible wait for a file server, a killed process stays until the system lets it go."""
-    monkeypatch.setattr(crew, "_SECONDS_TO_BEGIN_EXIT", 0.1)
-    monkeypatch.setattr(crew, "_SECONDS_TO_DIE", 0.1)
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_BEGIN_EXIT", 0.1)
+    monkeypatch.setattr(worker_pool, "_SECONDS_TO_DIE", 0.1)
     monkeypatch.setattr(starting, "_SECONDS_TO_END", 0.1)
     loader = DataLoader(Numbers(), CyclicSampler(Numbers(), 4), num_workers=2, start_method="fork", prefetch=1)
     iterator = iter(loader)
     next(iterator)
-    stuck = loader._reader._executor._crew.processes[0]  # type: ignore[union-attr]
+    stuck = loader._reader._executor._pool.processes[0]  # type: ignore[union-attr]
     os.kill(stuck.pid, signal.SIGKILL)
     monkeypatch.setattr(stuck, "_poll", lambda: None)
     with pytest.raises(SampleError, match=rf"process {stuck.pid}.*of Numbers was killed and does not end"):

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from libai_data.iterables import from_iterable
 from libai_data.loader import DataLoader
 from libai_data.loader.arena import Arena
-from libai_data.loader.slots import SlotRing, bytes_of, lay_out, views
+from libai_data.loader.slots import SlotList, bytes_of, lay_out, views
 from tests.loader.sample_datasets import Fields, Numbers, growing_collator, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, eventually, loading, stream
 from tests.properties import examples, slowly
@@ -41,16 +41,16 @@ def shared_megabytes(loader: DataLoader) -> float:
 
 
 def slots_of(loader: DataLoader) -> int:
-    return len(loader._ring.slots)
+    return len(loader._slot_list.slots)
 
 
 def in_use(loader: DataLoader) -> int:
-    return loader._ring.in_use()
+    return loader._slot_list.in_use()
 
 
 @pytest.fixture()
-def ring() -> SlotRing:
-    return SlotRing(Arena(), planned=3)
+def slot_list() -> SlotList:
+    return SlotList(Arena(), planned=3)
 
 
 DTYPES = st.sampled_from(["bool", "int8", "f2", "f4", "i8"])
@@ -75,28 +75,28 @@ def test_arrays_of_a_slot_are_aligned_and_do_not_overlap(fields: list[tuple[str,
         assert (array == number % 2).all()
 
 
-def test_a_slot_comes_back_with_the_last_of_its_views(ring: SlotRing) -> None:
+def test_a_slot_comes_back_with_the_last_of_its_views(slot_list: SlotList) -> None:
     specs = lay_out([("a", np.dtype("f4"), (4, 2)), ("empty", np.dtype("f4"), (4, 0))])
-    slot = ring.acquire(bytes_of(specs))
-    arrays: dict[str, Any] = ring.hand_out(slot, specs)
+    slot = slot_list.acquire(bytes_of(specs))
+    arrays: dict[str, Any] = slot_list.hand_out(slot, specs)
     piece, empty = arrays["a"][1:, 0].T, arrays["empty"]
     del arrays
-    assert ring.acquire(64) is not slot
+    assert slot_list.acquire(64) is not slot
     del empty
-    assert ring.acquire(64) is not slot
+    assert slot_list.acquire(64) is not slot
     del piece
-    assert ring.acquire(64) is slot
+    assert slot_list.acquire(64) is slot
 
 
-def test_a_slot_that_is_too_small_moves_and_gives_its_memory_back(ring: SlotRing) -> None:
-    slot = ring.acquire(2**20)
-    ring.arena.lease(slot.offset, slot.size)[...] = 1
+def test_a_slot_that_is_too_small_moves_and_gives_its_memory_back(slot_list: SlotList) -> None:
+    slot = slot_list.acquire(2**20)
+    slot_list.arena.lease(slot.offset, slot.size)[...] = 1
     before = slot.offset
-    ring.give_back(slot)
-    assert ring.acquire(2**21) is slot
+    slot_list.give_back(slot)
+    assert slot_list.acquire(2**21) is slot
     assert slot.offset != before
     assert slot.size >= 2**21
-    used = Path(f"/proc/self/fd/{ring.arena.descriptor}").stat().st_blocks * 512
+    used = Path(f"/proc/self/fd/{slot_list.arena.descriptor}").stat().st_blocks * 512
     assert used < 2**20
 
 
@@ -147,8 +147,8 @@ def test_threads_of_a_closed_loader_write_into_no_other_loaders_memory() -> None
 def test_a_batch_is_a_view_of_a_slot(workers: dict[str, Any]) -> None:
     with loading(Numbers(), **workers) as loader:
         batch = next(iter(loader))
-        ring = loader._ring
-        slots = [ring.arena.lease(slot.offset, slot.size) for slot in ring.slots]
+        slot_list = loader._slot_list
+        slots = [slot_list.arena.lease(slot.offset, slot.size) for slot in slot_list.slots]
         for data in batch.get_fields().values():
             assert any(np.shares_memory(data.tensor.numpy(), slot) for slot in slots)
 
@@ -328,7 +328,7 @@ def test_batches_of_changing_size_do_not_let_the_slots_grow_without_end() -> Non
         for _ in islice(loader, 300):
             pass
         largest = 4 * 3700 * 8 + 4 * 8 + 64
-        assert max(slot.size for slot in loader._ring.slots) < 4 * largest
+        assert max(slot.size for slot in loader._slot_list.slots) < 4 * largest
 
 
 class NumbersAsDicts(Numbers):
@@ -360,6 +360,6 @@ def test_a_trainer_that_runs_ahead_of_oneflow_does_not_make_the_memory_grow(capl
             result = batch.x.tensor
             for _ in range(6):
                 result = result.matmul(weights) * 0
-    assert len(loader._ring.slots) <= loader._ring.planned
+    assert len(loader._slot_list.slots) <= loader._slot_list.planned
     assert "batches are in use" not in caplog.text
     loader.close()

@@ -268,9 +268,9 @@ def test_memory_maps_of_every_mode_arrive_as_they_are_read_here(tmp_path: Path, 
         assert copied(Arrays(view)).rows.tolist() == view.tolist()
 
 
-def copied(cargo: Any) -> Any:
+def copied(payload: Any) -> Any:
     """An object as a worker gets it."""
-    shipment = ship(cargo)
+    shipment = ship(payload)
     try:
         return unship(shipment.descriptor)
     finally:

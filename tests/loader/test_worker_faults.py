@@ -23,7 +23,7 @@ import pytest
 
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import SampleError
-from libai_data.loader import DataLoader, processes, redo, threads
+from libai_data.loader import DataLoader, processes, retry, threads
 from tests.loader.sample_datasets import (
     Crashing,
     Exiting,
@@ -124,7 +124,7 @@ SHORT = ("whole batches", "collated and growing", "many workers, short", "spawne
 def test_the_stream_goes_on_unchanged_while_workers_are_killed(
     dataset: Any, arguments: Any, kills: int, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(redo, "DEATHS_ALLOWED", 1000)
+    monkeypatch.setattr(retry, "DEATHS_ALLOWED", 1000)
     caplog.set_level(logging.ERROR)
     seed = random.SystemRandom().randrange(2**32)
     print("seed", seed)
@@ -336,7 +336,7 @@ def test_stopped_workers_are_found_by_the_timeout(workers: int, moment: str, mon
 
 def test_workers_stopped_at_random_moments_do_not_stop_the_stream(monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
-    monkeypatch.setattr(redo, "DEATHS_ALLOWED", 1000)
+    monkeypatch.setattr(retry, "DEATHS_ALLOWED", 1000)
     dataset = Slow(401, 0.0005)
     seed = random.SystemRandom().randrange(2**32)
     with loading(dataset, num_workers=3, start_method="fork", timeout=1.0) as loader:

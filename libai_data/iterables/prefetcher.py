@@ -40,7 +40,7 @@ class Group:
 
 
 class _Shared:
-    """What thread and trainer share; the thread knows nothing of the `Pump`, so that this can be forgotten."""
+    """What thread and trainer share; the thread knows nothing of the `Prefetcher`, so that this can be forgotten."""
 
     def __init__(self, ahead: int) -> None:
         self.groups: queue.Queue[Group] = queue.Queue(ahead)
@@ -56,7 +56,7 @@ class _Shared:
                 continue
 
 
-class Pump:
+class Prefetcher:
     """Goes through one round of an iterable in a thread of its own, in which alone it is used.
 
     Args:

@@ -15,7 +15,7 @@ DEATHS_ALLOWED = 3
 A_HANG_COUNTS = 2
 
 
-class Redo:
+class Retry:
     """Counts the deaths over each task, and puts the results of the parts of one together.
 
     Args:

@@ -1,8 +1,8 @@
-"""The board: the tasks that worker processes share, in shared memory, under a lock that no death leaves held.
+"""The task queue: the tasks that worker processes share, in shared memory, under a lock that no death leaves held.
 
 A worker takes the oldest task by itself, and says there that it has done it, so that the trainer need be awake neither
 to hand out tasks nor to hear of results; who does wait is woken by an event. The lock is a POSIX record lock, which the
-system releases when its holder dies; every change within it leaves the board usable at each instant.
+system releases when its holder dies; every change within it leaves the task queue usable at each instant.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LONG = 2_000_000
 
 
 class Entry(NamedTuple):
-    """A task as it stands on the board; sizes in bytes.
+    """A task as it stands on the task queue; sizes in bytes.
 
     Args:
         offset: of its slot in the arena.
@@ -65,12 +65,12 @@ class Entry(NamedTuple):
     position: int = 0
 
 
-class Board:
+class TaskQueue:
     """Tasks in the order in which they were put, which worker has which, and which are done.
 
     Args:
         workers: number of workers.
-        descriptors: of a board that another process made: its memory, the trainer's event, and one event a worker; by
+        descriptors: of a queue that another process made: its memory, the trainer's event, and one event a worker; by
             default a new one is made, and this process is the trainer.
     """
 
@@ -100,7 +100,7 @@ class Board:
 
     @property
     def descriptors(self) -> tuple[int, int, list[int]]:
-        """What a worker needs to see this board."""
+        """What a worker needs to see this task queue."""
         return self._memory, self.event.fileno(), [waker.fileno() for waker in self._wakers]
 
     def waker(self, worker: int) -> Event:
@@ -118,7 +118,7 @@ class Board:
                 another worker for them would cost more than it gains.
 
         Raises:
-            RuntimeError: The board is full.
+            RuntimeError: The task queue is full.
         """
         self._lock()
         try:
@@ -280,7 +280,7 @@ class Board:
             self._unlock()
 
     def drop_waiting(self) -> range:
-        """Take all tasks off the board that no worker has taken; returns their places."""
+        """Take all tasks off the task queue that no worker has taken; returns their places."""
         self._lock()
         try:
             head, tail = self._ends[_HEAD], self._ends[_TAIL]
@@ -299,7 +299,7 @@ class Board:
             self._unlock()
 
     def close(self) -> None:
-        """Let go of the board."""
+        """Let go of the task queue."""
         for event in (self.event, *self._wakers):
             event.close()
         self._close_memory()

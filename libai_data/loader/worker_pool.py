@@ -1,4 +1,4 @@
-"""The crew: a loader's worker processes, started, spoken to, replaced one by one, and ended together."""
+"""The pool: a loader's worker processes, started, spoken to, replaced one by one, and ended together."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 
 from libai_data.launch.parent_pipe import ParentPipe
 from libai_data.loader.arena import Arena
-from libai_data.loader.board import Board
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
-from libai_data.loader.worker import Equipment
+from libai_data.loader.task_queue import TaskQueue
+from libai_data.loader.worker import WorkerHandles
 from libai_data.mesh.peers.channel import Channel
 
 logger = logging.getLogger(__name__)
@@ -26,12 +26,12 @@ _SECONDS_TO_EXIT = 5.0
 """How long `close` waits for exit handlers of a worker."""
 _SECONDS_TO_DIE = 2.0
 
-_crews: weakref.WeakSet[Crew] = weakref.WeakSet()
+_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 
 
 def _let_go_in_forked_child() -> None:
-    for crew in list(_crews):
-        crew.close_trainer_ends()
+    for pool in list(_pools):
+        pool.close_trainer_ends()
 
 
 # Any process forked from the trainer inherits the trainer's ends; while it held them, the workers could not see them
@@ -39,27 +39,27 @@ def _let_go_in_forked_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
-class Crew:
+class WorkerPool:
     """The workers of one loader, by number.
 
     Args:
         starter: starts workers of the loader.
         count: how many.
-        board: where they find their tasks.
+        task queue: where they find their tasks.
         arena: where they write.
     """
 
-    def __init__(self, starter: WorkerStarter, count: int, board: Board, arena: Arena) -> None:
+    def __init__(self, starter: WorkerStarter, count: int, task_queue: TaskQueue, arena: Arena) -> None:
         self._starter = starter
-        self._board = board
+        self._task_queue = task_queue
         self._arena = arena
         self._parent_pipe = ParentPipe()
         self._welcome: list[Any] = []
         self._events = select.poll()
-        self._events.register(board.event.fileno(), select.POLLIN)
+        self._events.register(task_queue.event.fileno(), select.POLLIN)
         self.processes: list[WorkerProcess] = []
         self.channels: list[Channel] = []
-        _crews.add(self)
+        _pools.add(self)
         try:
             for number in range(count):
                 process, channel = self._start(number)
@@ -75,10 +75,10 @@ class Crew:
     def _start(self, number: int) -> tuple[WorkerProcess, Channel]:
         ours, theirs = Channel.pair()
         self._events.register(ours.fileno(), select.POLLIN)
-        memory, event, wakers = self._board.descriptors
-        equipment = Equipment(
+        memory, event, wakers = self._task_queue.descriptors
+        handles = WorkerHandles(
             number,
-            self._board.workers,
+            self._task_queue.workers,
             theirs.fileno(),
             memory,
             event,
@@ -90,7 +90,7 @@ class Crew:
             # It must lie ready: tasks wait for the worker from its first moment on.
             _send(ours, message)
         # A forked worker closes this process's ends; the newest is not listed yet.
-        process = self._starter.start(equipment, close_in_child=ours)
+        process = self._starter.start(handles, close_in_child=ours)
         theirs.close()
         return process, ours
 
@@ -105,10 +105,10 @@ class Crew:
             _send(channel, message)
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait for the board's event, or until some workers send or end; returns the numbers of these."""
+        """Wait for the task queue's event, or until some workers send or end; returns the numbers of these."""
         ready: set[int] = {descriptor for descriptor, _ in self._events.poll(seconds * 1000)}
-        if self._board.event.fileno() in ready:
-            self._board.event.clear()
+        if self._task_queue.event.fileno() in ready:
+            self._task_queue.event.clear()
         return [number for number, channel in enumerate(self.channels) if channel.fileno() in ready]
 
     def hear(self, number: int) -> Any:
@@ -138,7 +138,7 @@ class Crew:
 
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
-        _crews.discard(self)
+        _pools.discard(self)
         try:
             self._let_exit()
         finally:

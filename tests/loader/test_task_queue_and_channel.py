@@ -1,4 +1,4 @@
-"""The board and the channels, alone: what must hold whoever dies when."""
+"""The task queue and the channels, alone: what must hold whoever dies when."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.loader import board as board_module
-from libai_data.loader.board import CAPACITY, Board, Entry
+from libai_data.loader import task_queue as board_module
 from libai_data.loader.event import Event
+from libai_data.loader.task_queue import CAPACITY, Entry, TaskQueue
 from libai_data.loader.timing import StageTimes
 from libai_data.mesh.peers.channel import Channel
 from tests.loader.streams import descriptors, eventually
@@ -30,44 +30,44 @@ TOOK = StageTimes(1.5, 0.25, 0.125, 8.0, 7)
 
 
 def test_tasks_are_taken_in_the_order_in_which_they_were_put() -> None:
-    board = Board(2)
-    places = [board.put(entry(number)) for number in range(10)]
+    task_queue = TaskQueue(2)
+    places = [task_queue.put(entry(number)) for number in range(10)]
     assert places == list(range(10))
-    taken = [board.take(number % 2) for number in range(10)]
+    taken = [task_queue.take(number % 2) for number in range(10)]
     assert taken == [(number, entry(number)) for number in range(10)]
-    assert board.take(0) is None
-    assert board.claim(0)[0] == 8
-    assert board.claim(1)[0] == 9
-    board.close()
+    assert task_queue.take(0) is None
+    assert task_queue.claim(0)[0] == 8
+    assert task_queue.claim(1)[0] == 9
+    task_queue.close()
 
 
 def test_the_board_goes_round_and_tells_when_it_is_full() -> None:
-    board = Board(1)
+    task_queue = TaskQueue(1)
     for number in range(CAPACITY + 100):
-        board.put(entry(number))
-        assert board.take(0) == (number, entry(number))
+        task_queue.put(entry(number))
+        assert task_queue.take(0) == (number, entry(number))
     for number in range(CAPACITY):
-        board.put(entry(number))
+        task_queue.put(entry(number))
     with pytest.raises(RuntimeError, match="lower prefetch"):
-        board.put(entry(0))
-    assert board.take(0) == (CAPACITY + 100, entry(0))
-    board.close()
+        task_queue.put(entry(0))
+    assert task_queue.take(0) == (CAPACITY + 100, entry(0))
+    task_queue.close()
 
 
 def test_what_is_done_is_known_with_what_it_took_until_its_place_is_used_again() -> None:
-    board = Board(2)
+    task_queue = TaskQueue(2)
     for turn in range(3):
-        first, second = board.put(entry(1)), board.put(entry(2))
-        board.take(1), board.take(0)
-        assert not board.is_done(first) and not board.is_done(second)
-        assert board.take(1, done=TOOK) is None
-        assert board.is_done(first) and not board.is_done(second)
-        assert board.times(first) == TOOK
-        board.take(0, done=TOOK)
+        first, second = task_queue.put(entry(1)), task_queue.put(entry(2))
+        task_queue.take(1), task_queue.take(0)
+        assert not task_queue.is_done(first) and not task_queue.is_done(second)
+        assert task_queue.take(1, done=TOOK) is None
+        assert task_queue.is_done(first) and not task_queue.is_done(second)
+        assert task_queue.times(first) == TOOK
+        task_queue.take(0, done=TOOK)
         for _ in range(CAPACITY - 2):
-            board.put(entry(turn))
-            board.take(0)
-    board.close()
+            task_queue.put(entry(turn))
+            task_queue.take(0)
+    task_queue.close()
 
 
 def is_set(event: Event) -> bool:
@@ -77,89 +77,89 @@ def is_set(event: Event) -> bool:
 
 
 def test_one_sleeping_worker_is_woken_for_each_task_and_none_that_is_awake() -> None:
-    board = Board(3)
-    assert board.take(2) is None and board.take(1) is None
-    board.put(entry(0))
-    assert [is_set(board.waker(worker)) for worker in range(3)] == [False, True, False]
-    board.put(entry(1))
-    assert [is_set(board.waker(worker)) for worker in range(3)] == [False, True, True]
+    task_queue = TaskQueue(3)
+    assert task_queue.take(2) is None and task_queue.take(1) is None
+    task_queue.put(entry(0))
+    assert [is_set(task_queue.waker(worker)) for worker in range(3)] == [False, True, False]
+    task_queue.put(entry(1))
+    assert [is_set(task_queue.waker(worker)) for worker in range(3)] == [False, True, True]
     for worker in (1, 2):
-        board.waker(worker).clear()
-        assert board.take(worker) is not None
-    board.put(entry(2))
-    assert not any(is_set(board.waker(worker)) for worker in range(3))
-    board.close()
+        task_queue.waker(worker).clear()
+        assert task_queue.take(worker) is not None
+    task_queue.put(entry(2))
+    assert not any(is_set(task_queue.waker(worker)) for worker in range(3))
+    task_queue.close()
 
 
 def test_where_tasks_cost_little_another_worker_is_woken_only_for_many_or_for_one_that_has_waited_long(
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(board_module, "_LONG", 10**12)
-    board = Board(2)
-    board.take(1)
+    task_queue = TaskQueue(2)
+    task_queue.take(1)
     for number in range(3):
-        board.put(entry(number), may_wait=3)
-        assert not is_set(board.waker(1)), "worker 0 is awake, and can do three tasks by itself"
-    board.put(entry(3), may_wait=3)
-    assert is_set(board.waker(1))
-    board.waker(1).clear()
-    assert [board.take(1) is not None for _ in range(5)] == [True] * 4 + [False]
+        task_queue.put(entry(number), may_wait=3)
+        assert not is_set(task_queue.waker(1)), "worker 0 is awake, and can do three tasks by itself"
+    task_queue.put(entry(3), may_wait=3)
+    assert is_set(task_queue.waker(1))
+    task_queue.waker(1).clear()
+    assert [task_queue.take(1) is not None for _ in range(5)] == [True] * 4 + [False]
 
-    assert board.take(0) is None
-    board.put(entry(0), may_wait=3)
-    assert is_set(board.waker(0)), "all slept"
+    assert task_queue.take(0) is None
+    task_queue.put(entry(0), may_wait=3)
+    assert is_set(task_queue.waker(0)), "all slept"
     monkeypatch.setattr(board_module, "_LONG", 0)
-    board.put(entry(1), may_wait=3)
-    assert is_set(board.waker(1)), "worker 0 has left a task waiting for long"
-    board.close()
+    task_queue.put(entry(1), may_wait=3)
+    assert is_set(task_queue.waker(1)), "worker 0 has left a task waiting for long"
+    task_queue.close()
 
 
 def test_help_is_called_only_while_tasks_wait() -> None:
-    board = Board(2)
-    assert board.take(1) is None
-    board.wake()
-    assert not is_set(board.waker(1)) and board.seconds_awake(1) == 0
-    board.put(entry(0), may_wait=9)
-    board.wake()
-    assert is_set(board.waker(1)) and board.seconds_awake(1) < 30
-    board.close()
+    task_queue = TaskQueue(2)
+    assert task_queue.take(1) is None
+    task_queue.wake()
+    assert not is_set(task_queue.waker(1)) and task_queue.seconds_awake(1) == 0
+    task_queue.put(entry(0), may_wait=9)
+    task_queue.wake()
+    assert is_set(task_queue.waker(1)) and task_queue.seconds_awake(1) < 30
+    task_queue.close()
 
 
 def test_the_trainer_is_woken_by_the_task_that_it_waits_for_alone() -> None:
-    board = Board(1)
-    first, second, third = (board.put(entry(number)) for number in range(3))
-    board.take(0)
-    board.take(0, done=TOOK)
-    assert not is_set(board.event)
-    assert not board.trainer_waits(first)
-    assert board.trainer_waits(third)
-    board.take(0, done=TOOK)
-    assert board.is_done(second) and not is_set(board.event)
-    board.take(0, done=TOOK)
-    assert is_set(board.event)
-    board.close()
+    task_queue = TaskQueue(1)
+    first, second, third = (task_queue.put(entry(number)) for number in range(3))
+    task_queue.take(0)
+    task_queue.take(0, done=TOOK)
+    assert not is_set(task_queue.event)
+    assert not task_queue.trainer_waits(first)
+    assert task_queue.trainer_waits(third)
+    task_queue.take(0, done=TOOK)
+    assert task_queue.is_done(second) and not is_set(task_queue.event)
+    task_queue.take(0, done=TOOK)
+    assert is_set(task_queue.event)
+    task_queue.close()
 
 
 def test_what_waits_and_what_is_claimed_are_told_apart() -> None:
-    board = Board(1)
-    assert board.oldest_waiting() is None
-    assert board.claim(0) == (None, 0.0)
-    first, second = board.put(entry(0)), board.put(entry(1))
-    assert board.oldest_waiting() == first
-    board.take(0)
-    assert (board.is_waiting(first), board.is_waiting(second)) == (False, True)
-    assert board.oldest_waiting() == second
-    place, seconds = board.claim(0)
+    task_queue = TaskQueue(1)
+    assert task_queue.oldest_waiting() is None
+    assert task_queue.claim(0) == (None, 0.0)
+    first, second = task_queue.put(entry(0)), task_queue.put(entry(1))
+    assert task_queue.oldest_waiting() == first
+    task_queue.take(0)
+    assert (task_queue.is_waiting(first), task_queue.is_waiting(second)) == (False, True)
+    assert task_queue.oldest_waiting() == second
+    place, seconds = task_queue.claim(0)
     assert place == first
     assert 0 <= seconds < 30
-    board.clear_claim(0)
-    assert board.claim(0) == (None, 0.0)
-    board.close()
+    task_queue.clear_claim(0)
+    assert task_queue.claim(0) == (None, 0.0)
+    task_queue.close()
 
 
 def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_claim() -> None:
     """Takers report what they take; what a killed one had claimed and not reported is put again, as loaders do."""
-    board = Board(3)
+    task_queue = TaskQueue(3)
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     chance = random.Random()
@@ -169,7 +169,7 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
     def take_for_ever(worker: int) -> int:
         pid = os.fork()
         while pid == 0:
-            found = board.take(worker)
+            found = task_queue.take(worker)
             if found is not None:
                 os.write(writing, found[1].offset.to_bytes(8, "little"))
         return pid
@@ -184,16 +184,16 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
         number = 0
         for _ in range(25):
             for _ in range(chance.randrange(1, 80)):
-                number_at[board.put(entry(number))] = number
+                number_at[task_queue.put(entry(number))] = number
                 number += 1
             victim = chance.randrange(3)
             os.kill(takers[victim], signal.SIGKILL)
             os.waitpid(takers[victim], 0)
             all_are_reported()
-            place, _ = board.claim(victim)
-            board.clear_claim(victim)
-            if place is not None and not board.is_waiting(place) and number_at[place] not in reported:
-                number_at[board.put(entry(number_at[place]))] = number_at[place]
+            place, _ = task_queue.claim(victim)
+            task_queue.clear_claim(victim)
+            if place is not None and not task_queue.is_waiting(place) and number_at[place] not in reported:
+                number_at[task_queue.put(entry(number_at[place]))] = number_at[place]
             takers[victim] = take_for_ever(victim)
         assert eventually(all_are_reported)
         assert len(reported) == number
@@ -203,22 +203,22 @@ def test_processes_that_are_killed_at_any_moment_lose_no_task_but_the_one_they_c
             os.waitpid(pid, 0)
         os.close(reading)
         os.close(writing)
-        board.close()
+        task_queue.close()
 
 
 def test_a_process_that_is_stopped_with_the_lock_in_its_hands_does_not_stop_the_trainer(monkeypatch: Any) -> None:
     monkeypatch.setattr(board_module, "_SECONDS_TO_HOLD", 0.2)
-    board = Board(1)
+    task_queue = TaskQueue(1)
     holder = os.fork()
     if holder == 0:
-        fcntl.lockf(board.descriptors[0], fcntl.LOCK_EX)
+        fcntl.lockf(task_queue.descriptors[0], fcntl.LOCK_EX)
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     os.waitpid(holder, os.WUNTRACED)
-    place = board.put(entry(0))
+    place = task_queue.put(entry(0))
     assert os.WTERMSIG(os.waitpid(holder, 0)[1]) == signal.SIGKILL
-    assert board.take(0) == (place, entry(0))
-    board.close()
+    assert task_queue.take(0) == (place, entry(0))
+    task_queue.close()
 
 
 @pytest.fixture()
