@@ -1,11 +1,18 @@
+"""Datasets made of datasets: every sample once, fields compared, and what reads a batch at once still does."""
+
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from fractions import Fraction
+from hypothesis import given, strategies as st
+from libai_data.data.datasets import BlendedDataset, ConcatDataset, Subset, random_split
+from libai_data.data.random.sample_random import sample_generator, sample_generators
+from libai_data.data.samplers import CyclicSampler
+from libai_data.errors import ConfigError, SchemaError
+from tests.loader.streams import WORKERS, WORKER_NAMES, stream
+from typing import Any
 
-from libai_data.data.datasets import ConcatDataset, Subset
-from libai_data.errors import ConfigError
 
 sizes = st.lists(st.integers(0, 6), min_size=1, max_size=6)
 
@@ -42,3 +49,132 @@ def test_concatenating_nothing_is_refused() -> None:
 def test_a_part_that_reaches_outside_is_refused_with_the_numbers(start: int, stop: int) -> None:
     with pytest.raises(ConfigError, match=f"from {start} to {stop} .*5 samples"):
         Subset(list(range(5)), start, stop)
+
+
+fractions = st.lists(st.sampled_from([0, 0.1, 0.25, 0.3, 1, 2, 17]), min_size=1, max_size=6).filter(any)
+
+
+@given(st.integers(0, 3000), fractions, st.integers(-5, 2**64))
+def test_parts_cover_the_dataset_once_and_have_their_fractions(size: int, fractions: list[float], seed: int) -> None:
+    parts = random_split(range(size), fractions, seed)
+    assert sorted(sample for part in parts for sample in map(part.__getitem__, range(len(part)))) == list(range(size))
+    exact = [Fraction(repr(fraction)) for fraction in fractions]
+    for part, fraction in zip(parts, exact):
+        assert abs(len(part) - size * fraction / sum(exact)) < 1
+
+
+def test_numbers_of_samples_are_taken_as_they_are() -> None:
+    assert [len(part) for part in random_split(range(100), [70, 17, 13], 3)] == [70, 17, 13]
+
+
+def test_the_seed_alone_decides() -> None:
+    first, again, other = (random_split(range(500), [1, 1], seed)[0] for seed in (1, 1, 2))
+    samples = [[part[index] for index in range(250)] for part in (first, again, other)]
+    assert samples[0] == samples[1] != samples[2]
+    assert samples[0] != sorted(samples[0])
+    assert first.fingerprint() == again.fingerprint() != other.fingerprint()
+
+
+@pytest.mark.parametrize("wrong", [[], [0], [1, -1], [1, float("nan")], ["half"], [True]])
+def test_fractions_that_mean_nothing_are_refused(wrong: list[Any]) -> None:
+    with pytest.raises(ConfigError, match="fractions are"):
+        random_split(range(9), wrong)
+
+
+def test_a_seed_that_is_no_int_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"seed is 0\.5"):
+        random_split(range(9), [1, 1], 0.5)  # type: ignore[arg-type]
+
+
+def test_an_index_outside_a_part_is_refused() -> None:
+    with pytest.raises(IndexError, match=r"index 5 .*5 samples"):
+        random_split(range(10), [1, 1])[0][5]
+
+
+class Noisy:
+    """Samples that draw, one by one or together."""
+
+    def __init__(self, size: int, name: str = "x", dtype: Any = np.float64) -> None:
+        self.size = size
+        self.name = name
+        self.dtype = dtype
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {self.name: np.array([self.size, index, sample_generator().random()], dtype=self.dtype)}
+
+
+class NoisyTogether(Noisy):
+    """Also reads together, and remembers that it did."""
+
+    calls: list[int]
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        self.calls.append(len(indices))
+        for row, (index, generator) in enumerate(zip(indices, sample_generators())):
+            out["x"][row] = self.size, index, generator.random()
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.calls = []
+
+
+class NoisyParts(NoisyTogether):
+    """Is told the parts."""
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray], parts: Any) -> None:  # type: ignore[override]
+        assert parts == {}
+        super().read_batch(indices, out)
+
+
+def blend_of(kinds: Any) -> BlendedDataset:
+    return BlendedDataset([kind(size) for kind, size in zip(kinds, (5, 30, 12))], [1, 2, 0.5])
+
+
+def loaded(dataset: Any, **options: Any) -> Any:
+    return stream(dataset, CyclicSampler(dataset, 8, shuffle=True, seed=3), 12, seed=7, **options)
+
+
+EXPECTED = blend_of([Noisy] * 3)
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=WORKER_NAMES)
+def test_every_kind_of_worker_gives_the_same_blend(options: Any) -> None:
+    assert loaded(blend_of([Noisy] * 3), **options) == loaded(EXPECTED)
+    assert loaded(blend_of([NoisyTogether] * 3), **options) == loaded(EXPECTED)
+
+
+@pytest.mark.parametrize("kinds", [(NoisyTogether,) * 3, (NoisyParts,) * 3, (NoisyTogether, NoisyParts, NoisyTogether)])
+def test_members_read_their_rows_together_and_draw_the_same(kinds: Any) -> None:
+    blend = blend_of(kinds)
+    assert loaded(blend) == loaded(EXPECTED)
+    # But for the very first sample, each batch is one call a dataset.
+    assert sum(blend.datasets[1].calls) > 2 * len(blend.datasets[1].calls) > 0
+
+
+def test_one_member_that_cannot_read_together_makes_all_read_one_by_one() -> None:
+    blend = blend_of((NoisyTogether, Noisy, NoisyTogether))
+    assert not hasattr(blend, "read_batch")
+    assert loaded(blend) == loaded(EXPECTED)
+
+
+def test_parts_of_datasets_read_together_too() -> None:
+    for make in (
+        lambda kind: ConcatDataset([Subset(kind(30), 3, 20), kind(9)]),
+        lambda kind: random_split(kind(40), [1, 3], seed=2)[1],
+    ):
+        assert hasattr(make(NoisyTogether), "read_batch")
+        assert not hasattr(make(Noisy), "read_batch")
+        assert loaded(make(NoisyTogether)) == loaded(make(Noisy))
+
+
+def test_different_fields_are_refused_by_name() -> None:
+    with pytest.raises(SchemaError, match=r"dataset 1 .*\(Noisy\).*missing \['x'\], unexpected \['y'\]"):
+        BlendedDataset([Noisy(3), Noisy(3, "y")], [1, 1])
+
+
+def test_different_dtypes_are_refused_by_name() -> None:
+    with pytest.raises(SchemaError, match=r"field 'x' of dataset 1 .*float32.*float64"):
+        BlendedDataset([Noisy(3), Noisy(3, dtype=np.float32)], [1, 1])

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
-from typing import Any
-
 import numpy as np
+import pickle
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
+from libai_data.data.datasets import gpt_batch
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.datasets.gpt_batch import BatchFiller
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.sources import IndexedSource
 from libai_data.errors import ConfigError
 from libai_data.loader import DataLoader
 from libai_data.loader.schema import TensorPart
-from libai_data.data.samplers import CyclicSampler
-from libai_data.data.sources import IndexedSource
+from pathlib import Path
 from tests.data.datasets.gpt_corpora import Documents, corpora, runs_of_pairs, samples, write
 from tests.properties import examples
+from typing import Any
+from unittest import mock
+
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 SOME = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -178,13 +178,6 @@ def samples_of(dataset: GPTDataset, index: int) -> dict[str, np.ndarray]:
     return {name: field.tensor for name, field in dataset[index].get_fields().items()}
 
 
-def test_a_document_longer_than_many_samples_and_one_of_one_token(tmp_path: Path) -> None:
-    prefix = write(tmp_path / "a", [list(range(1000)), [1000]])
-    dataset = GPTDataset(prefix, 100)
-    assert [sample["input_ids"].tolist() for sample in samples(dataset)] == [
-        list(range(start, start + 100)) for start in range(0, 1000, 100)
-    ]
-    assert dataset[9].labels.tensor[-1] == 1000
 
 
 def test_a_corpus_smaller_than_a_sample_is_refused_padded_or_repeated(tmp_path: Path) -> None:
@@ -292,3 +285,42 @@ def test_a_tensor_rank_takes_no_more_than_its_tokens_from_the_map(
     assert widths == [17]  # and the one that its last label is
     assert out["input_ids"].tolist() == [list(range(208, 224)), list(range(16, 32))]
     assert out["labels"].tolist() == [list(range(209, 225)), list(range(17, 33))]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "shuffled": {"shuffle_documents": True},
+    "padded": {"shuffle_documents": True, "pad_last": True},
+    "reset": {"reset_position_ids": True, "eod_mask_loss": True},
+    "packed": {"packing": True},
+}
+
+
+@settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    documents=corpora(10, 14),
+    length=st.integers(1, 9),
+    epochs=st.integers(1, 3),
+    kind=st.sampled_from(sorted(KINDS)),
+    low=st.integers(0, 4),
+    seed=st.integers(0, 9),
+)
+def test_tokens_copied_in_slices_are_those_found_one_by_one(
+    tmp_path: Path, documents: Documents, length: int, epochs: int, kind: str, low: int, seed: int
+) -> None:
+    assume(epochs * sum(max(len(document) - 1, 0) for document in documents) > length)
+    dataset = GPTDataset(write(tmp_path / "a", documents), length, num_epochs=epochs, **KINDS[kind])
+    indices = np.random.default_rng(seed).integers(0, len(dataset), 4)
+    own = slice(min(low, length - 1), length)
+    found = []
+    for tokens_a_slice in (1, 1 << 30):
+        rows = {name: np.asarray(field.tensor) for name, field in dataset[0].get_fields().items()}
+        parts = {name: (own,) for name in rows if name != "cu_seqlens"}
+        out = {
+            name: np.empty((4, len(array) if name == "cu_seqlens" else own.stop - own.start), array.dtype)
+            for name, array in rows.items()
+        }
+        with mock.patch.object(gpt_batch, "_TOKENS_A_SLICE", tokens_a_slice):
+            dataset.read_batch(indices, out, parts)
+        found.append(out)
+    for name, array in found[0].items():
+        np.testing.assert_array_equal(array, found[1][name], err_msg=name)

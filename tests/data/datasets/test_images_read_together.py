@@ -107,12 +107,6 @@ def test_unreadable_images_are_skipped_if_asked(tmp_path: Path) -> None:
     loader.close()
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
-    dataset = broken_folder(tmp_path, "5.jpg", b"")
-    os.unlink(tmp_path / "cat" / "5.jpg")
-    (tmp_path / "cat" / "5.jpg").mkdir()
-    with pytest.raises(SampleError, match=r"(?s)sample 5 .*5\.jpg cannot be read: .*directory"):
-        stream(dataset, batches=2)
 
 
 def test_images_of_different_sizes_are_refused_with_their_index(folder: Path) -> None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import io
-from typing import Any
-
 import numpy as np
 import pytest
+import random
 from PIL import Image
-
-from libai_data.data.datasets import LabelledImages
-from libai_data.errors import FormatError, SampleError
+from hypothesis import given, strategies as st
+from libai_data.data.datasets import ImageFolderDataset, LabelledImages
+from libai_data.data.random.sample_random import sample_generator
+from libai_data.data.samplers import SingleRoundSampler
 from libai_data.data.transforms import EncodedImage
+from libai_data.errors import FormatError, SampleError
+from libai_data.loader import DataLoader
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader
+from libai_data.loader.schema import array_of
+from libai_data.structures import fields_of
+from pathlib import Path
+from typing import Any
+
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3) * 4
 
@@ -92,3 +101,55 @@ def test_stages_begin_with_the_picture_and_end_with_the_sample() -> None:
     assert [name for name, _ in stages] == ["opened as L", "ImageToFloat"]
     np.testing.assert_array_equal(stages[-1][1], dataset[0].images.tensor)
     assert dataset.fingerprint() == {"images": 5}
+
+
+SMALL = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("images")
+    for number, name in enumerate(["cat/a", "cat/b", "dog/c", "dog/d"]):
+        (root / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(SMALL + np.uint8(number)).save(root / f"{name}.png")
+    return root
+
+
+
+
+def test_a_sample_is_its_image_and_the_number_of_its_class(folder: Path) -> None:
+    dataset = ImageFolderDataset(folder)
+    assert len(dataset) == 4
+    sample = dataset[2]
+    assert list(sample.get_fields()) == ["images", "labels"]
+    np.testing.assert_array_equal(
+        sample.images.tensor, (SMALL + np.uint8(2)).transpose(2, 0, 1).astype(np.float32) / np.float32(255)
+    )
+    assert (sample.images.tensor.dtype, sample.labels.tensor.dtype) == (np.float32, np.int64)
+    assert (sample.labels.tensor.tolist(), sample.labels.placement_idx, sample.images.placement_idx) == (1, -1, 0)
+
+
+
+
+
+
+@given(st.data())
+def test_a_broken_file_is_named_with_its_index(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    root = tmp_path_factory.mktemp("broken")
+    (root / "cat").mkdir()
+    for name in "ab":
+        Image.fromarray(SMALL).save(root / "cat" / f"{name}.png")
+    broken = root / "cat" / "b.png"
+    content = bytearray(broken.read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, 60))]
+    else:
+        content[data.draw(st.integers(0, 40))] ^= data.draw(st.integers(1, 255))
+    broken.write_bytes(content)
+    dataset = ImageFolderDataset(root)
+    try:
+        dataset[1]
+    except FormatError as error:
+        assert str(broken) in str(error)
+        with pytest.raises(SampleError, match=r"sample 1 of ImageFolderDataset.*b\.png cannot be read as an image"):
+            list(DataLoader(dataset, SingleRoundSampler(dataset, 2)))

@@ -1,21 +1,20 @@
-"""Steps take the positions that the schedule gives them, whatever the mesh; what is left out is taken by none."""
+"""Steps take the positions that the schedule gives them, whatever the mesh, and the ledger tells which."""
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from libai_data.errors import ConfigError
-from libai_data.data.samplers import CyclicSampler, LeftOut, SingleRoundSampler, StepSchedule
+import time
+from hypothesis import given, settings, strategies as st
+from itertools import islice
+from libai_data.data.samplers import CyclicSampler, Ledger, LeftOut, Order, SingleRoundSampler, StepSchedule
 from libai_data.data.samplers.sampler import can_follow
 from libai_data.data.samplers.schedule import parse_sizes, parse_skips
-from tests.properties import examples
+from libai_data.errors import CheckpointError, ConfigError
 from tests.data.samplers.step_runs import expected_steps, following, steps_from
+from tests.properties import examples
+from typing import Any
+
 
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1])), max_size=5)
 skips = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda r: (r[0], r[0] + r[1])), max_size=3)
@@ -65,27 +64,8 @@ def test_every_mesh_takes_the_samples_that_the_definition_names(
     assert found == expected_steps(ranks[0].order, schedule, tuple(skipped), 16)
 
 
-@given(st.integers(24, 90), schedules(), meshes)
-def test_a_growing_batch_loses_no_sample_and_takes_none_twice(size: int, schedule: StepSchedule, mesh: Any) -> None:
-    data_parallel_size, counts = mesh
-    ranks = following(size, schedule, (), data_parallel_size, counts)
-    taken = [sample for step in islice(steps_from(ranks, 0, counts), 30) for sample in step]
-    assert len(set(taken)) == len(taken)
-    for epoch in range(len(taken) // size):
-        assert sorted(index for at, index in taken if at == epoch) == list(range(size))
 
 
-def test_skipped_steps_leave_out_their_samples_and_those_alone() -> None:
-    schedule = StepSchedule(((0, 4), (10, 8)))
-    plain = list(islice(steps_from(following(300, schedule), 0), 20))
-    cut = list(islice(steps_from(following(300, schedule, ((3, 5),)), 0), 18))
-    taken = [sample for step in cut for sample in step]
-    left_out = [sample for step in plain[3:6] for sample in step]
-    assert cut[:3] == plain[:3]
-    assert cut[3] == plain[6]
-    assert not set(taken) & set(left_out)
-    assert [len(step) for step in cut] == [4] * 10 + [8] * 8
-    assert taken == [sample for step in plain for sample in step if sample not in left_out][: len(taken)]
 
 
 def test_epochs_are_those_of_the_order_also_behind_a_skip() -> None:
@@ -142,3 +122,55 @@ def test_a_batch_size_schedule_begins_with_step_0_and_ascends(value: list[Any]) 
 def test_a_skip_ends_after_it_begins(value: list[Any]) -> None:
     with pytest.raises(ConfigError, match=r"train\.skip_steps has"):
         parse_skips("train.skip_steps", value)
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 10**6), st.booleans(), st.floats(0.01, 1))
+def test_find_is_the_inverse_of_locate(size: int, seed: int, epoch: int, shuffle: bool, share: float) -> None:
+    order = Order(size, seed, shuffle, epoch_size=max(1, int(size * share)))
+    positions = epoch * order.epoch_size + np.arange(order.epoch_size)
+    epochs, indices = order.locate(positions)
+    assert set(epochs.tolist()) == {epoch}
+    np.testing.assert_array_equal(order.find(epoch, indices), positions)
+    left_out = np.setdiff1d(np.arange(size), indices)
+    assert (order.find(epoch, left_out) == -1).all()
+
+
+@pytest.mark.parametrize("index", [-1, 50])
+def test_a_sample_outside_the_dataset_is_refused(index: int) -> None:
+    with pytest.raises(IndexError, match=f"{index}.* lies outside a dataset of 50"):
+        Order(50).find(0, np.array([index]))
+
+
+@settings(max_examples=examples(40))
+@given(st.integers(24, 90), schedules(), skips)
+def test_the_ledger_says_what_a_replay_finds(size: int, schedule: StepSchedule, skipped: Any) -> None:
+    ranks = following(size, schedule, tuple(skipped))
+    ledger = Ledger(ranks[0].state)
+    replayed = list(islice(steps_from(ranks, 0), 14))
+    for step, samples in enumerate(replayed):
+        epochs, indices = ledger.samples_of(step)
+        assert list(zip(epochs.tolist(), indices.tolist())) == samples
+    for index in (0, size // 2, size - 1):
+        found = [(use.step, use.row, use.epoch) for use in ledger.uses_of(index, 14)]
+        assert found == [
+            (step, row, epoch)
+            for step, samples in enumerate(replayed)
+            for row, (epoch, other) in enumerate(samples)
+            if other == index
+        ]
+
+
+def test_a_huge_dataset_is_answered_at_once() -> None:
+    sampler = CyclicSampler(range(10**9), 512, shuffle=True, seed=3)
+    sampler.follow(StepSchedule(((0, 512),)))
+    ledger = Ledger(sampler.state)
+    start = time.process_time()
+    _, indices = ledger.samples_of(10**6)
+    [use] = ledger.uses_of(int(indices[77]), 10**6 + 1)
+    assert (use.step, use.row) == (10**6, 77)
+    assert time.process_time() - start < 1
+
+
+def test_a_state_without_steps_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="knows the place in the stream, but no steps"):
+        Ledger(CyclicSampler(range(50), 5).state)

@@ -21,22 +21,8 @@ SENTENCES = ["Hello  worlds.", "ÉCLAIR unaffable", "你好世界 hello", "", "<
 
 def bert_vocabulary(folder: Path) -> Path:
     path = folder / "vocab.txt"
-    words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "hello",
-        "Hello",
-        "world",
-        "##s",
-        ".",
-        "eclair",
-        "un",
-        "##aff",
-    ]
-    path.write_text("\n".join([*words, "##able", "你", "好", "世", "界", "##好", "##界"]) + "\n", "utf-8")
+    words = "[PAD] [UNK] [CLS] [SEP] [MASK] hello Hello world ##s . eclair un ##aff ##able 你 好 世 界 ##好 ##界".split()
+    path.write_text("\n".join(words) + "\n", "utf-8")
     return path
 
 

@@ -1,13 +1,13 @@
-"""Pictures to test with, as bytes of files."""
+"""Pictures to test with, as bytes of files, and what a transform makes of one as some sample of a loader."""
 
 from __future__ import annotations
 
 import io
-from functools import cache
-from typing import Any
-
 import numpy as np
 from PIL import Image
+from functools import cache
+from libai_data.data.random.sample_random import reading_samples
+from typing import Any
 
 
 @cache
@@ -29,3 +29,9 @@ def encoded(pixels: Any, form: str = "JPEG", **options: Any) -> bytes:
 def by_pillow(data: bytes, mode: str = "RGB") -> np.ndarray:
     """What Pillow makes of a file."""
     return np.asarray(Image.open(io.BytesIO(data)).convert(mode))
+
+
+def as_sample(transform: Any, image: Any, index: int = 0, epoch: int = 0, seed: int = 1) -> np.ndarray:
+    """The image, transformed as sample `index` of a loader would be."""
+    with reading_samples(((seed, epoch, index),)):
+        return np.asarray(transform(image))

@@ -13,7 +13,7 @@ from libai_data.loader import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.transforms import Albumentations, Seeded
 from tests.data.transforms import foreign_transforms
-from tests.data.transforms.drawing import as_sample
+from tests.data.transforms.pictures import as_sample
 from tests.data.transforms.foreign_transforms import Photographs
 from tests.data.transforms.pictures import photograph
 

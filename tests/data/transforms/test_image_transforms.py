@@ -1,34 +1,22 @@
-from __future__ import annotations
+"""Transforms of one image: near to Pillow's, and each sample's own draws."""
 
-import random
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import random
 from PIL import Image
-
-from libai_data.errors import ConfigError, FormatError, SchemaError
-from libai_data.data.transforms import (
-    CenterCrop,
-    ColorJitter,
-    Compose,
-    EncodedImage,
-    ImageToFloat,
-    RandAugment,
-    RandomErasing,
-    RandomFlip,
-    RandomResizedCrop,
-    RandomTransform,
-    Resize,
-)
+from hypothesis import given, strategies as st
+from hypothesis.extra import numpy as hnp
+from libai_data.data.transforms import CenterCrop, ColorJitter, Compose, EncodedImage, ImageToFloat, RandAugment, RandomErasing, RandomFlip, RandomResizedCrop, RandomTransform, Resize
 from libai_data.data.transforms.geometry import resized
-from libai_data.data.transforms.pipeline import transform_into
-from libai_data.data.transforms.pipeline import transform_stages
-from tests.data.transforms.drawing import as_sample
+from libai_data.data.transforms.pipeline import transform_into, transform_stages
+from libai_data.errors import ConfigError, FormatError, SchemaError
+from pathlib import Path
+from tests.data.transforms.pictures import as_sample
 from tests.data.transforms.pictures import encoded, photograph
+from typing import Any
+
 
 RANDOM: list[RandomTransform] = [
     RandomResizedCrop(32),
@@ -138,10 +126,6 @@ def test_what_is_drawn_depends_on_seed_epoch_and_index_alone(transform: RandomTr
     np.testing.assert_array_equal(pixels, before)
 
 
-def test_transforms_touch_no_global_state() -> None:
-    before = random.getstate(), str(np.random.get_state(legacy=False))
-    as_sample(Compose(RANDOM), photograph())
-    assert (random.getstate(), str(np.random.get_state(legacy=False))) == before
 
 
 @pytest.mark.parametrize("value", [7, (1, 2, 3), "random"])
@@ -176,10 +160,6 @@ def test_what_follows_the_floats_is_written_too() -> None:
     assert (row == 5).any()
 
 
-def test_bytes_and_plain_functions_are_written_into_their_row() -> None:
-    row = np.zeros((8, 9, 3), np.uint8)
-    transform_into(Resize((8, 9)), photograph(), row, "images")
-    np.testing.assert_array_equal(row, Resize((8, 9))(photograph()))
 
 
 def test_images_of_different_sizes_are_refused_with_the_field() -> None:
@@ -208,9 +188,6 @@ def test_compositions_within_others_draw_in_turn_too() -> None:
         np.testing.assert_array_equal(as_sample(nested, photograph(), index), as_sample(flat, photograph(), index))
 
 
-def test_compose_says_whether_it_decodes_and_whether_it_needs_seeds() -> None:
-    assert Compose(RANDOM).takes_encoded
-    assert not Compose([np.copy, *RANDOM]).takes_encoded
 
 
 @pytest.mark.parametrize("transform", [*RANDOM, Resize(3), CenterCrop(3)], ids=lambda part: type(part).__name__)
@@ -256,3 +233,53 @@ def test_neither_transforms_nor_decoding_import_oneflow(tmp_path: Path) -> None:
         "assert 'oneflow' not in sys.modules"
     )
     assert subprocess.run([sys.executable, "-c", code], check=True).returncode == 0
+
+
+images = hnp.arrays(np.uint8, st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from([1, 3, 4])))
+floats = st.floats(-1, 1, width=32)
+
+
+@given(images, st.data())
+def test_each_channel_is_scaled_shifted_and_put_first(image: np.ndarray, data: st.DataObject) -> None:
+    channels = image.shape[2]
+    count = data.draw(st.sampled_from([1, channels]))
+    mean: list[float] = data.draw(st.lists(floats, min_size=count, max_size=count))
+    std: list[float] = data.draw(st.lists(st.floats(0.125, 4, width=32), min_size=count, max_size=count))
+    found = ImageToFloat(mean, std)(image)
+    assert found.dtype == np.float32
+    expected = ((image / 255.0 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+
+
+def test_grey_and_pillow_images_are_taken() -> None:
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    np.testing.assert_array_equal(ImageToFloat()(grey), ImageToFloat()(grey[:, :, None]))
+    np.testing.assert_array_equal(ImageToFloat()(Image.fromarray(grey)), ImageToFloat()(grey))
+
+
+def test_the_image_is_left_as_it_was() -> None:
+    image = np.full((2, 2, 3), 255, dtype=np.uint8)
+    ImageToFloat(mean=(0.5,), std=(0.5,))(image)
+    assert (image == 255).all()
+
+
+@pytest.mark.parametrize("image", [np.zeros((2, 2)), np.zeros(4, np.uint8), np.zeros((1, 2, 2, 3), np.uint8)])
+def test_other_images_are_refused_with_dtype_and_shape(image: Any) -> None:
+    with pytest.raises(SchemaError, match=r"expected uint8 \[H, W\] or \[H, W, C\]"):
+        ImageToFloat()(image)
+
+
+def test_means_and_deviations_for_other_channels_are_refused_with_the_numbers() -> None:
+    grey = np.zeros((2, 2), np.uint8)
+    with pytest.raises(SchemaError, match="1 channels, but mean has 3"):
+        ImageToFloat(mean=(0.5, 0.5, 0.5))(grey)
+    with pytest.raises(SchemaError, match="1 channels, but std has 3"):
+        ImageToFloat(std=(0.5, 0.5, 0.5))(grey)
+
+
+@pytest.mark.parametrize("std", [(0.0,), (1.0, -1.0, 1.0)])
+def test_a_deviation_that_is_not_above_zero_is_refused(std: Any) -> None:
+    with pytest.raises(ConfigError, match="above 0"):
+        ImageToFloat(std=std)
