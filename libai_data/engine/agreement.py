@@ -105,12 +105,7 @@ def hash_of_values(values: Mapping[str, str]) -> str:
 
 
 def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> list[str]:
-    """What differs between the ranks, each with who has which value; nothing if all agree.
-
-    Args:
-        values: rank -> name -> value.
-        most: to name; of more it is said how many there are.
-    """
+    """What differs between the ranks, each with who has which value; at most `most` are named."""
     names = sorted({name for each in values.values() for name in each})
     differing = [name for name in names if len({each.get(name, _ABSENT) for each in values.values()}) > 1]
     found = [
@@ -121,13 +116,7 @@ def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> 
 
 
 def check_same_start(cfg: Any) -> float:
-    """Compare versions and config between all ranks. Collective.
-
-    Args:
-        cfg: the whole config, as this rank has loaded it.
-
-    Returns:
-        Seconds that it took.
+    """Compare versions and config between all ranks; returns the seconds that it took. Collective.
 
     Raises:
         ConfigError: On every rank alike, naming what differs, and the ranks.
@@ -157,11 +146,7 @@ def _told(everyone: Sequence[Mapping[str, Mapping[str, str]]]) -> str:
 
 
 def mesh_warnings(mesh: ParallelMesh) -> list[str]:
-    """What of a mesh fits its nodes badly.
-
-    Args:
-        mesh: of the job; its rank is not looked at.
-    """
+    """What of a mesh fits its nodes badly."""
     width = mesh.tensor_parallel_size
     if mesh.num_nodes == 1 or width == 1:
         return []

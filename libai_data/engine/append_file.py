@@ -18,11 +18,7 @@ class AppendFile:
         self._descriptor: int | None = None
 
     def append(self, data: bytes, header: bytes = b"") -> None:
-        """Append bytes; nothing is buffered.
-
-        Args:
-            data: what to append.
-            header: written before `data` if the file is empty.
+        """Append bytes, after `header` if the file is empty; nothing is buffered.
 
         Raises:
             OSError: The file cannot be opened or written. A later call may succeed.

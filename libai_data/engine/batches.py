@@ -59,11 +59,7 @@ class BatchFeed:
 
 
 class StepInputs:
-    """The model's inputs for the micro-batches of a step.
-
-    Args:
-        loader: the train loader.
-    """
+    """The model's inputs for the micro-batches of a step."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.feed = BatchFeed(loader)
@@ -90,17 +86,8 @@ def call_get_batch(
     LiBai calls it with (data, input_placement_device, mixup_func), and documents (data, mixup_func=None) for overriding
     it.
 
-    Args:
-        get_batch: the (overridden) method, bound.
-        data: a batch of the loader.
-        device: "cuda" or "cpu", for `input_placement_device`.
-        mixup_func: the loader's, or None.
-
-    Returns:
-        Argument name of the model -> tensor.
-
     Raises:
-        SchemaError: It returned something else.
+        SchemaError: It returned no dict.
     """
     optional = {"input_placement_device": device, "mixup_func": mixup_func}
     parameters = list(inspect.signature(get_batch).parameters.values())
@@ -122,13 +109,7 @@ def call_get_batch(
 
 
 def mixed_up(data: Any, mixup_func: Callable[..., Any] | None, device: str) -> Any:
-    """A batch whose images and labels a mixup function has mixed.
-
-    Args:
-        data: an Instance of local tensors.
-        mixup_func: takes and returns (images, labels), this rank's local tensors; None changes nothing.
-        device: "cuda" or "cpu", where it works.
-    """
+    """A batch whose images and labels a mixup function, if there is one, has mixed on `device`, this rank's alone."""
     if mixup_func is not None:
         images, labels = data.get("images"), data.get("labels")
         images.tensor, labels.tensor = mixup_func(images.tensor.to(device), labels.tensor.to(device))
@@ -136,17 +117,7 @@ def mixed_up(data: Any, mixup_func: Callable[..., Any] | None, device: str) -> A
 
 
 def join_micro_batches(batches: Sequence[Any]) -> Any:
-    """Join the local tensors of consecutive batches along dim 0, field by field.
-
-    Args:
-        batches: Instances with equal fields; a single batch of any kind is returned as it is.
-
-    Returns:
-        One Instance with all their rows.
-
-    Raises:
-        SchemaError: Their fields differ.
-    """
+    """Join the local tensors of consecutive batches along dim 0, field by field; a single batch of any kind stays."""
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
@@ -161,14 +132,7 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
 
 
 def join_inputs(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join model inputs along dim 0, each rank its own part: local row i of each comes before local row 0 of the next.
-
-    Args:
-        inputs: name -> global or local tensor, with equal names, shapes and signatures.
-
-    Returns:
-        Name -> tensor.
-    """
+    """Join model inputs along dim 0, each rank its own part: row i of each comes before row 0 of the next."""
     return {name: _join_global([each[name] for each in inputs]) for name in inputs[0]}
 
 

@@ -48,10 +48,7 @@ class DataState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the loader; not again, if it stands there already.
-
-        Args:
-            state: of a loader; None if the checkpoint holds none.
+        """Restore the loader; not again, if it stands there already. None: the checkpoint holds no state.
 
         Raises:
             CheckpointError: The state belongs to another dataset or stream, or there is none.
@@ -88,11 +85,7 @@ class DataState:
             return None
 
     def check_step(self, step: int) -> None:
-        """Refuse a loader that does not stand where `step` begins.
-
-        Raises:
-            CheckpointError: With both steps.
-        """
+        """Refuse a loader that does not stand where `step` begins."""
         stream = stream_state_of(self.loader)
         if stream is not None and stream.schedule is not None and stream.schedule.position_of(step) != stream.position:
             raise CheckpointError(
@@ -112,9 +105,6 @@ class CountedLoader:
 
     So are those of the rounds before, unless the loader knows its rounds (`knows_its_rounds`). A digest of the batches
     tells whether they are those from before. What the loader has, this has too.
-
-    Args:
-        loader: any iterable.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -177,9 +167,7 @@ class CountedLoader:
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
         """Continue where `state` was saved; takes effect with the next iterator.
 
-        Args:
-            state: of such a loader.
-            override: what may differ on purpose; with "seed", the batches before the place may be others than before.
+        With the override "seed", the batches before the place may be others than before.
 
         Raises:
             CheckpointError: The state is that of a loader that told its place itself.
@@ -217,10 +205,6 @@ def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
 
     The dataset's attribute `tokens_per_sample`, or else the length of the model's input that is called like tokens.
     With a collator, lengths may change from batch to batch and from mesh to mesh.
-
-    Args:
-        loader: the train loader.
-        inputs: name -> global tensor of the model's first inputs.
     """
     declared = getattr(getattr(loader, "dataset", None), "tokens_per_sample", None)
     if isinstance(declared, int):

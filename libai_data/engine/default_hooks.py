@@ -17,11 +17,7 @@ _STOP_SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 def default_hooks(owner: Any) -> list[HookBase | None]:
-    """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal.
-
-    Args:
-        owner: the trainer, built but for its hooks.
-    """
+    """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
     cfg, train = owner.cfg, owner.cfg.train
     # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at another moment
     # on each rank, in which they would wait for each other.

@@ -22,10 +22,6 @@ def end_job_on_failure(rank: int, world_size: int) -> Iterator[None]:
     An ordinary exit would not do: OneFlow's shutdown waits for the other ranks, which wait for this one in a
     collective, for ONEFLOW_TIMEOUT_SECONDS (hours). A job of one rank has nobody to wait for, and there the exception
     just goes on.
-
-    Args:
-        rank: this rank.
-        world_size: ranks of the job.
     """
     try:
         yield

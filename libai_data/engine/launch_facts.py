@@ -21,14 +21,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the line.
-
-    Args:
-        argv: the arguments above.
-
-    Returns:
-        Exit code 0.
-    """
+    """Print the line; `argv` are the arguments above."""
     ranks_per_node, nodes = int(argv[0]), int(argv[1])
     # A program may have arguments of its own beside these.
     args, _ = default_argument_parser().parse_known_args(list(argv[2:]))

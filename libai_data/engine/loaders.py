@@ -83,10 +83,6 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     `train.train_iter` becomes the larger of itself and `train.train_epoch` epochs; warm-up, milestones, evaluation and
     checkpoint periods follow.
 
-    Args:
-        cfg: the whole config.
-        data_loader: the train loader; if it has no `dataset`, only steps can be used.
-
     Raises:
         ConfigError: Something is given in epochs of a loader without a dataset, or a ratio is not in [0, 1).
     """

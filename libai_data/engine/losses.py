@@ -21,14 +21,8 @@ _MOST_SAMPLES = 256
 def total_loss(outputs: Any) -> Any:
     """Sum those outputs of a model whose name contains "loss".
 
-    Args:
-        outputs: what `model.forward` returned: name -> tensor.
-
-    Returns:
-        The sum, a tensor on which `backward` can be called.
-
     Raises:
-        SchemaError: There is none.
+        SchemaError: There is none, or the outputs are no dict.
     """
     if not isinstance(outputs, Mapping):
         raise SchemaError(
@@ -69,20 +63,11 @@ class LossBuffer:
         return len(self._unread) >= _LONGEST_PERIOD or any((iteration + 1) % period == 0 for period in self.periods)
 
     def add(self, iteration: int, losses: Mapping[str, Any]) -> None:
-        """Keep the losses of a step.
-
-        Args:
-            iteration: the step.
-            losses: scalar tensors, global or local.
-        """
+        """Keep the losses of a step, scalar tensors, global or local."""
         self._unread.append((iteration, {name: value.detach() for name, value in losses.items()}))
 
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
-        """Wait for the losses and put them on rank 0, each with the step it belongs to. Collective.
-
-        Args:
-            storage: gets each loss, and their sum as "total_loss".
-            prefix: put before "total_loss".
+        """Wait for the losses and put them on rank 0, each with its step, and their sum as "total_loss". Collective.
 
         Raises:
             NonFiniteLossError: A loss is NaN or infinite; on all ranks.
@@ -111,12 +96,7 @@ class LossBuffer:
 
 
 def samples_in_words(loader: Any, step: int) -> str:
-    """Which samples made up a step, and how to leave them out; "" for a loader of another make.
-
-    Args:
-        loader: the train loader.
-        step: index of the step.
-    """
+    """Which samples made up a step, and how to leave them out; "" for a loader of another make."""
     state = stream_state_of(loader)
     if state is None or state.schedule is None:
         return ""

@@ -44,23 +44,14 @@ _taken_before: set[str] = set()
 
 
 class Taken(NamedTuple):
-    """An output folder that this run has taken.
-
-    Args:
-        resume: continue from the checkpoint in the folder.
-        moved_to: the folder that holds the files of the earlier run, if there was one.
-    """
+    """A folder that this run has taken: whether to continue from its checkpoint, and where an earlier run went."""
 
     resume: bool
     moved_to: str
 
 
 def user_resumes(args: Any) -> bool:
-    """Whether the user gave `--resume`, rather than who started the job again.
-
-    Args:
-        args: the command line.
-    """
+    """Whether the user gave `--resume`, rather than who started the job again."""
     return bool(getattr(args, "resume", False)) and not os.environ.get(RESTARTED_VARIABLE)
 
 

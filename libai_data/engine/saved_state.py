@@ -21,13 +21,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a checkpoint says of itself and of its data.
-
-    Args:
-        path: its directory.
-        content: all of its `state.json`.
-        stream: the place in the stream.
-    """
+    """What a checkpoint says of itself (all of its `state.json`) and of its place in the stream."""
 
     path: Path
     content: dict[str, Any]
@@ -66,21 +60,13 @@ class SavedState:
 
     @property
     def schedule(self) -> StepSchedule:
-        """The sizes of the steps.
-
-        Raises:
-            CheckpointError: They are not known.
-        """
+        """The sizes of the steps; a CheckpointError where they are not known."""
         if self.stream.schedule is None:
             raise CheckpointError(f"the data state of {self.path} knows of no steps: {self.data}")
         return self.stream.schedule
 
     def check_step(self) -> None:
-        """Refuse a checkpoint whose step and position do not belong together.
-
-        Raises:
-            CheckpointError: With both.
-        """
+        """Refuse a checkpoint whose step and position do not belong together."""
         position = self.schedule.position_of(self.step)
         if position != self.stream.position:
             raise CheckpointError(
@@ -190,7 +176,7 @@ def edited(
     skips: Sequence[tuple[int, int]] = (),
     forget_skips: bool = False,
 ) -> StreamState:
-    """A changed data state. The number of the next step stays.
+    """A changed data state. The next step stays. After a change of position or seed, the ledger begins anew.
 
     Args:
         saved: the checkpoint.
@@ -198,9 +184,6 @@ def edited(
         seed: decides the order from here on.
         skips: (first step, last step), both included, whose samples are left out as well.
         forget_skips: leave nothing out any more of what is still to come.
-
-    Returns:
-        The state. After a change of position or seed, the ledger begins anew.
 
     Raises:
         ConfigError: A skip of steps that are done, or a position below 0.
@@ -236,16 +219,9 @@ def edited(
 
 
 def write_edited(saved: SavedState, stream: StreamState) -> Path:
-    """Replace a checkpoint's data state; the checkpoint as it was stays beside it, whole.
+    """Replace a checkpoint's data state; returns the directory in which the checkpoint as it was stays, whole.
 
     Files that do not change are shared by both, where the file system can.
-
-    Args:
-        saved: the checkpoint.
-        stream: its new data state.
-
-    Returns:
-        The directory of the backup.
     """
     backup = _new_name(saved.path)
     names = list(json.loads((saved.path / MANIFEST).read_text())["files"])

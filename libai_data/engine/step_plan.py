@@ -58,13 +58,10 @@ class StepPlan:
         return self.sizes[self.schedule.size_of(step)].num_accumulation_steps
 
     def followed_by(self, loader: Any) -> bool:
-        """Let a train loader follow the plan, if it can.
-
-        Returns:
-            Whether it does. A loader of another make goes its own way, as does one with other batch sizes.
+        """Let a train loader follow the plan, if it can; False if it is of another make or has other batch sizes.
 
         Raises:
-            ConfigError: It does not, though the steps are not all equal.
+            ConfigError: It cannot, though the steps are not all equal.
         """
         stream = getattr(loader, "stream", None)
         rows = self.first.micro_batch_size * get_data_parallel_size()
@@ -85,10 +82,6 @@ def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
     """Read the plan from a config; `train.global_batch_size` and the like may still be open.
 
     Of micro-batch size and accumulation steps, the one that the config gives holds for all steps; the other follows.
-
-    Args:
-        cfg: the whole config.
-        data_parallel_size: by default that of the mesh.
 
     Raises:
         ConfigError: A schedule or a skip is malformed, or a size cannot be cut into batches.
@@ -127,12 +120,6 @@ def complete_batch_sizes(
     data_parallel_size: int,
 ) -> BatchSizes:
     """Fill in what is missing: global = micro x accumulation x data-parallel size.
-
-    Args:
-        micro_batch_size: `train.train_micro_batch_size`, or None.
-        global_batch_size: `train.global_batch_size`, or None.
-        num_accumulation_steps: `train.num_accumulation_steps`; where it is open, 1.
-        data_parallel_size: of the mesh.
 
     Raises:
         ConfigError: They contradict each other, do not divide, or neither batch size is given.

@@ -259,10 +259,7 @@ class _Rank0Writer:
             self._error = f"{name}: {error}"
 
     def commit(self, tag: Callable[[], None] | None) -> None:
-        """Finish. Collective.
-
-        Args:
-            tag: makes it the last checkpoint, on rank 0.
+        """Finish, and make it the last checkpoint by `tag`. Collective.
 
         Raises:
             CheckpointError: On every rank, if rank 0 failed.

@@ -12,7 +12,6 @@ import os
 import shutil
 import zlib
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from libai_data.atomic_files import written_whole
@@ -44,24 +43,15 @@ class CheckedFile:
     def __enter__(self) -> CheckedFile:
         return self
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         with self._file:
-            if error is None:
+            if raised[0] is None:
                 self._file.flush()
                 os.fsync(self._file.fileno())
 
 
 class PendingDirectory:
-    """A directory being written.
-
-    Args:
-        target: its path in the end; what is there now is replaced.
-    """
+    """A directory being written; what is at its path `target` now is replaced in the end."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
@@ -135,8 +125,7 @@ def write_small_file(path: Path, text: str) -> None:
 def recover(folder: Path) -> None:
     """Clean up after a writer that was killed: unfinished directories go, one that had stepped aside comes back.
 
-    Args:
-        folder: where checkpoints lie; nobody else may be writing there.
+    Nobody else may be writing in the folder.
     """
     if not folder.is_dir():
         return
@@ -160,8 +149,7 @@ def verify(directory: Path) -> None:
     """Check a directory against its manifest, reading it all.
 
     Raises:
-        CheckpointError: It is missing, foreign, incomplete or damaged; names the file, what was found and what should
-        be.
+        CheckpointError: It is missing, foreign, incomplete or damaged; with what was found and what should be.
     """
     manifest_path = directory / MANIFEST
     if not directory.is_dir():
@@ -192,8 +180,6 @@ def verify(directory: Path) -> None:
 def _crc_of(path: Path) -> int:
     crc = 0
     with open(path, "rb") as file:
-        while True:
-            chunk = file.read(_CHUNK)
-            if not chunk:
-                return crc
+        while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
+    return crc

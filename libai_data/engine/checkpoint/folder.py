@@ -64,9 +64,7 @@ class CheckpointFolder:
         That is what `last_checkpoint` names, or, where that is damaged or missing, the newest one before it; each
         damaged one is named in the log.
         """
-        found = str(self._newest_sound()) if is_main_process() else None
-        path = broadcast_py_object(found)
-        return "" if path == "None" else path
+        return broadcast_py_object(str(self._newest_sound() or "") if is_main_process() else "")
 
     def checkpoint_to_resume(self) -> str:
         """Path of the newest sound checkpoint.

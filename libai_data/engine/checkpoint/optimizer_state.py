@@ -34,28 +34,12 @@ _SYSTEM = "graph/"
 
 
 def collect(model: Any, optimizer: Any, graph: Any = None) -> tuple[int, dict[str, Any]]:
-    """Find the state of the optimizer.
-
-    Args:
-        model: the module, whose parameters' names are used.
-        optimizer: the eager optimizer.
-        graph: the training graph, in graph mode.
-
-    Returns:
-        The number of updates made, and "<slot>/<parameter>" -> tensor, equal names on all ranks.
-    """
+    """The number of updates made, and "<slot>/<parameter>" -> tensor, equal names on all ranks."""
     return _collect_graph(graph) if graph is not None else _collect_eager(model, optimizer)
 
 
 def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any = None) -> None:
     """Give a new optimizer the stored state. Parameters are found by name, so their grouping and the mesh may differ.
-
-    Args:
-        step: number of updates made.
-        file: holds the tensors that `collect` found.
-        model: the module.
-        optimizer: the eager optimizer.
-        graph: the training graph, in graph mode, not yet called.
 
     Raises:
         CheckpointError: The graph has run already, or the state does not fit the parameters.

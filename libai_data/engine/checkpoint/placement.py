@@ -22,16 +22,13 @@ def split_range(length: int, parts: int, part: int) -> tuple[int, int]:
 def own_part(
     shape: Sequence[int], ranks: np.ndarray, split_dims: Sequence[int | None], rank: int
 ) -> tuple[slice, ...] | None:
-    """Which part of a global tensor lies on a rank.
+    """Which part of a global tensor lies on a rank: a slice for each dim, or None where the rank does not take part.
 
     Args:
         shape: of the whole tensor.
         ranks: the placement's ranks [axis, ...].
         split_dims: for each axis the dim it splits, or None where it broadcasts.
         rank: the rank.
-
-    Returns:
-        A slice for each dim, or None where the rank does not take part.
     """
     coordinates = np.argwhere(np.asarray(ranks) == rank)
     if len(coordinates) == 0:
@@ -47,11 +44,7 @@ def own_part(
 
 
 def split_dims_of(tensor: Any) -> tuple[int | None, ...]:
-    """For each axis of a global tensor's placement the dim it splits, or None.
-
-    Raises:
-        CheckpointError: A partial sum, which has no parts.
-    """
+    """For each axis of a global tensor's placement the dim it splits, or None. A partial sum is refused."""
     import oneflow as flow
 
     splits = {flow.sbp.split(dim): dim for dim in range(len(tensor.shape))}
@@ -66,13 +59,7 @@ def split_dims_of(tensor: Any) -> tuple[int | None, ...]:
 
 
 def fill(tensor: Any, file: TensorFile, name: str) -> None:
-    """Copy this rank's part of a stored tensor into `tensor`, in place and without communication.
-
-    Args:
-        tensor: a global or local OneFlow tensor of the stored shape.
-        file: holds it.
-        name: its name there.
-    """
+    """Copy this rank's part of a stored tensor into `tensor`, in place and without communication."""
     import oneflow as flow
 
     with flow.no_grad():
@@ -86,13 +73,9 @@ def fill(tensor: Any, file: TensorFile, name: str) -> None:
 
 
 def whole_on_rank0(tensor: Any) -> np.ndarray | None:
-    """Bring a tensor together on rank 0. Collective.
+    """Bring a tensor together on rank 0; None elsewhere. A local one is rank 0's own. Collective.
 
-    Args:
-        tensor: global, or local (then rank 0's own).
-
-    Returns:
-        The whole tensor on rank 0, None elsewhere. It may share memory with `tensor`: use it before the next step.
+    The result may share memory with `tensor`: use it before the next step.
     """
     if (tensor.is_global and any(dim is not None for dim in split_dims_of(tensor))) or not _on_rank0(tensor):
         tensor = tensor_to_rank0(tensor, device="cpu", to_local=True)

@@ -22,11 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class RandomStates:
-    """The generators of this rank.
-
-    Args:
-        model: the module, some of whose parts may own generators.
-    """
+    """The generators of this rank, also those that parts of the model own."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -34,14 +30,7 @@ class RandomStates:
         self._first_seeds: dict[str, Any] | None = None
 
     def gather(self, iteration: int) -> list[dict[str, Any]]:
-        """The states of all ranks, in the order of ranks; OneFlow's generators begin anew. Collective.
-
-        Args:
-            iteration: index of the step done last.
-
-        Returns:
-            For each rank something that JSON can hold.
-        """
+        """The states of all ranks as JSON can hold them; OneFlow's generators begin anew. Collective."""
         if self._first_seeds is None:
             self._first_seeds = _seeds_of(self._model)
         own = {**_python_and_numpy(), "oneflow": self._first_seeds}

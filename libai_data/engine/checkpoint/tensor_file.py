@@ -17,18 +17,6 @@ from safetensors import SafetensorError, safe_open
 from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.errors import CheckpointError
 
-_CODES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "uint8": "U8",
-    "float16": "F16",
-    "int32": "I32",
-    "float32": "F32",
-    "int64": "I64",
-    "float64": "F64",
-    # numpy has no bfloat16; OneFlow hands such a tensor to numpy as float32, which loses nothing.
-    "bfloat16": "F32",
-}
 _DTYPES = {
     "BOOL": np.dtype("bool"),
     "I8": np.dtype("int8"),
@@ -39,6 +27,8 @@ _DTYPES = {
     "I64": np.dtype("int64"),
     "F64": np.dtype("float64"),
 }
+# numpy has no bfloat16; OneFlow hands such a tensor to numpy as float32, which loses nothing.
+_CODES = {"bfloat16": "F32", **{dtype.name: code for code, dtype in _DTYPES.items()}}
 
 
 def tensor_header(tensors: Mapping[str, Any]) -> tuple[bytes, list[str]]:
@@ -87,9 +77,6 @@ def _code(name: str, tensor: Any) -> str:
 class TensorFile:
     """Tensors of a file, read only as far as asked for.
 
-    Args:
-        path: the file.
-
     Raises:
         CheckpointError: It is missing, or no safetensors file.
     """
@@ -110,15 +97,7 @@ class TensorFile:
         return tuple(self._file.get_slice(name).get_shape())
 
     def read(self, name: str, part: Sequence[slice] | None = None) -> np.ndarray:
-        """Read a tensor, or a part of it.
-
-        Args:
-            name: which tensor.
-            part: a slice for each dim; by default all.
-
-        Returns:
-            A new array.
-        """
+        """A new array of a tensor, or of a part of it, a slice for each dim."""
         if not part or 0 in self.shape(name):
             return self._file.get_tensor(name)
         return self._file.get_slice(name)[tuple(part)]

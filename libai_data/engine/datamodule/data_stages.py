@@ -177,15 +177,10 @@ class DataStages:
         return from_iterable(loader, size, fields=names, batches=True, ends=ends)
 
     def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> dict[str, Any]:
-        """Make the model's arguments of a batch, by the module's hooks. Collective.
+        """Make the model's arguments of a batch of loader number `dataloader_idx`, by the module's hooks. Collective.
 
         Those of a LightningDataModule get and return torch tensors, as its loaders yield them (`changed_by_hooks`), of
         which global tensors are made afterwards.
-
-        Args:
-            batch: of one of the loaders.
-            device: "cuda" or "cpu".
-            dataloader_idx: which of several loaders it comes from.
         """
         if is_lightning(self.datamodule):
             if overrides_hooks(self.datamodule):

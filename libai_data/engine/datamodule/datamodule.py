@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -59,19 +60,11 @@ class DataModule:
             ignore: those not to keep.
 
         Raises:
-            RuntimeError: It was not called from a method.
             ConfigError: `__init__` has no such argument.
         """
-        frame = inspect.currentframe()
-        caller = frame.f_back if frame is not None else None
-        if caller is None:
-            raise RuntimeError("save_hyperparameters must be called from __init__, whose arguments it keeps")
-        code, values = caller.f_code, caller.f_locals
-        arguments = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        found = {name: values[name] for name in arguments[1:]}
-        if code.co_flags & inspect.CO_VARKEYWORDS:
-            position = len(arguments) + bool(code.co_flags & inspect.CO_VARARGS)
-            found.update(values[code.co_varnames[position]])
+        called = inspect.getargvalues(sys._getframe(1))
+        found = {name: called.locals[name] for name in called.args[1:]}
+        found.update(called.locals[called.keywords] if called.keywords else {})
         left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
         for name in {*names, *left_out} - set(found):
             raise ConfigError(f"save_hyperparameters names '{name}', which is no argument.{nearest(name, found)}")

@@ -35,16 +35,8 @@ def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, name
     """Let the hooks of a LightningDataModule work on this rank's rows, in the order in which Lightning calls them.
 
     They get what its loader yields: a mapping, a tuple or list, or a bare tensor, of torch tensors in the memory of the
-    host, which is the device that they are told. Of a mapping the type is not kept, it is a dict.
-
-    Args:
-        datamodule: whose hooks.
-        batch: of OneFlow tensors; left as it is.
-        dataloader_idx: which of several loaders it comes from.
-        names: of the arguments of the model, in order, for batches without names.
-
-    Returns:
-        The batch that the hooks made; fields that it had before keep their layouts.
+    host, which is the device that they are told. Of a mapping the type is not kept, it is a dict. Fields that the batch
+    had before keep their layouts.
     """
     import torch
 

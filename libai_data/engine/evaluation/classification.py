@@ -13,12 +13,9 @@ from libai_data.mesh.current import is_main_process
 
 
 def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:
-    """Count the samples whose label is among the k classes with the highest scores.
+    """Count the samples whose label [samples] is among the k classes with the highest scores [samples, classes].
 
-    Args:
-        scores: [samples, classes].
-        labels: [samples], class numbers.
-        k: how many classes; more than there are counts as all. Of equal scores, the lower class number comes first.
+    Of equal scores, the lower class number comes first.
     """
     # Classes that rank before the label: those with a higher score, or with the same and a lower number.
     own = np.take_along_axis(scores, labels[:, None], axis=1)

@@ -21,12 +21,7 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
-    """Log results in two lines that can be pasted into a table.
-
-    Args:
-        results: metric -> number, or dicts of these.
-        name: of what was evaluated.
-    """
+    """Log results, metric -> number or dicts of these, in two lines that can be pasted into a table."""
     flat = flatten_results_dict(results)
     logger.info("Results on %s: %s", name, ",".join(flat))
     logger.info("Results on %s: %s", name, ",".join(f"{value:.4f}" for value in flat.values()))

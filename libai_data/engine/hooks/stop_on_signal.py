@@ -27,10 +27,7 @@ class StopOnSignal(HookBase):
     step comes first just ends. The checkpoint is written by `PeriodicCheckpointer.on_stop`; this hook comes after it.
 
     Args:
-        signals: names of signals that the launcher forwards, such as "SIGTERM".
-
-    Raises:
-        ConfigError: An unknown signal.
+        signals: names of signals that the launcher forwards, such as "SIGTERM"; others are a ConfigError.
     """
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1")) -> None:
