@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,40 +23,28 @@ def write(target: Path, text: str = "hello") -> None:
     pending.commit()
 
 
-def test_a_committed_directory_is_sound(tmp_path: Path) -> None:
-    write(tmp_path / "c")
-    verify(tmp_path / "c")
-    assert json.loads((tmp_path / "c" / "b.json").read_text()) == {"text": "hello"}
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-def test_a_directory_replaces_one_of_the_same_name(tmp_path: Path) -> None:
-    write(tmp_path / "c", "old")
-    write(tmp_path / "c", "new")
-    verify(tmp_path / "c")
-    assert (tmp_path / "c" / "a.bin").read_text() == "new"
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
-@pytest.mark.parametrize("name", ["a.bin", "b.json"])
-def test_a_truncated_file_is_named(tmp_path: Path, name: str) -> None:
-    write(tmp_path / "c")
-    os.truncate(tmp_path / "c" / name, 3)
-    with pytest.raises(CheckpointError, match=rf"{name} has 3 bytes, but \d+ were written"):
+def test_a_committed_directory_is_sound_and_replaces_one_of_the_same_name(tmp_path: Path) -> None:
+    for text in ("old", "new"):
+        write(tmp_path / "c", text)
         verify(tmp_path / "c")
+        assert (tmp_path / "c" / "a.bin").read_text() == text
+        assert json.loads((tmp_path / "c" / "b.json").read_text()) == {"text": text}
+        assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
-def test_a_changed_file_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "name", "found"),
+    [
+        (lambda path: os.truncate(path, 3), "a.bin", r"a\.bin has 3 bytes, but \d+ were written"),
+        (lambda path: os.truncate(path, 3), "b.json", r"b\.json has 3 bytes, but \d+ were written"),
+        (lambda path: path.write_text("hallo"), "a.bin", r"contents of a\.bin have changed"),
+        (Path.unlink, "a.bin", r"a\.bin is missing"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Any, name: str, found: str) -> None:
     write(tmp_path / "c")
-    (tmp_path / "c" / "a.bin").write_text("hallo")
-    with pytest.raises(CheckpointError, match=r"contents of a\.bin have changed"):
-        verify(tmp_path / "c")
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "c")
-    (tmp_path / "c" / "a.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"a\.bin is missing"):
+    damage(tmp_path / "c" / name)
+    with pytest.raises(CheckpointError, match=found):
         verify(tmp_path / "c")
 
 

@@ -13,12 +13,12 @@ from omegaconf import OmegaConf
 from libai_data.commands.train import evaluate
 from libai_data.config import LazyCall, default_argument_parser
 from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
-from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable
 from libai_data.mesh.current import set_mesh
-from tests.engine.test_default_trainer import Stopped, metrics, trained, weights
+from tests.engine.test_default_trainer import metrics, trained, weights
 from tests.engine.tiny import TinyDataset, tiny_config
 
 
@@ -63,8 +63,8 @@ def config(folder: Path, **train: Any) -> Any:
     return cfg
 
 
-def with_module(cfg: Any, module: Any, resume: bool = False) -> Any:
-    return trained(cfg, lambda cfg: DefaultTrainer(cfg, datamodule=module), resume=resume)
+def with_module(cfg: Any, module: Any, resume: bool = False, stop_after: int | None = None) -> Any:
+    return trained(cfg, lambda cfg: DefaultTrainer(cfg, datamodule=module), resume, stop_after)
 
 
 def test_a_training_with_a_module_is_that_with_the_same_loaders(tmp_path: Path) -> None:
@@ -149,23 +149,14 @@ def lightning_module() -> Any:
 
 
 def test_a_lightning_module_runs_unchanged_and_resumes(tmp_path: Path) -> None:
-    class Stop(HookBase):
-        def after_step(self) -> None:
-            if self.trainer.iter == 7:
-                raise Stopped
-
     whole = with_module(config(tmp_path / "whole"), lightning_module())
     assert set(whole._last_eval_results) == {"IterableLoader", "IterableLoader_2"}
     one, other = whole._last_eval_results.values()
     assert one == other
     assert whole.predict()["prediction_scores"].shape == (20, 3)
     cfg = config(tmp_path / "cut")
-    default_setup(cfg, default_argument_parser().parse_args([]))
     OmegaConf.update(cfg, "train.evaluation.enabled", False)
-    trainer = DefaultTrainer(cfg, datamodule=lightning_module())
-    trainer.register_hooks([Stop()])
-    with pytest.raises(Stopped):
-        trainer.train()
+    with_module(cfg, lightning_module(), stop_after=7)
     resumed = with_module(cfg, lightning_module(), resume=True)
     assert resumed.start_iter == 5
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")

@@ -65,17 +65,14 @@ def test_training_learns(reference: list[float]) -> None:
     assert reference[-1] < 0.8 * reference[0]
 
 
-def test_accumulated_micro_batches_train_like_one_batch(reference: list[float]) -> None:
-    for micro_batch, accumulate in ((4, 2), (2, 4)):
-        np.testing.assert_allclose(losses_of("eager", micro_batch, accumulate)[1], reference, rtol=2e-5)
-
-
-def test_a_graph_trains_like_eager_mode(reference: list[float]) -> None:
-    np.testing.assert_allclose(losses_of("graph", 8, 1)[1], reference, rtol=1e-4)
-
-
-def test_a_graph_accumulates_like_eager_mode(reference: list[float]) -> None:
-    np.testing.assert_allclose(losses_of("graph", 2, 4)[1], reference, rtol=1e-4)
+@pytest.mark.parametrize(
+    ("mode", "micro_batch", "accumulate", "rtol"),
+    [("eager", 4, 2, 2e-5), ("eager", 2, 4, 2e-5), ("graph", 8, 1, 1e-4), ("graph", 2, 4, 1e-4)],
+)
+def test_graphs_and_accumulated_micro_batches_train_like_one_eager_batch(
+    mode: str, micro_batch: int, accumulate: int, rtol: float, reference: list[float]
+) -> None:
+    np.testing.assert_allclose(losses_of(mode, micro_batch, accumulate)[1], reference, rtol=rtol)
 
 
 def test_losses_are_each_read_though_logged_rarely(reference: list[float]) -> None:

@@ -169,6 +169,21 @@ class Terminal(io.StringIO):
         return self.watched
 
 
+def errors_with(writer: EventWriter, caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What is logged as errors in four steps, each of which is written."""
+
+    class Trainer(TrainerBase):
+        def run_step(self) -> None:
+            pass
+
+    trainer = Trainer()
+    trainer.register_hooks([PeriodicWriter([writer], period=1)])
+    with caplog.at_level("ERROR", "libai_data"):
+        trainer.train(0, 4)
+    assert trainer.iter == 4
+    return caplog.records
+
+
 def test_a_writer_on_a_full_disk_is_named_once_and_the_training_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     class Full(EventWriter):
         tries = 0
@@ -178,19 +193,11 @@ def test_a_writer_on_a_full_disk_is_named_once_and_the_training_goes_on(caplog: 
             if self.tries != 3:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    class Trainer(TrainerBase):
-        def run_step(self) -> None:
-            pass
-
-    full, trainer = Full(), Trainer()
-    trainer.register_hooks([PeriodicWriter([full], period=1)])
-    with caplog.at_level("ERROR", "libai_data"):
-        trainer.train(0, 4)
-    assert trainer.iter == 4
+    full = Full()
     # Before it could write at the third try, and after.
-    assert full.tries == 5
     said = "Full cannot write: [Errno 28] No space left on device. The training goes on."
-    assert [record.getMessage() for record in caplog.records] == [said, said]
+    assert [record.getMessage() for record in errors_with(full, caplog)] == [said, said]
+    assert full.tries == 5
 
 
 def test_a_writer_with_a_bug_is_named_with_its_traceback_and_the_training_goes_on(
@@ -200,15 +207,7 @@ def test_a_writer_with_a_bug_is_named_with_its_traceback_and_the_training_goes_o
         def write(self) -> None:
             raise RuntimeError("no such project")
 
-    class Trainer(TrainerBase):
-        def run_step(self) -> None:
-            pass
-
-    trainer = Trainer()
-    trainer.register_hooks([PeriodicWriter([Wrong()], period=1)])
-    with caplog.at_level("ERROR", "libai_data"):
-        trainer.train(0, 4)
-    (record,) = caplog.records
+    (record,) = errors_with(Wrong(), caplog)
     assert record.getMessage() == "Wrong cannot write: no such project. The training goes on."
     assert record.exc_info is not None
 
