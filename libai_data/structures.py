@@ -141,20 +141,25 @@ class DistTensorData:
                     f"{first.placement_idx}, sample {row} has {value.sbp_list} on layer {value.placement_idx}"
                 )
         return DistTensorData(
-            _stack_tensors([value.tensor for value in values]), list(first.sbp_list), first.placement_idx
+            stack_tensors([value.tensor for value in values]), list(first.sbp_list), first.placement_idx
         )
 
 
-def _stack_tensors(tensors: Sequence[Any]) -> Any:
+def stack_tensors(tensors: Sequence[Any]) -> Any:
+    """Stack numpy arrays, or OneFlow tensors if one of them is one, along a new dim 0.
+
+    Raises:
+        SchemaError: Shapes or dtypes differ.
+    """
     are_flow = any(is_flow_tensor(tensor) for tensor in tensors)
     if are_flow:
         tensors = [as_flow_tensor(tensor) for tensor in tensors]
     first = tensors[0]
     for row, tensor in enumerate(tensors):
-        if tuple(tensor.shape) != tuple(first.shape):
+        if tensor.shape != first.shape:
             raise SchemaError(
-                f"shapes differ between samples of a batch: sample 0 has {tuple(first.shape)}, sample {row} has "
-                f"{tuple(tensor.shape)}; pad them, or use a padding collator"
+                f"shapes differ between samples of a batch: sample 0 has {list(first.shape)}, sample {row} has "
+                f"{list(tensor.shape)}; pad them, or use a padding collator"
             )
         if tensor.dtype != first.dtype:
             raise SchemaError(
@@ -175,11 +180,7 @@ class Instance:
     """
 
     # Of batches only. Set on the class, since samples are made by the million.
-    _info: BatchInfo | None = None
-    _rows: RowIndices | None = None
-    _parts: frozenset[str] = frozenset()
-    _absent: frozenset[str] = frozenset()
-    _agreement: Agreement | None = None
+    _origin: Origin | None = None
     _unnamed: type | None = None
     """What it was before its values, which had none, got names: a tuple, a list, or a single tensor."""
 
@@ -203,19 +204,10 @@ class Instance:
             raise AttributeError(f"no field '{name}'; there are {known}.{nearest(name, known)}")
         return self._fields[name]
 
-    def attach(
-        self, info: BatchInfo, rows: RowIndices | None, agreement: Agreement, parts: frozenset[str] = frozenset()
-    ) -> None:
-        """Make this a batch of a loader.
-
-        Args:
-            info: where it stands in the stream.
-            rows: which samples its rows are, where this rank read them.
-            agreement: shared by all batches of the loader.
-            parts: fields of which the tensors hold this tensor-parallel rank's part alone.
-        """
-        self.__dict__.update(_info=info, _rows=rows, _agreement=agreement, _parts=parts)
-        for name in parts:
+    def attach(self, origin: Origin) -> None:
+        """Make this a batch of a loader."""
+        self._origin = origin
+        for name in origin.parts:
             # For whoever makes this field global by itself, as LiBai does.
             self._fields[name]._is_part = True
 
@@ -284,7 +276,7 @@ def _stack_values(values: list[Any]) -> Any:
     if isinstance(first, (list, tuple)) and not _is_numeric(_first_leaf(first)):
         return values
     if isinstance(first, (list, tuple)) or _is_numeric(first):
-        return _stack_tensors([_stackable(value, row) for row, value in enumerate(values)])
+        return stack_tensors([_stackable(value, row) for row, value in enumerate(values)])
     for row, value in enumerate(values):
         if type(value) is not type(first):
             raise SchemaError(f"sample 0 has a {type(first).__name__}, sample {row} a {type(value).__name__}")
@@ -368,9 +360,35 @@ class Agreement:
     batches: int = 0
 
 
+class Origin(NamedTuple):
+    """What a loader attaches to a batch, for whoever makes the batch global, joins it with others or counts its rows.
+
+    Args:
+        info: where the batch stands in the stream.
+        rows: which samples the rows are, where this rank read them.
+        agreement: shared by all batches of the loader.
+        parts: fields of which the tensors hold this tensor-parallel rank's part alone.
+        absent: fields whose bytes this rank was not sent, since its pipeline stage does not need them.
+    """
+
+    info: BatchInfo | None = None
+    rows: RowIndices | None = None
+    agreement: Agreement | None = None
+    parts: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
+
+
+_NO_ORIGIN = Origin()
+
+
+def origin_of(batch: Any) -> Origin:
+    """What the loader attached to a batch; of a batch that comes from no loader, nothing is known."""
+    return (batch._origin if isinstance(batch, Instance) else None) or _NO_ORIGIN
+
+
 def batch_info(batch: Any) -> BatchInfo | None:
-    """The `BatchInfo` that the loader attached to a batch, or None for a batch of another origin."""
-    return batch._info if isinstance(batch, Instance) else None
+    """The `BatchInfo` that the loader attached to a batch, or None for a batch that comes from no loader."""
+    return origin_of(batch).info
 
 
 Fields = Union[Instance, dict[str, Any]]

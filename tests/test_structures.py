@@ -17,6 +17,7 @@ from libai_data.structures import (
     BatchInfo,
     DistTensorData,
     Instance,
+    Origin,
     as_array,
     batch_info,
     fields_of,
@@ -111,7 +112,7 @@ def test_shapes_and_dtypes_that_differ_are_refused_by_field_sample_and_both_valu
     def batch(*arrays: np.ndarray) -> list[Instance]:
         return [Instance(other=wrap(tensor(np.zeros(1))), x=wrap(tensor(array))) for array in arrays]
 
-    with pytest.raises(SchemaError, match=r"field 'x'.*sample 0 has \(2, 3\), sample 2 has \(3, 2\)"):
+    with pytest.raises(SchemaError, match=r"field 'x'.*sample 0 has \[2, 3\], sample 2 has \[3, 2\]"):
         Instance.stack(batch(np.zeros((2, 3)), np.ones((2, 3)), np.zeros((3, 2))))
     with pytest.raises(SchemaError, match=r"field 'x'.*sample 0 has .*float32, sample 1 has .*float64"):
         Instance.stack(batch(np.zeros(2, np.float32), np.zeros(2, np.float64)))
@@ -179,7 +180,7 @@ def test_instances_within_instances_stack_and_the_inner_field_is_named() -> None
         (["text", "text"], "field 'x'.*str"),
         ([None, None], "field 'x'.*NoneType"),
         ([{"a": 1}, {"a": 2}], "field 'x'.*dict"),
-        ([[1, 2], [1, 2, 3]], r"field 'x'.*\(2,\), sample 1 has \(3,\)"),
+        ([[1, 2], [1, 2, 3]], r"field 'x'.*\[2\], sample 1 has \[3\]"),
         ([[[1], [1, 2]], [[1], [1, 2]]], "field 'x': sample 0.*ragged"),
         ([DistTensorData(1), 1], "field 'x'.*DistTensorData, sample 1 a int"),
         ([2**70, 2**70], "field 'x': sample 0"),
@@ -289,7 +290,7 @@ def test_only_a_loaders_batches_carry_a_place_in_the_stream() -> None:
     batch = Instance(x=1)
     assert batch_info(batch) is None
     assert batch_info({"x": 1}) is None
-    batch._info = BatchInfo(step=1, epoch=0, position=4, size=4, valid=4)
+    batch.attach(Origin(BatchInfo(step=1, epoch=0, position=4, size=4, valid=4)))
     assert batch_info(batch) == BatchInfo(1, 0, 4, 4, 4)
     assert len(batch) == 1
 

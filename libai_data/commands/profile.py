@@ -19,7 +19,7 @@ from libai_data.delivery.read_plan import ReadPlan, read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.structures import Instance, fields_of
+from libai_data.structures import fields_of, origin_of
 
 _GOOD_ENOUGH = 0.95
 """The fewest workers that reach this share of the best rate are recommended: each costs memory."""
@@ -142,8 +142,9 @@ def _batches(loader: Any) -> Iterator[Any]:
 
 def _rows_of(batch: Any) -> int:
     """The samples that the loader read for a batch; of a batch of another origin, dim 0 of its first field."""
-    if isinstance(batch, Instance) and batch._rows is not None:
-        return len(batch._rows.indices)
+    rows = origin_of(batch).rows
+    if rows is not None:
+        return len(rows.indices)
     value = next(iter(fields_of(batch).values()))
     return int(getattr(value, "tensor", value).shape[0])
 

@@ -8,25 +8,18 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from libai_data.delivery.gather import checksum_of, digest_of, gather_words
-from libai_data.delivery.schema_check import raise_differences, signature_of
+from libai_data.delivery.schema_check import FieldSignature, raise_differences, signature_of
 from libai_data.errors import ContractError, ranks_by_value
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.structures import BatchInfo, DistTensorData, RowIndices
+from libai_data.structures import DistTensorData, Origin, RowIndices
 
 _STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER, _FIELDS = range(8)
 _ABSENT = -1
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
 
 
-def check_contract(
-    fields: Mapping[str, DistTensorData],
-    info: BatchInfo | None,
-    rows: RowIndices | None,
-    order: str = "",
-    parts: AbstractSet[str] = frozenset(),
-    absent: AbstractSet[str] = frozenset(),
-) -> None:
+def check_contract(fields: Mapping[str, DistTensorData], origin: Origin) -> None:
     """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
 
     All ranks must have the same fields, follow the same order and stand at the same step, epoch and position. Ranks
@@ -35,11 +28,7 @@ def check_contract(
 
     Args:
         fields: this rank's local tensors.
-        info: where the batch stands; None if it comes from no loader.
-        rows: which samples this rank read; None where another read for it.
-        order: what decides the order of the samples, in words.
-        parts: fields of which tensor peers hold different parts, and so different bytes.
-        absent: fields whose bytes this rank was not sent, since its stage does not need them.
+        origin: of the batch. Of its `parts`, tensor peers hold different bytes; its `absent` fields have none.
 
     Raises:
         SchemaError: On every rank alike: the fields differ.
@@ -48,21 +37,19 @@ def check_contract(
     mesh = get_mesh()
     if mesh.world_size == 1:
         return
-    heads = check_places(fields, info, rows, order)
+    heads = check_places(fields, origin)
     count = int(heads[0, _SIZE]) // mesh.data_parallel_size
-    whole = {name: value for name, value in fields.items() if name not in parts}
-    table = gather_words(np.concatenate([_checksums(whole, absent), _samples(rows, count)]))
+    whole = {name: value for name, value in fields.items() if name not in origin.parts}
+    table = gather_words(np.concatenate([_checksums(whole, origin.absent), _samples(origin.rows, count)]))
     problems = _different_bytes(table, list(whole), mesh)
     _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh))
 
 
-def check_places(
-    fields: Mapping[str, DistTensorData], info: BatchInfo | None, rows: RowIndices | None = None, order: str = ""
-) -> np.ndarray:
+def check_places(fields: Mapping[str, DistTensorData], origin: Origin) -> np.ndarray:
     """Compare fields, shapes and place of this batch, not what it holds. Collective, like `check_contract`.
 
     Args:
-        fields, info, rows, order: as of `check_contract`.
+        fields, origin: as of `check_contract`.
 
     Returns:
         What the ranks told, int64 [world size, words].
@@ -72,11 +59,11 @@ def check_places(
         ContractError: On every rank alike: places, orders or numbers of rows differ.
     """
     signature = signature_of(fields)
-    heads = gather_words(_head(info, rows, order, digest_of(repr(signature).encode())))
+    heads = gather_words(_head(signature, origin))
     # Ranks with batches of different sizes differ in their shapes only because of that.
     if len(set(heads[:, _FIELDS].tolist())) > 1 and len(set(heads[:, _SIZE].tolist())) == 1:
         raise_differences(signature)
-    _refuse(heads, [*_different_orders(heads, order), *_different_places(heads)])
+    _refuse(heads, [*_different_orders(heads, _order(origin)), *_different_places(heads)])
     return heads
 
 
@@ -85,9 +72,14 @@ def _refuse(heads: np.ndarray, problems: Sequence[str]) -> None:
         raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
 
 
-def _head(info: BatchInfo | None, rows: RowIndices | None, order: str, fields: int) -> np.ndarray:
-    place = (0, 0, 0, 0, 0) if info is None else (info.step, info.epoch, info.position, info.size, info.valid)
-    return np.array([*place, rows is not None, digest_of(order.encode()), fields], dtype=np.int64)
+def _order(origin: Origin) -> str:
+    return "" if origin.agreement is None else origin.agreement.order
+
+
+def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
+    place = (0, 0, 0, 0, 0) if origin.info is None else origin.info[: len(_NAMES)]
+    words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
+    return np.array([*place, origin.rows is not None, *words], dtype=np.int64)
 
 
 def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -> np.ndarray:

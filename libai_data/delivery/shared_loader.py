@@ -30,7 +30,7 @@ from libai_data.loader.schema import Layout
 from libai_data.mesh.current import broadcast_py_object
 from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
-from libai_data.structures import Agreement, Instance, RowIndices
+from libai_data.structures import Agreement, Instance, Origin, RowIndices
 
 _SENT_AHEAD = 4
 """Batches that may be on their way to another node."""
@@ -337,9 +337,8 @@ class SharedLoader:
         whole = batch.arrays if self._arena is None or not self._has_peers else for_oneself(batch, self._arena)
         arrays = {name: array[own] for name, array in whole.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
-        instance = assemble(arrays, batch.layouts, batch.info, read, self._agreement)
-        instance._absent = self._absent(batch.layouts)
-        return instance
+        origin = Origin(batch.info, read, self._agreement, absent=self._absent(batch.layouts))
+        return assemble(arrays, batch.layouts, origin)
 
     def _absent(self, layouts: Mapping[str, Layout]) -> frozenset[str]:
         """Fields whose bytes were not sent to this node, since none of its ranks needs them."""

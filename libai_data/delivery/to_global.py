@@ -11,7 +11,7 @@ from libai_data.errors import MeshError, SchemaError
 from libai_data.mesh.current import get_mesh
 from libai_data.mesh.global_tensor import local_to_global
 from libai_data.mesh.peers.liveness import begin_collective
-from libai_data.structures import DistTensorData, Fields, Instance, fields_of
+from libai_data.structures import DistTensorData, Fields, Instance, Origin, fields_of, origin_of
 
 
 def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
 
 def _all_global(batch: Fields, fields: dict[str, DistTensorData], device_type: str | None) -> dict[str, Any]:
     _compare_with_other_ranks(batch, fields)
-    parts = batch._parts if isinstance(batch, Instance) else frozenset()
+    parts = origin_of(batch).parts
     return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
 
 
@@ -70,12 +70,12 @@ def compare_with_other_ranks(batch: Instance) -> None:
 
 
 def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) -> None:
-    agreement = batch._agreement if isinstance(batch, Instance) else None
-    is_due = agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0
-    if is_due and isinstance(batch, Instance) and agreement is not None:
-        check_contract(fields, batch._info, batch._rows, agreement.order, batch._parts, batch._absent)
+    origin = origin_of(batch)
+    agreement = origin.agreement
+    if agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0:
+        check_contract(fields, origin)
     elif agreement is not None and agreement.per_batch and get_mesh().world_size > 1:
-        check_places(fields, batch._info if isinstance(batch, Instance) else None)
+        check_places(fields, Origin(origin.info))
     elif agreement is None or not agreement.fields_agree:
         check_same_on_all_ranks(signature_of(fields))
     if agreement is not None:

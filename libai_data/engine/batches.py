@@ -12,7 +12,7 @@ import numpy as np
 
 from libai_data.data.nesting import is_named_tuple
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import DistTensorData, Instance, batch_info
+from libai_data.structures import DistTensorData, Instance, Origin, batch_info
 
 _NESTED = (DistTensorData, abc.Mapping, tuple)
 
@@ -127,7 +127,8 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
     infos = [batch_info(batch) for batch in batches]
     known = [info for info in infos if info is not None]
     if len(known) == len(infos):
-        joined._info = known[0]._replace(size=sum(info.size for info in known), valid=sum(info.valid for info in known))
+        size, valid = (sum(getattr(info, name) for info in known) for name in ("size", "valid"))
+        joined.attach(Origin(known[0]._replace(size=size, valid=valid)))
     return joined
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from libai_data.data.nesting import TEXT, is_named_tuple, is_numbers, text_to_array
 from libai_data.errors import SchemaError
 from libai_data.iterables.items import array_in, as_leaf, leaves_of_batch, named
-from libai_data.structures import DistTensorData, Instance
+from libai_data.structures import DistTensorData, Instance, stack_tensors
 
 
 def default_collate(samples: Sequence[Any], path: str = "") -> Any:
@@ -42,12 +42,7 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
             return batch
     if is_named_tuple(first):
         return type(first)(*_by_key(samples, [sample._asdict() for sample in samples], path).values())
-    if isinstance(first, DistTensorData):
-        try:
-            return DistTensorData.stack([as_leaf(sample, path) for sample in samples])
-        except SchemaError as error:
-            raise SchemaError(f"{_whose(path)}{error}") from error
-    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+    if dataclasses.is_dataclass(first) and not isinstance(first, (type, DistTensorData)):
         names = [field.name for field in dataclasses.fields(first)]
         fields = [{name: getattr(sample, name) for name in names} for sample in samples]
         return dataclasses.replace(first, **_by_key(samples, fields, path))
@@ -58,7 +53,11 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
             raise SchemaError(f"{_whose(path)}sequences of unequal lengths: {[len(sample) for sample in samples]}")
         parts = [default_collate(each, f"{path}.{number}".lstrip(".")) for number, each in enumerate(zip(*samples))]
         return parts if isinstance(first, list) else tuple(parts)
-    return _stacked([as_leaf(sample, path) for sample in samples], path)
+    leaves = [as_leaf(sample, path) for sample in samples]
+    try:
+        return DistTensorData.stack(leaves) if isinstance(first, DistTensorData) else stack_tensors(leaves)
+    except SchemaError as error:
+        raise SchemaError(f"{_whose(path)}{error}") from error
 
 
 def _form(sample: Any) -> str:
@@ -78,17 +77,6 @@ def _by_key(samples: Sequence[Any], fields: Sequence[Any], path: str) -> dict[st
         if set(each) != set(first):
             raise SchemaError(f"{_whose(path)}sample 0 of a batch has {list(first)}, sample {row} has {list(each)}")
     return {key: default_collate([each[key] for each in fields], f"{path}.{key}".lstrip(".")) for key in first}
-
-
-def _stacked(arrays: list[np.ndarray], path: str) -> np.ndarray:
-    first = arrays[0]
-    for row, array in enumerate(arrays):
-        if array.shape != first.shape or array.dtype != first.dtype:
-            raise SchemaError(
-                f"{_whose(path)}sample 0 of a batch is {first.dtype} {list(first.shape)}, sample {row} is "
-                f"{array.dtype} {list(array.shape)}; make them alike, or use a padding collate_fn"
-            )
-    return np.stack(arrays)
 
 
 class BatchRow(NamedTuple):

@@ -17,7 +17,7 @@ from libai_data.iterables.items import array_in, leaves_of_batch, named, rows_in
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.mesh.current import is_main_process
-from libai_data.structures import Instance
+from libai_data.structures import batch_info
 
 
 class Row(NamedTuple):
@@ -219,7 +219,7 @@ class RowReader:
 
     def _rows_of(self, item: Any) -> list[Row]:
         if not self._source.batches:
-            if isinstance(item, Instance) and item._info is not None:
+            if batch_info(item) is not None:
                 raise SchemaError(f"{self._source.name} yields batches of a loader of libai_data; use that as it is")
             pieces = [item]
         else:

@@ -20,7 +20,7 @@ from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, Tenso
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.timing import StageTimes
 from libai_data.mesh.global_tensor import as_flow_tensor
-from libai_data.structures import Agreement, BatchInfo, DistTensorData, Instance, RowIndices, fields_of
+from libai_data.structures import BatchInfo, DistTensorData, Instance, Origin, fields_of
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""
@@ -274,23 +274,13 @@ class BatchReader:
         return {name: replace(layout, **self._layouts.get(name, {})) for name, layout in layouts.items()}
 
 
-def assemble(
-    arrays: Mapping[str, np.ndarray],
-    layouts: Mapping[str, Layout],
-    info: BatchInfo,
-    rows: RowIndices | None,
-    agreement: Agreement,
-    parts: frozenset[str] = frozenset(),
-) -> Instance:
+def assemble(arrays: Mapping[str, np.ndarray], layouts: Mapping[str, Layout], origin: Origin) -> Instance:
     """Make a rank's batch: OneFlow tensors over the arrays' own memory.
 
     Args:
         arrays: of each field, this rank's rows.
         layouts: of each field.
-        info: where the batch stands in the stream.
-        rows: which samples the rows are, where this rank read them.
-        agreement: shared by all batches of a loader.
-        parts: fields of which the arrays hold this tensor-parallel rank's part alone.
+        origin: what the batch carries besides.
 
     Raises:
         SchemaError: OneFlow lacks a field's dtype; the field is named.
@@ -304,7 +294,7 @@ def assemble(
         layout = layouts[name]
         fields[name] = DistTensorData(tensor, layout.sbp_list, layout.placement_idx)
     instance = Instance(**fields)
-    instance.attach(info, rows, agreement, parts)
+    instance.attach(origin)
     return instance
 
 

@@ -32,7 +32,7 @@ from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.timing import LoaderTimes, StageTimes, summary
 from libai_data.loader.worker import Payload
 from libai_data.mesh.current import get_data_parallel_size
-from libai_data.structures import Agreement, Instance, RowIndices
+from libai_data.structures import Agreement, Instance, Origin, RowIndices
 
 WORKER_TYPES = ("process", "thread")
 RULES = {
@@ -209,7 +209,8 @@ class DataLoader:
             return None
         rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
         info = info_of(batch.index_batch)
-        return assemble(batch.arrays, batch.layouts, info, rows, agreement, batch.parts), self.stream.after(info)
+        origin = Origin(info, rows, agreement, batch.parts)
+        return assemble(batch.arrays, batch.layouts, origin), self.stream.after(info)
 
     def begin(self, position: int, also_kept: int = 0) -> Iteration:
         """Begin to read batches, as arrays; whoever delivers them to several ranks makes Instances of them.

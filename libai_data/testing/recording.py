@@ -11,7 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.errors import ConfigError
-from libai_data.structures import Instance
+from libai_data.structures import Instance, origin_of
 
 Step = list[list[int]]
 """For each rank the indices that count in its batch."""
@@ -145,7 +145,7 @@ class Job:
 
 def _counting_rows(batch: Instance, rank: int) -> np.ndarray:
     """The indices of a batch of ours, without padding: `valid` counts rows of the whole batch."""
-    rows, info = batch._rows, batch._info
+    info, rows, *_ = origin_of(batch)
     if rows is None or info is None:
         raise ConfigError("this Instance does not say which samples it holds; pass indices_of")
     return rows.indices[: max(0, info.valid - rank * len(rows.indices))]

@@ -10,12 +10,12 @@ import pytest
 
 from libai_data.delivery import contract
 from libai_data.delivery.contract import check_contract
-from libai_data.delivery.gather import checksum_of, digest_of
+from libai_data.delivery.gather import checksum_of
 from libai_data.delivery.schema_check import signature_of
 from libai_data.errors import ContractError
 from libai_data.mesh.current import get_mesh, set_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.structures import BatchInfo, DistTensorData, RowIndices
+from libai_data.structures import Agreement, BatchInfo, DistTensorData, Origin, RowIndices
 
 Rank = tuple[dict[str, np.ndarray], BatchInfo, Any, str]
 
@@ -39,7 +39,7 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
             every = []
             for arrays, info, rows, order in ranks:
                 fields = {name: DistTensorData(array) for name, array in arrays.items()}
-                first = contract._head(info, rows, order, digest_of(repr(signature_of(fields)).encode()))
+                first = contract._head(signature_of(fields), Origin(info, rows, Agreement(order=order)))
                 if number == 0:
                     every.append(first)
                 else:
@@ -52,7 +52,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(contract, "broadcast_py_object", lambda order, src: ranks[src][3])
         set_mesh(ParallelMesh(*sizes))
         arrays, info, rows, order = ranks[0]
-        check_contract({name: DistTensorData(array) for name, array in arrays.items()}, info, rows, order)
+        fields = {name: DistTensorData(array) for name, array in arrays.items()}
+        check_contract(fields, Origin(info, rows, Agreement(order=order)))
 
     before = get_mesh()
     yield compare

@@ -8,6 +8,7 @@ from typing import Any
 
 from libai_data.engine import DefaultTrainer, HookBase
 from libai_data.mesh.current import get_rank
+from libai_data.structures import origin_of
 
 taken: list[str] = []
 
@@ -26,7 +27,8 @@ class NotingTrainer(DefaultTrainer):
 
     @classmethod
     def get_batch(cls, data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
-        rows = data._rows
+        rows = origin_of(data).rows
+        assert rows is not None
         taken.extend(f"{epoch}:{index}" for epoch, index in zip(rows.epochs.tolist(), rows.indices.tolist()))
         return super().get_batch(data, input_placement_device, mixup_func)
 

@@ -30,7 +30,7 @@ from libai_data.mesh import (
     synchronize,
 )
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.structures import Instance
+from libai_data.structures import Instance, Origin, origin_of
 from tools.benchmarks.rows import Measure, Scale
 from tools.benchmarks.training import digits_times, waiting_of_digits
 from tools.benchmarks.works import IMAGE_SHAPE, PICTURES, TOKEN_FIELDS, TOKENS, ReadyImages, Resized, Tokens
@@ -164,10 +164,10 @@ def _check(dataset: Any, scale: Scale) -> Iterator[Measure]:
     step = digits_times(scale).seconds
     _on_mesh(2, 2)
     batch = _read(dataset)[0]
-    fields, info, indices = batch.get_fields(), batch._info, batch._rows
+    fields, origin = batch.get_fields(), Origin(*origin_of(batch)[:2])
 
     def check() -> None:
-        check_contract(fields, info, indices)
+        check_contract(fields, origin)
 
     yield lambda: 100 * seconds_a_step(check, scale.seconds) / (CHECK_EVERY * step)
 

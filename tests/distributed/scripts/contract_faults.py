@@ -23,7 +23,7 @@ from libai_data.delivery.contract import check_contract
 from libai_data.errors import DataPipelineError
 from libai_data.loader import DataLoader
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
-from libai_data.structures import DistTensorData, Instance
+from libai_data.structures import DistTensorData, Instance, Origin
 
 RANK = flow.env.get_rank()
 CHECK_EVERY = 4
@@ -252,7 +252,7 @@ def cost() -> dict[str, float]:
         taken = []
         for _ in range(7):
             start = time.perf_counter()
-            check_contract(fields, None, None)
+            check_contract(fields, Origin())
             taken.append(time.perf_counter() - start)
         seconds[name] = sorted(taken)[3]
     return seconds

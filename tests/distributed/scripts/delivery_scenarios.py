@@ -29,7 +29,7 @@ from libai_data.delivery.network import NetworkFeed
 from libai_data.errors import PassError
 from libai_data.loader import PadCollator
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
-from libai_data.structures import DistTensorData, Instance, batch_info
+from libai_data.structures import DistTensorData, Instance, batch_info, origin_of
 
 FOLDER = Path(sys.argv[1])
 RANK = flow.env.get_rank()
@@ -85,7 +85,7 @@ def seen(batch: Any, convert: bool = True) -> dict[str, Any]:
     rows: dict[str, list[str] | None] = {}
     for name, data in batch.get_fields().items():
         array = data.tensor.numpy()
-        if name in batch._absent:
+        if name in origin_of(batch).absent:
             # Not sent to this node, for none of its ranks is of the stage that needs it.
             assert not set(get_mesh().layer_ranks(data.placement_idx)) & set(ranks_of_this_node())
             assert not array.any()

@@ -17,7 +17,7 @@ from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.errors import DataPipelineError
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
-from libai_data.structures import DistTensorData, Instance
+from libai_data.structures import DistTensorData, Instance, origin_of
 
 RANK = flow.env.get_rank()
 Fields = dict[str, np.ndarray]
@@ -61,7 +61,7 @@ def error_of(change: Callable[[Fields], Fields], readers: str) -> str:
         given, batch = batch, Instance()
         for name, array in changed.items():
             batch.set(name, DistTensorData(flow.from_numpy(np.array(array))))
-        batch._agreement, batch._info, batch._rows = given._agreement, given._info, given._rows
+        batch.attach(origin_of(given))
     try:
         to_global(batch)
     except DataPipelineError as error:

@@ -109,7 +109,7 @@ class OfRank:
                 batch = next(batches, None)
                 if batch is not None:
                     rows = batch.get("input_ids").tensor.numpy()
-                    counting = max(0, batch._info.valid - self._rank * len(rows))
+                    counting = max(0, batch._origin.info.valid - self._rank * len(rows))
                     told = indices_of(rows)[:counting], self._loader.state_dict()
             told = broadcast_py_object(told, src=self._rank)
             if told is None:

@@ -15,6 +15,7 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.mesh.current import ParallelMesh, set_mesh, tensor_to_rank0
+from libai_data.structures import origin_of
 
 LENGTH, BATCH, STEPS = 32, 8, 3
 MESHES = [(1, 4, 1), (2, 2, 1), (1, 2, 2)]
@@ -61,7 +62,7 @@ def check(corpus: str, case: str, readers: str, data: int) -> list[str]:
     )
     parts: list[str] = []
     for truth, batch in zip(expected(dataset), loader):
-        parts = sorted(batch._parts)
+        parts = sorted(origin_of(batch).parts)
         made = to_global(batch)
         assert set(made) == set(truth)
         for name, tensor in made.items():
