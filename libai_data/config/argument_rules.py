@@ -28,7 +28,9 @@ class Rule(NamedTuple):
     def problem(self, name: str, value: Any) -> str:
         """What is wrong with a value that is not allowed."""
         hint = nearest(value, self.choices) if isinstance(value, str) else ""
-        return f"{name} is {value!r}; it must be {self.allowed}.{hint}"
+        if isinstance(value, Integral) and value > _LARGEST:  # type: ignore[operator]
+            hint = f" No number may be above {_LARGEST}."
+        return f"{name} is {value!r:.200}; it must be {self.allowed}.{hint}"
 
 
 def whole(least: int, most: int = _LARGEST, words: str = "") -> Rule:
@@ -69,6 +71,15 @@ def list_of(kind: type, words: str) -> Rule:
     return Rule(f"a list of {words}", holds)
 
 
+def each(rule: Rule, count: int | None = None) -> Rule:
+    """A list, of so many elements where `count` is given, that all follow a rule."""
+
+    def holds(value: Any) -> bool:
+        return isinstance(value, (list, tuple)) and count in (None, len(value)) and all(map(rule.holds, value))
+
+    return Rule(f"a list{'' if count is None else f' of {count}'}, each {rule.allowed}", holds)
+
+
 def or_none(rule: Rule) -> Rule:
     """The same, or None."""
     return rule._replace(allowed=f"{rule.allowed}, or None", holds=lambda value: value is None or rule.holds(value))
@@ -77,6 +88,7 @@ def or_none(rule: Rule) -> Rule:
 INT = Rule("an int", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
 REAL = Rule("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
 BATCH_SIZE = whole(1, 2**31 - 1)
+EPOCH = whole(0, 2**31 - 1)
 FLAG = one_of(True, False)
 TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
 PATH = Rule("a path", lambda value: isinstance(value, (str, os.PathLike)) and bool(os.fspath(value)))

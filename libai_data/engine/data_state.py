@@ -9,9 +9,10 @@ from typing import Any
 
 from tqdm import tqdm
 
+from libai_data.config.argument_rules import EPOCH, TEXT, whole
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
-from libai_data.data.samplers.stream_state import StreamState
+from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.kinds import knows_its_rounds
@@ -21,6 +22,7 @@ from libai_data.mesh.current import get_rank, is_main_process
 logger = logging.getLogger(__name__)
 
 OVERRIDE_KEY = "train.resume_override"
+_STATE = {"round": EPOCH, "batches": whole(0), "digest": TEXT, "rank": whole(0)}
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 
 
@@ -174,7 +176,8 @@ class CountedLoader:
             ConfigError: `override` names something unknown.
         """
         check_overrides(override)
-        if set(state) != {"round", "batches", "digest", "rank"}:
+        check_state(state, Keys({}, _STATE, others=True), "the trainer")
+        if set(state) != set(_STATE):
             raise CheckpointError(
                 f"the checkpoint's data state is {dict(state)}, which the train loader ({type(self.counted).__name__}) "
                 f"cannot take, having no state_dict; to begin its data anew: {OVERRIDE_KEY}=[{RESTART_DATA}]"

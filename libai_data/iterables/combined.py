@@ -6,6 +6,7 @@ from collections import abc
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.structures import Instance
 
@@ -72,6 +73,7 @@ class CombinedLoader:
         Raises:
             CheckpointError: The state is that of other loaders.
         """
+        check_state(state, Keys({}, others=True), "several loaders")
         saved = state.get("loaders")
         if not isinstance(saved, abc.Mapping) or set(saved) != set(self.loaders):
             known = sorted(saved) if isinstance(saved, abc.Mapping) else "one loader alone"

@@ -11,12 +11,13 @@ import numpy as np
 
 from libai_data.data.nesting import Leaf, array_to_text, is_flat, put_together
 from libai_data.data.samplers.sampler import Cursor
+from libai_data.data.samplers.stream_state import check_state
 from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words
 from libai_data.errors import ContractError, PeerError
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.items import ArgumentNames
-from libai_data.iterables.stream import IterableStream
+from libai_data.iterables.stream import STATE, IterableStream
 from libai_data.loader.iteration import Pass, Take
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.structures import Instance
@@ -219,6 +220,7 @@ class IterableLoader:
         Raises:
             CheckpointError: The state belongs to another kind of stream.
         """
+        check_state(state, STATE, "a loader over an iterable")
         details = state.get("iterable", {})
         if "seed" in override:
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, MAPPING, TEXT, one_of, or_none, whole
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
-from libai_data.data.samplers.stream_state import check_position
+from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader
@@ -19,6 +20,27 @@ _Key = tuple[int, int]
 
 _PLACES_KEPT = 64
 """More than batches can be between the one that is read and the one that the trainer has taken."""
+
+STATE = Keys(
+    {"position": whole(0), "ends": one_of("short", "pad", "drop", "cycle")},
+    {
+        "epoch": EPOCH,
+        "dataset": or_none(MAPPING),
+        "iterable": Keys(
+            {},
+            {
+                "epoch": EPOCH,
+                "num_shards": BATCH_SIZE,
+                "global_batch_size": BATCH_SIZE,
+                "rows_digests": MAPPING,
+                "row": whole(0),
+                "rows_digest": TEXT,
+                "source": Keys({"row": whole(0), "state": TEXT}),
+            },
+        ),
+    },
+)
+"""What a loader over an iterable keeps."""
 
 
 class TakenRows:
@@ -249,16 +271,15 @@ class IterableStream(EpochPositions, StreamSampler):
         Raises:
             CheckpointError: The state is that of another kind of stream.
         """
-        if "position" not in state or "ends" not in state:
-            raise CheckpointError(f"the data state {dict(state)} was not saved by a loader over an iterable")
+        check_state(state, STATE, "a loader over an iterable")
         if (state["ends"] == "cycle") != self.endless:
             raise CheckpointError(
                 f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream and "
                 "rounds cannot continue each other"
             )
-        check_position(state["position"])
-        check_position(state.get("epoch", 0), "epoch")
-        self.cursor = Cursor(int(state["position"]), 0 if self.endless else int(state.get("epoch", 0)))
+        if not self.endless:
+            check_state(state, Keys({"epoch": EPOCH}, others=True), "a loader whose rounds end")
+        self.cursor = Cursor(int(state["position"]), 0 if self.endless else int(state["epoch"]))
 
     def details(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """What else can be told of the place of a state: round, row, digest, the iterable's state.

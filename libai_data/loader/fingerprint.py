@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import MAPPING, or_none
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
-from libai_data.data.samplers.stream_state import StreamState
+from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.errors import DataPipelineError
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
@@ -60,6 +61,7 @@ def restore_stream(
     Raises:
         CheckpointError: The state belongs to another dataset or stream; both values are shown.
     """
+    check_state(state, Keys({}, {"dataset": or_none(MAPPING)}, others=True), "a loader")
     stream_state = {key: value for key, value in state.items() if key != "dataset"}
     found = dataset_difference(state.get("dataset") or {}, fingerprint)
     if isinstance(getattr(stream, "state", None), StreamState):

@@ -589,11 +589,3 @@ def test_what_decides_the_order_in_another_way_is_refused(name: str, ends: str) 
     options: dict[str, Any] = {name: [[0]]}
     with pytest.raises(ConfigError, match=f"takes no '{name}'.*use DataLoader"):
         from_iterable([sample(0), sample(1)], 1, ends=ends, **options)
-
-
-@pytest.mark.parametrize("epoch", ["1", 1.5, -1, None])
-def test_a_state_whose_epoch_is_none_is_refused(epoch: Any) -> None:
-    loader = from_iterable(numbers, 4)
-    with pytest.raises(CheckpointError, match=r"the data state's epoch is .*; it must be an int"):
-        loader.load_state_dict({**loader.state_dict(), "epoch": epoch})
-    loader.close()

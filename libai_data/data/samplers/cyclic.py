@@ -177,10 +177,9 @@ class CyclicSampler(StreamSampler):
 
     def set_epoch(self, epoch: int) -> None:
         """Go on at the beginning of this epoch."""
-        check_at_least(0, epoch=epoch)
+        place = self._place_of_epoch(epoch)
         if self._walk is not None and epoch:
             raise ConfigError(f"epoch {epoch}: {_OF_TRANSFORMS}")
-        place = epoch * self.order.epoch_size
         self.set_consumed_samples(place - self.left_out.count_before(place))
 
     def __len__(self) -> int:

@@ -10,15 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import FLAG, TEXT, whole
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
-from libai_data.data.samplers.stream_state import check_position
+from libai_data.data.samplers.stream_state import Keys, check_state
 
 _DIGESTS_KEPT = 1024
 """More than batches can be between the one that is listed and the one that the trainer has taken."""
 
-_STATE = {"position", "epoch", "lists_digest", "data_parallel_rank", "rounds_ended"}
+_STATE = Keys(
+    # Before the first round, the epoch before the next one is -1.
+    {"position": whole(0), "epoch": whole(-1, 2**31 - 1)},
+    {"lists_digest": TEXT, "data_parallel_rank": whole(0), "rounds_ended": FLAG},
+)
 
 
 class ListedBatches(EpochPositions):
@@ -187,11 +192,7 @@ class ListedBatches(EpochPositions):
         Raises:
             CheckpointError: The state is that of another kind of sampler.
         """
-        if not {"position", "epoch"} <= set(state) <= _STATE:
-            raise CheckpointError(f"the data state {dict(state)} was saved by another kind of sampler")
-        check_position(state["position"])
-        # Before the first round, the epoch before the next one is -1.
-        check_position(state["epoch"], "epoch", -1)
+        check_state(state, _STATE, "a batch_sampler")
         position = int(state["position"])
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
         self._all_ended = state.get("rounds_ended") is True

@@ -158,9 +158,9 @@ def reconcile(
         CheckpointError: The saved state belongs to another stream, or is broken.
         ConfigError: `override` names something unknown.
     """
+    saved = StreamState.from_json(saved_json)
     changed = differences(saved_json, own)
     refuse(changed, override)
-    saved = StreamState.from_json(saved_json)
     refuse({**_size_difference(saved, own), **_blend_difference(saved, own)}, override)
     order = own.order
     saved, own, blend_notes = _with_past_weights(saved, own)

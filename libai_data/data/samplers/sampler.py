@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, check, whole
+from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.errors import ConfigError
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
@@ -89,8 +89,8 @@ class EpochPositions:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be this epoch."""
-        check_at_least(0, epoch=epoch)
-        self.cursor = Cursor(0, epoch)
+        check({"epoch": EPOCH}, epoch=epoch)
+        self.cursor = Cursor(0, int(epoch))
 
 
 class StreamSampler:
@@ -151,7 +151,13 @@ class StreamSampler:
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass begin with this epoch."""
-        raise NotImplementedError
+        self.cursor = Cursor(self._place_of_epoch(epoch))
+
+    def _place_of_epoch(self, epoch: int) -> int:
+        check({"epoch": EPOCH}, epoch=epoch)
+        place = int(epoch) * self.order.epoch_size
+        check_at_least(0, position=place)
+        return place
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
         """The cursor once this batch has been taken."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sized
 from libai_data.config.argument_rules import FLAG, check
 from libai_data.errors import ConfigError
 from libai_data.data.samplers.order import Order
-from libai_data.data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
+from libai_data.data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_holds_a_batch
 from libai_data.structures import BatchInfo
 
 
@@ -65,11 +65,6 @@ class SingleRoundSampler(StreamSampler):
 
     def batches_per_round(self) -> int:
         return len(self)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch."""
-        check_at_least(0, epoch=epoch)
-        self.cursor = Cursor(epoch * self.order.size)
 
     def next_pass(self) -> Cursor:
         position, _, continues = self.cursor

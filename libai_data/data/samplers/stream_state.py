@@ -3,20 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from libai_data.config.argument_rules import FLAG, INT, MAPPING, Rule, each, or_none, whole
 from libai_data.data.datasets.stream_transform import place_and_offset, start_of
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.data.samplers.blend_order import order_from_json
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 
-ORDER_KEYS = ("seed", "shuffle", "samples", "epoch_size", "order_version")
-"""What decides the order of the samples."""
-
-
 NOTHING = LeftOut()
+
+_NUMBER = whole(0)
+_PAIR = each(_NUMBER, 2)
+_COUNTS = each(_NUMBER)
+_PHASE = Rule(
+    "a list of a place and of samples of each dataset",
+    lambda value: isinstance(value, (list, tuple)) and len(value) == 2 and _NUMBER.holds(value[0]) and _COUNTS.holds(value[1]),
+)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What a saved mapping holds.
+
+    Args:
+        required: key -> rule of its value, or the keys of a mapping in it.
+        optional: the same for keys that may be absent.
+        others: keys beyond these are somebody else's.
+    """
+
+    required: Mapping[str, Rule | Keys]
+    optional: Mapping[str, Rule | Keys] = field(default_factory=dict)
+    others: bool = False
+
+
+_KEYS = Keys(
+    {
+        "position": _NUMBER,
+        "seed": INT,
+        "shuffle": FLAG,
+        "samples": whole(1),
+        "epoch_size": whole(1),
+        "order_version": INT,
+    },
+    {
+        "left_out": each(_PAIR),
+        "batch_sizes": each(_PAIR),
+        "first_position": whole(-(1 << 62)),
+        "start": or_none(_PAIR),
+        "blend": Keys({"sizes": _COUNTS, "phases": each(_PHASE)}),
+        "dataset": or_none(MAPPING),
+    },
+)
+ORDER_KEYS = tuple(key for key in _KEYS.required if key != "position")
+"""What decides the order of the samples."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +115,7 @@ class StreamState:
         Raises:
             CheckpointError: Something is missing or impossible.
         """
-        missing = sorted({"position", *ORDER_KEYS} - set(state))
-        if missing:
-            raise CheckpointError(f"the data state lacks {missing}; it was not saved by this sampler: {dict(state)}")
-        check_position(state["position"])
+        check_state(state, _KEYS, "a sampler")
         try:
             order = order_from_json(state)
             left_out = LeftOut(tuple((first, end) for first, end in state.get("left_out", ())))
@@ -86,17 +125,38 @@ class StreamState:
                 schedule = StepSchedule(sizes, state.get("first_position", 0))
             start = None
             if "start" in state:
-                start = -1 if state["start"] is None else start_of(*(int(number) for number in state["start"]))
-        except (ConfigError, KeyError, TypeError, ValueError) as error:
+                start = -1 if state["start"] is None else start_of(*state["start"])
+        except ConfigError as error:
             raise CheckpointError(f"the data state {dict(state)} is broken: {error}") from error
-        return StreamState(state["position"], order, left_out, schedule, start)
+        return StreamState(int(state["position"]), order, left_out, schedule, start)
 
 
-def check_position(position: Any, name: str = "position", least: int = 0) -> None:
-    """Refuse a saved position, or another number of a state, that cannot be one.
+def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
+    """Refuse a state that whoever restores it cannot have saved.
+
+    Args:
+        state: anything.
+        keys: what it must hold.
+        saved_by: who saves such states, in words.
+        name: of the part of the data state that this is; "" for all of it.
 
     Raises:
-        CheckpointError: It is no int, or below `least`.
+        CheckpointError: It is no mapping, or a key is missing, unknown, or has a value that breaks its rule.
     """
-    if not isinstance(position, int) or isinstance(position, bool) or position < least:
-        raise CheckpointError(f"the data state's {name} is {position!r}; it must be an int of at least {least}")
+    what = f"the data state's {name}" if name else "the data state"
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"{what} is {state!r:.200}; it must be a mapping, as state_dict() of {saved_by} returns")
+    rules = {**keys.required, **keys.optional}
+    missing = sorted(set(keys.required) - set(state))
+    unknown = [] if keys.others else [key for key in state if key not in rules]
+    if missing or unknown:
+        wrong = " and ".join([f"lacks {missing}"] * bool(missing) + [f"has the unknown {unknown}"] * bool(unknown))
+        raise CheckpointError(f"{what} {wrong}; it was not saved by {saved_by} of this version: {dict(state)!r:.500}")
+    for key, rule in rules.items():
+        if key not in state:
+            continue
+        path = f"{name}.{key}" if name else key
+        if isinstance(rule, Keys):
+            check_state(state[key], rule, saved_by, path)
+        elif not rule.holds(state[key]):
+            raise CheckpointError(f"the data state's {rule.problem(path, state[key])}")

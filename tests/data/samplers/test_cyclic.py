@@ -230,7 +230,7 @@ def test_the_state_of_another_stream_is_refused_with_both_values(other: dict[str
         ({"position": "5"}, "position is '5'"),
         ({"position": None}, "position is None"),
         ({"order_version": 2}, "order_version was 2 and is now 1"),
-        ({"seed": None}, "seed was None and is now 0"),
+        ({"seed": None}, "seed is None; it must be an int"),
     ],
 )
 def test_a_broken_state_is_refused(change: dict[str, Any], message: str) -> None:

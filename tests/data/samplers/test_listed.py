@@ -279,10 +279,3 @@ def test_an_item_that_is_no_list_of_indices_is_refused_by_number(item: Any) -> N
 def test_what_cannot_be_iterated_is_refused() -> None:
     with pytest.raises(TypeError, match="batch_sampler is a int"):
         as_stream(3)
-
-
-@pytest.mark.parametrize("epoch", ["1", 1.5, -2, None, True])
-def test_a_state_whose_epoch_is_none_is_refused(epoch: Any) -> None:
-    stream = as_stream([[1, 2], [3]])
-    with pytest.raises(CheckpointError, match=r"the data state's epoch is .*; it must be an int"):
-        stream.load_state_dict({**stream.state_dict(), "epoch": epoch})

@@ -187,7 +187,7 @@ def test_everything_that_differs_is_named_at_once_with_what_would_allow_it() -> 
     "change", [{"batch_sizes": []}, {"batch_sizes": [[0]]}, {"batch_sizes": 8}, {"left_out": [[5, 1]]}, {"left_out": 3}]
 )
 def test_a_broken_schedule_in_a_state_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(CheckpointError, match="is broken"):
+    with pytest.raises(CheckpointError, match=f"is broken|data state's {next(iter(change))} is"):
         plain().load_state_dict({**state_after(2, plain()), **change})
 
 
