@@ -20,10 +20,9 @@ SPLITS = tuple(_KINDS)
 
 
 class OneRank(NamedTuple):
-    """Loaders on one process.
+    """Loaders of a split on one process; one for training.
 
     Args:
-        loaders: those of the split; one for training.
         plan: the steps of the training on the mesh, as the config describes them.
         follows: the training loader takes these steps, each cut into batches of one data-parallel rank.
     """
@@ -46,7 +45,6 @@ def one_rank_loaders(
 
     Args:
         cfg: the whole config; it is not changed.
-        data_parallel_size: of the mesh.
         split: "train", "valid" or "test".
         num_workers: of each loader that takes such an argument.
         tokenizer: given to the datasets, if there is one.
@@ -107,12 +105,7 @@ def _built(cfg: Any, split: str, tokenizer: Any | None) -> list[Any]:
 
 
 def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
-    """Build the mesh of `train.dist`.
-
-    Args:
-        cfg: the whole config.
-        ranks: that would be started; by default as few as `train.dist` allows.
-        nodes: that they would be on.
+    """The mesh of `train.dist`, by default of as few ranks as it allows.
 
     Raises:
         ConfigError: A key of `train.dist` is unknown or impossible.

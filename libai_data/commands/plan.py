@@ -66,14 +66,7 @@ _WORTH_SHARING = 1.5
 
 @dataclass(frozen=True)
 class PlannedField:
-    """A field of a sample.
-
-    Args:
-        name: the field's.
-        dtype: numpy's.
-        sample_shape: without the batch dim.
-        layout: of the field.
-    """
+    """A field of a sample; its shape is without the batch dim."""
 
     name: str
     dtype: np.dtype
@@ -154,13 +147,7 @@ _NODES_SHOWN = 4
 
 
 def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:
-    """The plan, line by line.
-
-    Args:
-        job: the plan.
-        batches_a_step: batches of each rank in a step, accumulated.
-        readers: the read mode of the config.
-    """
+    """The plan, line by line, of steps of so many batches; `readers` is the read mode of the config."""
     mode, why = job.recommended()
     return [
         *_job(job, batches_a_step),

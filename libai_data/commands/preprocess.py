@@ -81,11 +81,7 @@ def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
 
 
 class _Bar:
-    """The progress bar, in bytes of input.
-
-    Args:
-        interval: documents between two updates.
-    """
+    """The progress bar, in bytes of input, with `interval` documents between two updates."""
 
     def __init__(self, interval: int) -> None:
         self._bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)

@@ -28,13 +28,7 @@ _WARM_UP_BATCHES = 2
 
 
 class Measurement(NamedTuple):
-    """One run of a loader.
-
-    Args:
-        workers: processes that read.
-        rate: samples a second, without the time until the first batches.
-        seconds: of each stage, over all workers, for one sample.
-    """
+    """One run of a loader: samples a second once the first batches are there, and seconds of each stage a sample."""
 
     workers: int
     rate: float
@@ -104,14 +98,7 @@ def measure(
     rows_of: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Take batches as fast as they come.
-
-    Args:
-        loader: with `stats()`; a finite one is gone through again and again.
-        workers: that it has.
-        seconds: to measure; at least one batch is taken.
-        rows_of: rows of a batch.
-        clock: seconds from any beginning.
+    """Take batches as fast as they come, at least one; a finite loader is gone through again and again.
 
     Raises:
         ConfigError: The loader has no `stats()`, or yields nothing.
@@ -152,10 +139,9 @@ def _rows_of(batch: Any) -> int:
 def recommend(
     measurements: Sequence[Measurement], mesh: ParallelMesh, readers: str = "every_rank"
 ) -> tuple[list[str], list[str]]:
-    """Choose the number of workers, and who reads.
+    """Choose the number of workers, and who reads, by measurements of one loader.
 
     Args:
-        measurements: of one loader, at least one.
         mesh: of the training; all of a node's ranks share the cores that were measured.
         readers: who reads now.
 

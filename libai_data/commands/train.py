@@ -45,15 +45,7 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
 
 
 def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
-    """Train or evaluate.
-
-    Args:
-        args: parsed command line.
-        trainer_class: the trainer.
-
-    Returns:
-        Results of the last evaluation.
-    """
+    """Train or evaluate what the parsed command line says; returns the results of the last evaluation."""
     cfg = LazyConfig.load(args.config_file)
     cfg = LazyConfig.apply_overrides(cfg, args.opts)
     if args.fast_dev_run:

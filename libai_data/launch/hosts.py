@@ -235,13 +235,7 @@ def taken_along(environment: Mapping[str, str], names: Sequence[str]) -> dict[st
 
 
 class RemoteNode:
-    """The launcher of one node.
-
-    Args:
-        host: where it runs, in the same folder as this process and by the same interpreter.
-        ssh: the user's ssh command.
-        order: its first line.
-    """
+    """The launcher of one node, in the same folder as this process and by the same interpreter."""
 
     def __init__(self, host: Host, ssh: str, order: Mapping[str, Any]) -> None:
         self.host = host

@@ -30,13 +30,7 @@ _SECONDS_FOR_PREDECESSOR = 120.0
 
 
 class StdinControl:
-    """Does what stdin says, in a thread.
-
-    Args:
-        descriptor: where the words come.
-        ranks: of this node.
-        grace_seconds: how long the ranks may take to end once stdin is closed or silent.
-    """
+    """Does what stdin says, in a thread; once it closes or is silent, the ranks have `grace_seconds` to end."""
 
     def __init__(self, descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
         self._descriptor = descriptor

@@ -197,14 +197,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class ShardJob:
-    """A shard to write.
-
-    Args:
-        path: of its file.
-        first: index of the first record.
-        stop: behind the last.
-        input: identity of these records, and of what all shards have in common.
-    """
+    """A shard to write: records `first` to `stop`, whose identity is `input`."""
 
     path: str
     first: int
@@ -217,8 +210,6 @@ class ShardReport:
     """What was written.
 
     Args:
-        records: how many.
-        size: bytes of the file.
         digest: of the records, as a source gives them.
         input: the job's; a shard whose input has another identity now is written again.
     """
@@ -230,15 +221,7 @@ class ShardReport:
 
 
 class WriteShard:
-    """Writes shards, of a source that is opened once in each process.
-
-    Args:
-        paths: of the source.
-        format: of the source.
-        to: of the shards.
-        schema: what `schema_of` has found.
-        folder: for unfinished files.
-    """
+    """Writes shards, of a source that is opened once in each process; unfinished files lie in `folder`."""
 
     def __init__(self, paths: Any, format: str, to: str, schema: Any, folder: str) -> None:
         self._paths, self._format, self._to, self._schema, self._folder = paths, format, to, schema, folder

@@ -24,21 +24,12 @@ _WHOLE_NUMBERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 
 
 class ShardWriter(Protocol):
-    """Writes one shard.
-
-    Args:
-        path: of the file.
-        schema: what `schema_of` has found.
-    """
+    """Writes one shard, with what `schema_of` has found."""
 
     def __init__(self, path: Path, schema: Any) -> None: ...
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
-        """Write records; returns what a source of the format must give for them.
-
-        Args:
-            records: bytes or dicts.
-            first: the index of the first one.
+        """Write records, from index `first` on; returns what a source of the format must give for them.
 
         Raises:
             SchemaError: The format cannot hold one; it is named.
@@ -164,10 +155,6 @@ def as_row(record: Any) -> dict[str, Any]:
 def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
     """What all shards of a format must have in common: of Parquet the columns, found in the first records.
 
-    Args:
-        to: the format.
-        first_records: gives some.
-
     Raises:
         SchemaError: The records have no columns in common.
     """
@@ -183,13 +170,7 @@ def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
 
 
 class ShardFormat(NamedTuple):
-    """A format that shards can be written in.
-
-    Args:
-        ending: of the files.
-        writer: of a shard.
-        source: that reads it.
-    """
+    """A format that shards can be written in: the ending of its files, their writer, and their source."""
 
     ending: str
     writer: type[ShardWriter]

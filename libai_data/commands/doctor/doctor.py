@@ -62,14 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _examined(config: str, overrides: Sequence[str], seconds: float, codes: list[int]) -> Iterator[str]:
-    """Look at this rank; rank 0 yields the table of all.
-
-    Args:
-        config: file.
-        overrides: of it.
-        seconds: for all ranks to come and look.
-        codes: gets the exit code.
-    """
+    """Look at this rank; rank 0 yields the table of all. `codes` gets the exit code."""
     start = time.monotonic()
     job = JobRank.of(os.environ)
     stay_out_of_the_job()

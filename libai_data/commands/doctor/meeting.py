@@ -29,16 +29,11 @@ _GONE = (OSError, EOFError, ValueError, PeerError)
 
 
 class Meeting:
-    """Rank 0's side.
+    """Rank 0's side: who has come (`links`), what each has told (`reports`) and was about to look at (`last_words`).
 
     Args:
         job: rank 0.
         seconds: until it goes on without those that have not come.
-
-    Attributes:
-        links: rank -> the connection of each that has come.
-        reports: rank -> what it has told.
-        last_words: rank -> what it was about to look at.
 
     Raises:
         PeerError: Something else uses the port.
@@ -85,11 +80,7 @@ class Meeting:
             self.last_words[rank] = str(head.get("at"))
 
     def unreached_ports(self, ranks: list[int]) -> dict[int, str]:
-        """Which ranks cannot reach a port that the system chooses on this machine, and why.
-
-        Args:
-            ranks: to try, all at once.
-        """
+        """Which of these ranks cannot reach a port that the system chooses on this machine, and why."""
         answers: dict[int, str] = {}
         with _listening(0) as other:
             for rank in ranks:
@@ -125,11 +116,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def call_rank0(job: JobRank, seconds: float) -> socket.socket:
-    """Connect a rank to rank 0.
-
-    Args:
-        job: this rank.
-        seconds: to try for.
+    """Connect a rank to rank 0, within so many seconds.
 
     Raises:
         PeerError: It cannot be reached; why, and what to look at. Or it is of another job.
@@ -165,15 +152,10 @@ def why_unreached(error: OSError) -> str:
 
 
 def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) -> int:
-    """Answer rank 0's questions until it lets this rank go.
+    """Answer rank 0's questions until it lets this rank go; returns the exit code.
 
     Args:
-        link: to rank 0.
-        job: this rank.
         seconds: without a word from rank 0 that this rank waits.
-
-    Returns:
-        The exit code.
 
     Raises:
         PeerError: Rank 0 is gone, or silent.
@@ -203,14 +185,7 @@ MASTER = "master"
 def judge_meeting(
     reports: Reports, last_words: Mapping[int, str], address: str, has_secret: bool = True
 ) -> list[Finding]:
-    """Name who is missing.
-
-    Args:
-        reports: of those that have reported.
-        last_words: rank -> what it was about to look at, of those that came.
-        address: of rank 0, in words.
-        has_secret: whether the ranks could prove that they are of one job.
-    """
+    """Name who is missing, who is stuck at its last word, and who does not reach all ports of rank 0."""
     found: list[Finding] = []
     missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
     never = [rank for rank in missing if rank not in last_words]

@@ -20,17 +20,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 class JobRank(NamedTuple):
-    """A rank, as the launcher describes it.
-
-    Args:
-        rank: in the job.
-        local_rank: on its node.
-        world_size: ranks of the job.
-        host: name or address of rank 0's machine.
-        port: on which rank 0 listens.
-        key: by which its ranks know each other.
-        has_secret: whether nobody else can know the key.
-    """
+    """A rank, as the launcher describes it, and rank 0's address; if it `has_secret`, nobody else can know the key."""
 
     rank: int = 0
     local_rank: int = 0
@@ -73,13 +63,7 @@ def stay_out_of_the_job() -> None:
 
 
 class Examined:
-    """What the checks of this rank look at: its config, mesh and dataset, each made when asked for.
-
-    Args:
-        job: this rank.
-        config_file: path of the config.
-        overrides: `key=value` each.
-    """
+    """What the checks of this rank look at: its config, mesh and dataset, each made when asked for."""
 
     def __init__(self, job: JobRank, config_file: str, overrides: Sequence[str]) -> None:
         self.job = job

@@ -6,6 +6,7 @@ import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from typing import Any, Callable, NamedTuple
 
@@ -17,18 +18,19 @@ from libai_data.commands.inspection.step_rows import RowOrigin, Stage, StepRows
 
 _MOST_TOKENS = 160
 _MOST_NUMBERS = 6
+COUNTED, PADDING, PLAIN = "counted", "padding", "plain"
+_DECODERS: dict[str, Callable[[Any, int], Any]] = {
+    "decode": lambda decode, number: decode([number]),
+    "id_to_token": lambda token_of, number: token_of(number),
+    "convert_ids_to_tokens": lambda convert, number: convert([number])[0],
+}
+SIDE = 96
+"""Pixels of the longer side of a picture, at most; small ones are enlarged by whole factors."""
 
 
 @dataclass
 class Card:
-    """One sample.
-
-    Args:
-        origin: where it comes from.
-        pictures: (caption, picture).
-        texts: (field, its tokens, how many more there are).
-        numbers: (field, its numbers in words).
-    """
+    """One sample: (caption, picture), (field, its tokens, how many more there are), (field, its numbers in words)."""
 
     origin: RowOrigin
     pictures: list[tuple[str, Image.Image]] = field(default_factory=list)
@@ -55,14 +57,7 @@ def rows_to_show(rows: StepRows, count: int) -> list[int]:
 def cards_of(
     rows: StepRows, shown: Sequence[int], stages: dict[int, list[Stage]], text_of: Callable[[int], str] | None
 ) -> list[Card]:
-    """The cards of some rows.
-
-    Args:
-        rows: of a step.
-        shown: the rows.
-        stages: row -> its stages, for rows whose dataset tells them.
-        text_of: from a token's number to its text.
-    """
+    """The cards of rows; `stages` holds those of the rows whose dataset tells them, `text_of` decodes a token."""
     cards = [Card(rows.origins[row]) for row in shown]
     shown_as_stage = _add_stages(cards, rows, stages)
     for name, values in rows.values.items():
@@ -84,11 +79,7 @@ def cards_of(
 
 
 def _add_stages(cards: list[Card], rows: StepRows, stages: dict[int, list[Stage]]) -> list[str]:
-    """Add pictures of the stages.
-
-    Returns:
-        Fields that the last stage shows already.
-    """
+    """Add pictures of the stages; returns the fields that the last stage shows already."""
     shown = [card.origin.row for card in cards]
     told = [stages.get(row, []) for row in shown]
     names = [name for name, _ in max(told, key=len, default=[])]
@@ -135,10 +126,6 @@ def _in_words(value: np.ndarray) -> str:
     return words[0] if value.ndim == 0 else f"[{', '.join(words)}{more}]"
 
 
-SIDE = 96
-"""Pixels of the longer side of a picture, at most; small ones are enlarged by whole factors."""
-
-
 def range_of(values: Any) -> tuple[float, float] | None:
     """The least and the largest finite number of arrays that are to be shown on one scale; None for 8-bit pictures."""
     arrays = [np.asarray(value) for value in values]
@@ -152,15 +139,11 @@ def range_of(values: Any) -> tuple[float, float] | None:
 
 
 def as_picture(value: Any, scale: tuple[float, float] | None) -> Image.Image | None:
-    """Make a picture of what a transform gave.
+    """Make a picture of what a transform gave, its longer side at most `SIDE` pixels; what is not finite is red.
 
     Args:
-        value: a Pillow image, or an array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels.
+        value: a Pillow image, or an array [H, W], [C, H, W] or [H, W, C] with 1, 3 or 4 channels; others give None.
         scale: numbers that become black and white; None for 8 bits as they are.
-
-    Returns:
-        The picture, its longer side at most `SIDE` pixels; None if `value` cannot be shown as one. What is not finite
-        is red.
     """
     if isinstance(value, Image.Image):
         return _sized(value.convert("RGB"))
@@ -196,17 +179,8 @@ def _sized(picture: Image.Image) -> Image.Image:
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 
-COUNTED, PADDING, PLAIN = "counted", "padding", "plain"
-
-
 class Token(NamedTuple):
-    """A token.
-
-    Args:
-        id: its number.
-        text: what it stands for, or its number; "·" for a negative one, which is no token.
-        kind: "counted" by the loss, where a loss mask does not count all; "padding", or "plain".
-    """
+    """A token; its text is "·" for a negative id, which is none. It is counted by the loss, padding, or plain."""
 
     id: int
     text: str
@@ -214,21 +188,8 @@ class Token(NamedTuple):
 
 
 def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
-    """A function from a token's number to its text; None without a tokenizer that has one.
-
-    Args:
-        tokenizer: with `decode([id])`, `id_to_token(id)` or `convert_ids_to_tokens([id])`, as the usual ones have.
-    """
-    tries = []
-    decode = getattr(tokenizer, "decode", None)
-    if callable(decode):
-        tries.append(lambda number: decode([number]))
-    by_id = getattr(tokenizer, "id_to_token", None)
-    if callable(by_id):
-        tries.append(by_id)
-    convert = getattr(tokenizer, "convert_ids_to_tokens", None)
-    if callable(convert):
-        tries.append(lambda number: convert([number])[0])
+    """A function from a token's number to its text; None without a tokenizer that has one."""
+    tries = [partial(_DECODERS[name], getattr(tokenizer, name)) for name in _DECODERS if hasattr(tokenizer, name)]
     if not tries:
         return None
 
@@ -249,17 +210,7 @@ def decoder_of(tokenizer: Any) -> Callable[[int], str] | None:
 def tokens_of(
     ids: np.ndarray, sample: Mapping[str, np.ndarray], text_of: Callable[[int], str] | None, most: int
 ) -> tuple[Sequence[Token], int]:
-    """The tokens of one field of a sample.
-
-    Args:
-        ids: int [length].
-        sample: all fields of the sample, whose masks of the same length are used.
-        text_of: from a number to text; None shows numbers.
-        most: tokens to show.
-
-    Returns:
-        The first tokens, and how many more there are.
-    """
+    """The first tokens of a field, int [length], and how many more there are; masks as long tell their kinds."""
     counted = _mask(sample, ids, is_loss_mask)
     # A mask that counts all tokens, or all that are there, tells nothing by colour.
     present = _mask(sample, ids, is_padding_mask)

@@ -13,25 +13,21 @@ from libai_data.loader.schema import Layout
 from libai_data.mesh.global_tensor import global_shape, split_dims
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
+LABELS = ("labels", "label", "targets", "target", "lm_labels")
+_NOT_TOKENS = ("mask", "position", "type", "segment", "length", "bool")
+_CHANNELS = (1, 3, 4)
+_LEAST_SIDE = 4
+Part = tuple[slice, ...]
+
 
 @dataclass(frozen=True)
 class FieldReport:
-    """One field over the rows that were read.
+    """One field over the rows that were read: its numbers, and how it lies on the mesh.
 
     Args:
-        name: the field's.
-        dtype: numpy's name.
         sample_shape: without the batch dim; of ragged batches the longest.
-        ragged: shapes differ from batch to batch.
-        shape: of the global tensor of one batch; None if it cannot be made.
-        low: the least finite number; None without any.
-        high: the largest.
-        mean: of the finite numbers.
-        nans: how many numbers are not a number.
-        infinities: how many are infinite.
-        layout: SBP and layer.
-        placement: stage and ranks, in words.
-        problem: why the field cannot become a global tensor on this mesh.
+        shape: of the global tensor of one batch; None if it cannot be made, for the reason in `problem`.
+        low: the least finite number, as `high` the largest; None without any.
     """
 
     name: str
@@ -50,40 +46,25 @@ class FieldReport:
 
 
 def field_reports(rows: StepRows, mesh: ParallelMesh) -> dict[str, FieldReport]:
-    """Report on each field.
-
-    Args:
-        rows: of a step.
-        mesh: that they are for.
-    """
-    return {
-        name: _report(name, values, rows.layouts[name], rows.micro_batch_size, mesh)
-        for name, values in rows.values.items()
-    }
+    """Report on each field of a step, on the mesh that it is for."""
+    return {name: _report(name, rows, mesh) for name in rows.values}
 
 
-def _report(
-    name: str, values: Sequence[np.ndarray], layout: Layout, micro_batch_size: int, mesh: ParallelMesh
-) -> FieldReport:
+def _report(name: str, rows: StepRows, mesh: ParallelMesh) -> FieldReport:
+    values, layout = rows.values[name], rows.layouts[name]
     shapes = {array.shape for array in values}
     sample_shape = max(shapes, key=lambda shape: (int(np.prod(shape)), shape))
     shape, placement, problem = None, "", ""
     try:
-        shape = whole_shape(micro_batch_size, sample_shape, layout, mesh)
+        shape = whole_shape(rows.micro_batch_size, sample_shape, layout, mesh)
         stage = mesh.layer_stage(layout.placement_idx)
         ranks = mesh.ranks_of_stage(stage)
-        placement = f"layer {layout.placement_idx}: stage {stage}, {_ranks_in_words(ranks)}"
+        words = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+        placement = f"layer {layout.placement_idx}: stage {stage}, {words}"
     except (SchemaError, MeshError) as error:
         problem = str(error)
-    low, high, mean, nans, infinities = _numbers(values)
-    dtype = str(values[0].dtype)
-    return FieldReport(
-        name, dtype, sample_shape, len(shapes) > 1, shape, low, high, mean, nans, infinities, layout, placement, problem
-    )
-
-
-def _ranks_in_words(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    dtype, numbers = str(values[0].dtype), _numbers(values)
+    return FieldReport(name, dtype, sample_shape, len(shapes) > 1, shape, *numbers, layout, placement, problem)
 
 
 def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, float | None, int, int]:
@@ -97,17 +78,8 @@ def _numbers(values: Sequence[np.ndarray]) -> tuple[float | None, float | None, 
     return float(finite.min()), float(finite.max()), float(finite.mean(dtype=np.float64)), nans, infinities
 
 
-Part = tuple[slice, ...]
-
-
 def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of the global tensor of one batch of all data-parallel ranks.
-
-    Args:
-        rows: of one data-parallel rank.
-        sample_shape: without the batch dim.
-        layout: of the field.
-        mesh: the mesh.
+    """Shape of the global tensor of one batch of all data-parallel ranks, with `rows` of each.
 
     Raises:
         SchemaError: An axis does not divide the dim that it splits.
@@ -119,12 +91,6 @@ def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: Pa
 
 def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int) -> Part | None:
     """What a rank holds of a global tensor: the data axis splits first, then the tensor axis what that left.
-
-    Args:
-        shape: of the global tensor; `whole_shape` has checked it.
-        layout: of the field.
-        mesh: the mesh; its rank is not looked at.
-        rank: whose part.
 
     Returns:
         A slice for each dim; None where another pipeline stage holds the field.
@@ -146,12 +112,7 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
 
 
 def spread(layout: Layout, mesh: ParallelMesh) -> tuple[int, int]:
-    """How many different parts of a field there are, and how many ranks hold each.
-
-    Args:
-        layout: of the field.
-        mesh: the mesh.
-    """
+    """How many different parts of a field there are, and how many ranks hold each."""
     sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
     cut = [size if dim is not None else 1 for dim, size in zip(split_dims(layout.sbp_list), sizes)]
     parts = cut[0] * cut[1]
@@ -164,13 +125,6 @@ def in_words(part: Part, shape: Sequence[int]) -> str:
     while len(words) > 1 and words[-1] == ":":
         words.pop()
     return "all" if words in ([], [":"]) else f"[{', '.join(words)}]"
-
-
-LABELS = ("labels", "label", "targets", "target", "lm_labels")
-
-_NOT_TOKENS = ("mask", "position", "type", "segment", "length", "bool")
-_CHANNELS = (1, 3, 4)
-_LEAST_SIDE = 4
 
 
 def is_mask(name: str, value: np.ndarray) -> bool:

@@ -20,19 +20,18 @@ from libai_data.commands.inspection.fields import (
 from libai_data.commands.inspection.step_rows import StepRows
 from libai_data.config import try_get_key
 
+Bars = list[tuple[str, int]]
+"""(What is counted, how often)."""
+
 _NAMED = 5
+_MOST_BARS = 32
 _IGNORED_LABELS = (-1, -100)
 """Of tokens that the loss leaves out, in the usual loss functions."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the config says that labels and tokens may be.
-
-    Args:
-        classes: labels are 0 to one less; None if it does not say.
-        vocabulary: the same for tokens.
-    """
+    """What the config says that labels and tokens may be: 0 to one less than these; None if it does not say."""
 
     classes: int | None = None
     vocabulary: int | None = None
@@ -47,13 +46,7 @@ class Limits:
 
 
 def findings(rows: StepRows, reports: Mapping[str, FieldReport], limits: Limits) -> list[str]:
-    """Look for what is wrong, a sentence each; fields and samples are named.
-
-    Args:
-        rows: of a step.
-        reports: on its fields.
-        limits: of labels and tokens.
-    """
+    """Look for what is wrong, a sentence each; fields and samples are named."""
     found: list[str] = []
     for name, report in reports.items():
         if report.problem:
@@ -118,21 +111,11 @@ def _named(rows: StepRows, which: list[int]) -> str:
     return ", ".join(names) + (f" and {len(which) - _NAMED} more" if len(which) > _NAMED else "")
 
 
-Bars = list[tuple[str, int]]
-"""(What is counted, how often)."""
-
-_MOST_BARS = 32
-
-
 def histograms(rows: StepRows, raw_lengths: Mapping[str, list[int]]) -> dict[str, Bars]:
     """What is counted, in words, and its bars.
 
     Of integer fields of one number a sample the values, of masks the marked places, of floating-point fields the finite
-    numbers.
-
-    Args:
-        rows: of a step.
-        raw_lengths: field -> length of each sample before a collator padded it.
+    numbers, and of padded fields the lengths before (`raw_lengths`).
     """
     labels: dict[str, Bars] = {}
     lengths = {f"{name}: lengths before padding": _counted(each, True) for name, each in raw_lengths.items() if each}

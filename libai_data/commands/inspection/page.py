@@ -37,7 +37,26 @@ figure img { display: block; image-rendering: pixelated; border: 1px solid #cbd2
   .3rem .8rem .3rem 0; text-align: left; white-space: nowrap } th { color: #616e7c; font-weight: 600 }
 td.bad { color: #b83232; font-weight: 600 } td.number { text-align: right; font-variant-numeric: tabular-nums }
 .bar { background: #3e6fb0; height: .7rem; display: inline-block; min-width: 1px }
+.mesh { display: grid; gap: 14px } .held { display: flex; gap: 10px; margin-top: 5px }
+.rank { border: 1px solid #cbd2d9; border-top: 5px solid var(--shard); padding: 5px 10px; font-size: 13px }
+.mesh small { color: #7b8794; display: block; overflow-wrap: anywhere; font-size: 11px; line-height: 1.2 }
+.whole { position: relative; flex: none; width: 40px; height: 26px; border: 1px solid #cbd2d9; background: #edf0f3 }
+.elsewhere { color: #7b8794 } .elsewhere .whole { background: #fff }
+.whole i { position: absolute; background: var(--shard); min-width: 1px; min-height: 1px }
+.charts { display: flex; flex-wrap: wrap; gap: 1.5rem } .charts figure { width: 340px; font-size: 11px; color: #7b8794 }
+.charts figcaption { font-size: 13px; color: #1f2933; margin-bottom: 8px }
+.bars { display: flex; position: relative; height: 108px; margin: 0 8px 24px 40px; background: #f8f9fa;
+  outline: 1px solid #cbd2d9 } .bars div { flex: 1; position: relative; margin: 0 .5px }
+.bars i { position: absolute; bottom: 0; width: 100%; background: #3e6fb0 }
+.bars span { position: absolute; top: 100%; left: 50%; transform: translateX(-50%); padding-top: 3px;
+  white-space: nowrap }
+.bars::before { content: attr(data-most); position: absolute; right: 100%; padding-right: 5px }
+.bars::after { content: "0"; position: absolute; right: 100%; padding-right: 5px; bottom: -3px }
 """
+_MOST_SHOWN = 4
+"""Coordinates of an axis that are shown; of a larger one the first ones."""
+_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#0987a0", "#4a5568")
+_CHART_WIDTH, _LETTER_WIDTH = 290, 7
 _KINDS = {PLAIN: "plain", COUNTED: "counted", PADDING: "padding"}
 
 
@@ -45,9 +64,6 @@ def page_of(found: Inspection) -> str:
     """Write the page.
 
     All that comes from data or config is escaped; the page's own policy forbids scripts, and anything from elsewhere.
-
-    Args:
-        found: what to show.
     """
     title = escape(found.title)
     body = [
@@ -74,7 +90,7 @@ def page_of(found: Inspection) -> str:
             '<meta http-equiv="Content-Security-Policy" '
             "content=\"default-src 'none'; img-src data:; style-src 'unsafe-inline'\">",
             '<meta name="viewport" content="width=device-width">',
-            f"<title>{title}</title><style>{_STYLE}{STYLE}</style></head><body>",
+            f"<title>{title}</title><style>{_STYLE}</style></head><body>",
             *body,
             "</body></html>",
             "",
@@ -167,47 +183,17 @@ def _timings(stats: dict[str, Any]) -> str:
     return f"<table>{''.join(rows)}</table><p class='more'>{note}</p>"
 
 
-STYLE = """
-.mesh { display: grid; gap: 14px } .held { display: flex; gap: 10px; margin-top: 5px }
-.rank { border: 1px solid #cbd2d9; border-top: 5px solid var(--shard); padding: 5px 10px; font-size: 13px }
-.mesh small { color: #7b8794; display: block; overflow-wrap: anywhere; font-size: 11px; line-height: 1.2 }
-.whole { position: relative; flex: none; width: 40px; height: 26px; border: 1px solid #cbd2d9; background: #edf0f3 }
-.elsewhere { color: #7b8794 } .elsewhere .whole { background: #fff }
-.whole i { position: absolute; background: var(--shard); min-width: 1px; min-height: 1px }
-.charts { display: flex; flex-wrap: wrap; gap: 1.5rem } .charts figure { width: 340px; font-size: 11px; color: #7b8794 }
-.charts figcaption { font-size: 13px; color: #1f2933; margin-bottom: 8px }
-.bars { display: flex; position: relative; height: 108px; margin: 0 8px 24px 40px; background: #f8f9fa;
-  outline: 1px solid #cbd2d9 } .bars div { flex: 1; position: relative; margin: 0 .5px }
-.bars i { position: absolute; bottom: 0; width: 100%; background: #3e6fb0 }
-.bars span { position: absolute; top: 100%; left: 50%; transform: translateX(-50%); padding-top: 3px;
-  white-space: nowrap }
-.bars::before { content: attr(data-most); position: absolute; right: 100%; padding-right: 5px }
-.bars::after { content: "0"; position: absolute; right: 100%; padding-right: 5px; bottom: -3px }
-"""
-MOST_SHOWN = 4
-"""Coordinates of an axis that are shown; of a larger one the first ones."""
-
-_COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#0987a0", "#4a5568")
-_CHART_WIDTH, _LETTER_WIDTH = 290, 7
-
-
 def colour_of_shard(shard: int) -> str:
     """The colour of a data-parallel rank, the same in all figures."""
     return _COLOURS[shard % len(_COLOURS)]
 
 
 def mesh_figure(mesh: ParallelMesh, reports: Mapping[str, FieldReport], readers: str) -> str:
-    """The mesh: the data axis runs to the right, the tensor axis down, stages lie below each other.
-
-    Args:
-        mesh: the mesh.
-        reports: on the fields.
-        readers: who reads; see `ReadPlan`.
-    """
+    """The mesh: the data axis runs to the right, the tensor axis down, stages lie below each other."""
     plan = ReadPlan(mesh, readers)
     fields = [report for report in reports.values() if report.shape is not None]
     sizes = mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size
-    data, tensor, stages = (min(size, MOST_SHOWN) for size in sizes)
+    data, tensor, stages = (min(size, _MOST_SHOWN) for size in sizes)
     parts: list[str] = []
     for stage in range(stages):
         layers = [layer for layer, own in enumerate(mesh.layer_stage_ids) if own == stage]
@@ -268,12 +254,7 @@ def _share(part: tuple[slice, ...], shape: Sequence[int], dim: int) -> tuple[flo
 
 
 def chart(title: str, bars: Bars) -> str:
-    """Counts as bars, of which as many are named as there is room for.
-
-    Args:
-        title: above the bars.
-        bars: (what is counted, how often).
-    """
+    """Counts as bars, of which as many are named as there is room for."""
     most = max(count for _, count in bars) or 1
     every = -(-max(len(name) for name, _ in bars) * _LETTER_WIDTH * len(bars) // _CHART_WIDTH)
     columns = [

@@ -32,10 +32,8 @@ class RowOrigin:
     """Where a row of a step comes from, and which data-parallel rank takes it.
 
     Args:
-        row: of the step's samples.
         shard: coordinate of the rank on the data axis.
-        epoch: of the sample; None where the loader does not tell.
-        index: of the sample in the dataset; None where the loader does not tell.
+        epoch: of the sample, as `index`; None where the loader does not tell.
         source: name of the dataset that the sample is from, and its index there, in words.
     """
 
@@ -56,13 +54,10 @@ class StepRows:
     """Rows of a step.
 
     Args:
-        step: which.
         position: of its first sample in the stream.
         size: rows of the whole step, of which only the first may have been read.
         micro_batch_size: rows of one batch of one data-parallel rank.
-        origins: of each row that was read.
-        values: field -> its array in each row, without the batch dim.
-        layouts: of each field.
+        values: field -> its array in each row that was read, without the batch dim.
         collated: a collator made the batches.
     """
 
@@ -79,16 +74,10 @@ class StepRows:
 def read_step(
     opened: OneRank, split: str, loader: Any, step: int, data_parallel_size: int, micro_batch_size: int, rows: int
 ) -> StepRows:
-    """Read the first rows of a step, in whole batches.
+    """Read the first rows of a step, in whole batches, and at least `rows` where the step has as many.
 
     Args:
-        opened: the loaders of a split.
-        split: "train", "valid" or "test".
-        loader: the one to read from.
-        step: its number; of an evaluation, that of the batch.
-        data_parallel_size: of the mesh.
-        micro_batch_size: rows of one batch of one data-parallel rank in evaluation.
-        rows: to read at least, where the step has as many.
+        step: its number; of an evaluation, that of the batch, whose ranks have `micro_batch_size` rows each.
 
     Raises:
         ConfigError: The loader has no such step.
@@ -176,17 +165,11 @@ def _sources(loader: Any) -> list[tuple[str, int]]:
 
 
 def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[Stage]:
-    """What a sample is after each stage, with the random numbers that a loader would give it.
+    """What a sample is after each stage, with the random numbers that a loader of this seed would give it.
 
     Args:
         dataset: its method `stages(index)`, if it has one, yields (name of the stage, Pillow image or array), the last
-            one the field as the model gets it. Datasets made of datasets ask theirs.
-        seed: of the loader.
-        epoch: of the sample.
-        index: of the sample.
-
-    Returns:
-        The stages; none if the dataset does not tell.
+            one the field as the model gets it. Datasets made of datasets ask theirs; the others have no stages.
     """
     own = index
     while not callable(getattr(dataset, "stages", None)):

@@ -16,11 +16,7 @@ _MESSAGE = 2 * _INLINE
 
 
 class Channel:
-    """One end of a pair of connected sockets. Only ends of the same program may talk over it: messages are pickles.
-
-    Args:
-        end: a Unix socket of type SOCK_SEQPACKET.
-    """
+    """One end of a pair of connected SOCK_SEQPACKET sockets of one program: messages are pickles."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
