@@ -146,7 +146,7 @@ class _MovedModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _joining() -> AbstractContextManager[None]:
-    from libai_data.mesh.peers.joining import joining
+    from libai_data.mesh.peers.liveness import joining
 
     return joining()
 

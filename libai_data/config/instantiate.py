@@ -1,8 +1,9 @@
-"""From a description of calls to the objects."""
+"""Calls written down, to be changed and made later: `LazyCall` describes one, `instantiate` makes it."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import abc
 from collections.abc import Iterator
 from typing import Any, Callable
@@ -11,7 +12,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from libai_data.config.keys import join_path, path_of
-from libai_data.config.naming import describe
+from libai_data.config.naming import describe, dotted_name
 from libai_data.config.signatures import (
     RECURSIVE,
     SPECIAL_KEYS,
@@ -22,6 +23,38 @@ from libai_data.config.signatures import (
     resolve_target,
 )
 from libai_data.errors import ConfigError, DataPipelineError, error_text
+
+
+class LazyCall:
+    """Wraps a callable so that calling it gives a description of the call, to be made by `instantiate`.
+
+    Example:
+
+        dataset = LazyCall(ImageFolderDataset)(root="data/train", transform=LazyCall(ToArray)())
+        dataset.root = "elsewhere"
+        dataset = instantiate(dataset)
+
+    Args:
+        target: a callable (function, class, dataclass), the dotted name of one, or another LazyCall's description
+            whose result is to be called.
+    """
+
+    def __init__(self, target: Any) -> None:
+        if not (callable(target) or isinstance(target, (str, abc.Mapping, DictConfig))):
+            raise ConfigError(
+                f"LazyCall wants something to call (a function, a class, or the dotted name of one); "
+                f"got {target!r} of type {type(target).__name__}."
+            )
+        self._target = target
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> DictConfig:
+        """The description: a section with the arguments, and the target as `_target_`."""
+        if args:
+            raise ConfigError(
+                f"LazyCall({_label(self._target)}) takes keyword arguments only, since each becomes a key of the "
+                f"config; got {len(args)} by position. Write their names."
+            )
+        return DictConfig({"_target_": _storable(self._target), **kwargs}, flags={"allow_objects": True})
 
 
 def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +97,22 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
         raise
     except OmegaConfBaseException as error:
         raise _located(ConfigError(f"Cannot build {path or 'the config'}: {error}"), path) from error
+
+
+def _storable(target: Any) -> Any:
+    """The target in a form that OmegaConf keeps.
+
+    It would turn a dataclass into a section of its fields, and it refuses the built-in containers.
+    """
+    if isinstance(target, (str, abc.Mapping, DictConfig)):
+        return target
+    if dataclasses.is_dataclass(target) or hasattr(target, "__attrs_attrs__") or target in (dict, list, tuple):
+        return dotted_name(target) or functools.partial(target)
+    return target
+
+
+def _label(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__qualname__)
 
 
 def _build(node: Any, recursive: bool, path: str) -> Any:

@@ -92,12 +92,8 @@ def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
 def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: set[str] | None = None) -> Place:
     """The place of a dotted key.
 
-    Args:
-        cfg: the config.
-        parts: the parts of the key.
-        create: whether to make the sections on the way.
-        opened: the keys of sections that were made as arguments of targets, and so may hold anything. Where given,
-            sections are made where a target takes them, and added to it.
+    Sections on the way are made where `create` says so, or where a target takes them: their keys are added to `opened`,
+    since such a section may hold anything.
     """
     place = place_of(cfg, cfg, "", parts[0])
     for part in parts[1:]:

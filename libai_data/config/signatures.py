@@ -53,11 +53,7 @@ def parameters_of(target: Callable[..., Any]) -> Parameters:
 
 
 def resolve_target(target: Any, path: str) -> Callable[..., Any]:
-    """The callable that a `_target_` stands for.
-
-    Args:
-        target: a callable or a dotted name.
-        path: the key of the section, for the messages.
+    """The callable that a `_target_`, a callable or a dotted name, stands for; `path` is the key of the section.
 
     Raises:
         ConfigError: there is no such thing, or it cannot be called.

@@ -24,7 +24,7 @@ from typing import Any
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.hostfile import Host
 from libai_data.launch.job_environment import SECRET_VARIABLE
-from libai_data.launch.last_words import LastWords, quoted, say, write_to_stderr
+from libai_data.launch.output import LastWords, quoted, say, write_to_stderr
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
 from libai_data.launch.restarts import Training

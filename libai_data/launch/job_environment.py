@@ -43,10 +43,6 @@ def machine() -> str:
 def seconds_from_environment(variable: str, default: float) -> float:
     """Seconds that an environment variable sets.
 
-    Args:
-        variable: its name.
-        default: seconds where it is not set.
-
     Raises:
         ConfigError: The variable is no positive number.
     """

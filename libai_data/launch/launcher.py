@@ -25,8 +25,7 @@ from libai_data.launch.arguments import parse_args
 from libai_data.launch.exit_codes import STOPPED
 from libai_data.launch.hostfile import read_hostfile
 from libai_data.launch.hosts import Hosts
-from libai_data.launch.last_words import say
-from libai_data.launch.output import STDERR, STDOUT
+from libai_data.launch.output import STDERR, STDOUT, say
 from libai_data.launch.ports import DEFAULT_PORT, FREE_PORTS, free_port
 from libai_data.launch.ranks import FORWARDED, Ranks
 from libai_data.launch.restarts import JOB_VARIABLE, Restarts, Runner, Training, describe, run_with_restarts

@@ -20,8 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from libai_data.launch.arguments import parse_args
-from libai_data.launch.last_words import say
-from libai_data.launch.output import STDERR
+from libai_data.launch.output import STDERR, say
 from libai_data.launch.ranks import Ranks
 
 SECONDS_OF_SILENCE = 20.0

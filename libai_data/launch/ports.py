@@ -15,11 +15,7 @@ FREE_PORTS = range(15000, 32000)
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
-    """Listen on a TCP port of all addresses of this machine, IPv6 ones too where it has them.
-
-    Args:
-        port: to listen on; 0 lets the system choose.
-        backlog: connections that may wait to be accepted.
+    """Listen on a TCP port of all addresses of this machine, IPv6 ones too where it has them; 0 lets the system choose.
 
     Raises:
         OSError: Something listens there already.
@@ -103,8 +99,7 @@ def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
     """Check that the machines of a job are several; OneFlow 0.9 computes wrong sums between two nodes on one machine.
 
     Args:
-        nnodes: machines of the job.
-        node_rank: which of them this is.
+        nnodes: machines of the job; this is number `node_rank`.
         host: address or name of machine 0.
 
     Raises:

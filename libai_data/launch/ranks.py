@@ -19,7 +19,7 @@ from libai_data.errors import ConfigError
 from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
-from libai_data.launch.last_words import LastWords, last_lines, quoted, say
+from libai_data.launch.output import LastWords, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
 

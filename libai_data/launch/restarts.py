@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Protocol
 
 from libai_data.launch.exit_codes import STOPPED
-from libai_data.launch.last_words import quoted, say
+from libai_data.launch.output import quoted, say
 
 # An error that comes again so soon after its start, without a new checkpoint, will come again.
 SECONDS_TO_PROVE_ITSELF = 60.0

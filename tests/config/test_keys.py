@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from libai_data.config import WRITTEN_TRAIN_KEYS, check_keys, default_train, try_get_key
-from libai_data.config.lazy_call import LazyCall
+from libai_data.config import WRITTEN_TRAIN_KEYS, LazyCall, check_keys, default_train, try_get_key
 from libai_data.errors import ConfigError
 
 

@@ -62,14 +62,7 @@ class Conversion:
 
 @dataclass
 class Converted:
-    """What came of a conversion.
-
-    Args:
-        paths: of the shards.
-        records: in all.
-        size: bytes of the shards.
-        kept: shards that an earlier run had finished.
-    """
+    """What came of a conversion: `size` bytes in all, and `kept` shards that an earlier run had finished."""
 
     paths: list[str] = field(default_factory=list)
     records: int = 0

@@ -35,8 +35,7 @@ class MainThread:
     def seconds_to_wait(self, has_left: bool) -> float:
         """How long it must go on as since the last call to wait for ever; 0 if it does something.
 
-        Args:
-            has_left: the program has ended, and waits in OneFlow's own farewell.
+        A program that `has_left` has ended, and waits in OneFlow's own farewell.
         """
         switches, used, now = self._context_switches(), time.process_time(), time.monotonic()
         still = bool(switches) and switches == self._switches

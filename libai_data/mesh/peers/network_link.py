@@ -43,11 +43,7 @@ def open_network_link() -> tuple[socket.socket, int]:
 
 
 class Reception:
-    """Lets in who knows the key, in threads, so that a stranger who says nothing keeps nobody waiting.
-
-    Args:
-        listener: closed by `close`.
-        key: known to the ranks of this job.
+    """Lets in who knows the key of the job, in threads, so that a stranger who says nothing keeps nobody waiting.
 
     Attributes:
         came: who has come, as (what it says of itself, connection).
@@ -94,13 +90,7 @@ class Reception:
 
 
 def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float) -> None:
-    """Say who this is to a `Reception`, and find out whether it belongs to this job.
-
-    Args:
-        link: to it.
-        who: for its `came`.
-        key: as there.
-        seconds: that it may take to answer.
+    """Say `who` this is to a `Reception`, and find out in so many seconds whether it belongs to this job.
 
     Raises:
         PeerError: It does not, or it turned this process away.
@@ -120,10 +110,9 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 
 
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
-    """Wait until the leaders of these nodes have connected.
+    """Wait until the leaders of these nodes have connected, then close the listener.
 
     Args:
-        listener: of `open_network_link`; closed afterwards.
         nodes: all but the first.
         secret: known to the ranks of this job alone.
 
@@ -156,13 +145,7 @@ def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -
 
 
 def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.socket:
-    """Connect a node's leader to rank 0.
-
-    Args:
-        host: MASTER_ADDR, as the launcher gave it to all nodes.
-        port: where rank 0 listens.
-        node: this one.
-        secret: as in `accept_leaders`.
+    """Connect a node's leader to rank 0, at MASTER_ADDR and the port on which it listens.
 
     Raises:
         PeerError: Rank 0 cannot be reached.

@@ -36,13 +36,10 @@ os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 def keep_from_forks(connection: Any) -> None:
-    """Close a connection to another rank in every process that is forked from this one.
+    """Close a connection to another rank, a `Channel` or a socket, in every process that is forked from this one.
 
     While a worker, or anything else that the user's code forked, held the connection open, the other rank could not see
     this one die.
-
-    Args:
-        connection: a `Channel` or a socket.
     """
     _of_this_process.add(connection)
 
@@ -74,11 +71,7 @@ def open_node_link(name: str) -> socket.socket:
 
 
 def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
-    """Wait until these ranks have connected.
-
-    Args:
-        listener: of `open_node_link`; closed afterwards.
-        ranks: of this node, without the leader.
+    """Wait until these ranks of the node, all but the leader, have connected; then close the listener.
 
     Raises:
         PeerError: Some did not come in time; they are named.
@@ -126,13 +119,7 @@ def let_in(end: socket.socket) -> tuple[int, Channel]:
 
 
 def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None = None) -> Channel:
-    """Connect to the first rank of this node.
-
-    Args:
-        name: as in `open_node_link`.
-        rank: this one.
-        leader: named in the error.
-        seconds: to try for; by default `seconds_to_meet()`.
+    """Connect a rank to the first rank of its node, within so many seconds; by default `seconds_to_meet()`.
 
     Raises:
         PeerError: It did not listen in time, or another user's process does in its place.

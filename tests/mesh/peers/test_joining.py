@@ -13,7 +13,7 @@ import pytest
 from libai_data.errors import ConfigError
 from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen
-from libai_data.mesh.peers.joining import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
 
 
 def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
