@@ -38,8 +38,15 @@ def test_different_parts_combine_differently(first: list[int], second: list[int]
     assert (combine64(*first) == combine64(*second)) == (first == second)
 
 
+@given(int128, int128)
+def test_the_order_of_the_parts_matters(a: int, b: int) -> None:
+    assert (combine64(a, b) == combine64(b, a)) == (a == b)
 
 
+@given(uint64, uint64)
+def test_the_halves_of_a_part_are_told_apart(low: int, high: int) -> None:
+    same = (low, high) == (high, low)
+    assert (combine64(low + (high << 64)) == combine64(high + (low << 64))) == same
 
 
 def test_each_input_bit_moves_about_half_of_the_output_bits() -> None:

@@ -106,6 +106,13 @@ def test_outside_a_loader_nothing_is_seeded() -> None:
     assert sample_generators() == []
 
 
+def test_a_read_that_fails_leaves_no_sample_behind() -> None:
+    try:
+        with reading_samples(((1, 2, 3),)), seeded(1):
+            raise KeyError
+    except KeyError:
+        pass
+    assert sample_generators() == []
 
 
 def test_threads_do_not_disturb_each_other() -> None:

@@ -78,6 +78,12 @@ def test_with_drop_last_each_epoch_has_whole_batches_and_no_index_twice(size: in
         assert len(set(indices)) == len(indices) == per_epoch * 12
 
 
+def test_with_drop_last_every_index_is_left_out_as_often_as_any_other() -> None:
+    size, batch, epochs = 23, 8, 600
+    batches = global_batches(ranks_of(size, 2, batch // 2, drop_last=True), epochs * (size // batch))
+    counts = Counter(flat(batches))
+    expected = epochs * 16 / 23
+    assert all(abs(counts[index] - expected) < 60 for index in range(size))
 
 
 @pytest.mark.parametrize("cut", range(14))
@@ -138,8 +144,22 @@ def test_a_batch_is_the_same_however_one_came_to_it(number: int) -> None:
     assert batch.epochs.tolist() == [(number * 7 + row) // 50 for row in range(7)]
 
 
+@given(st.integers(0, 400))
+def test_all_ranks_say_the_same_of_a_batch_also_where_an_epoch_ends_within_it(number: int) -> None:
+    parts = [sampler.batch_at(number * 12) for sampler in ranks_of(31, 4, 3)]
+    facts = {(part.step, part.epoch, part.position, part.size, part.valid) for part in parts if part is not None}
+    assert facts == {(number, number * 12 // 31, number * 12, 12, 12)}
 
 
+def test_the_position_counts_the_batches_that_were_taken() -> None:
+    [sampler] = ranks_of(50, 1, 5)
+    batches = iter(sampler)
+    assert sampler.position == 0
+    next(batches)
+    next(batches)
+    assert sampler.position == sampler.consumed_samples == 10
+    # A new iterator goes on.
+    assert next(iter(sampler)) == stream(50, 15)[10:]
 
 
 def test_a_huge_dataset_gives_its_first_batch_and_any_other_in_under_one_megabyte() -> None:

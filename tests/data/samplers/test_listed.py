@@ -49,6 +49,13 @@ def test_a_users_sampler_is_told_the_epoch() -> None:
     assert [batch.indices.tolist() for batch in stream.batches(0)] == [[5], [6]]
 
 
+def test_all_rows_count_and_positions_follow_each_other() -> None:
+    batches = list(as_stream([[3, 1], [2], [0, 5, 4]]).batches(0))
+    assert [(batch.step, batch.position, batch.size, batch.valid) for batch in batches] == [
+        (0, 0, 2, 2),
+        (1, 2, 1, 1),
+        (2, 3, 3, 3),
+    ]
 
 
 def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: None) -> None:
@@ -268,6 +275,10 @@ def test_the_state_of_another_kind_is_refused(state: Any) -> None:
         as_stream([[1]]).load_state_dict(state)
 
 
+def test_samplers_that_know_positions_stay_themselves() -> None:
+    sampler = CyclicSampler(range(9), 3)
+    assert as_stream(sampler) is sampler
+    assert isinstance(as_stream([[1]]), ListedBatches)
 
 
 @pytest.mark.parametrize("item", [2, [], [0.5], [True, False], [[2]], "12"])

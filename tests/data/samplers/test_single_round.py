@@ -150,3 +150,16 @@ def test_the_signature_is_libais() -> None:
     assert {name: parameter.default for name, parameter in parameters.items()} == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dataset": []}, "dataset is empty"),
+        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
+        ({"micro_batch_size": 0, "drop_last": True}, "micro_batch_size is 0"),
+        ({"data_parallel_rank": 1}, "data_parallel_rank is 1"),
+        ({"seed": "x"}, "seed is 'x'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name_and_value(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SingleRoundSampler(**{"dataset": range(10), "micro_batch_size": 2, **arguments})

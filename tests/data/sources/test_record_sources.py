@@ -170,6 +170,17 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     assert list(open_source(tmp_path / "records", "jsonl")) == expected
 
 
+def test_indices_are_kept_where_the_user_says_or_beside_the_shards(tmp_path: Path) -> None:
+    available("webdataset")
+    expected = write("webdataset", tmp_path / "a.tar", texts(3))
+    write("jsonl", tmp_path / "a.jsonl", texts(3))
+    WebDatasetSource(tmp_path / "a.tar", cache_dir=tmp_path / "elsewhere")
+    assert len(list((tmp_path / "elsewhere").glob("a.tar-*.npy"))) == 1
+    assert not (tmp_path / ".libai_data_index").exists()
+    JsonLinesSource(tmp_path / "a.jsonl")
+    assert len(list((tmp_path / ".libai_data_index").glob("a.jsonl-*.npy"))) == 1
+    # The folder of indices is no part of a folder of shards.
+    assert same(list(WebDatasetSource([tmp_path / "*.tar"])), expected)
 
 
 class Lengths:

@@ -283,3 +283,9 @@ def test_means_and_deviations_for_other_channels_are_refused_with_the_numbers() 
 def test_a_deviation_that_is_not_above_zero_is_refused(std: Any) -> None:
     with pytest.raises(ConfigError, match="above 0"):
         ImageToFloat(std=std)
+
+
+def test_transforms_touch_no_global_state() -> None:
+    before = random.getstate(), str(np.random.get_state(legacy=False))
+    as_sample(Compose(RANDOM), photograph())
+    assert (random.getstate(), str(np.random.get_state(legacy=False))) == before
