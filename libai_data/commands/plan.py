@@ -60,6 +60,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     return report(job, first.num_accumulation_steps, readers)
 
 
+_NODES_SHOWN = 4
 _WORTH_SHARING = 1.5
 """How many times a sample must be read over before one reader a node is recommended."""
 
@@ -141,9 +142,6 @@ class JobPlan:
         if over >= _WORTH_SHARING:
             return "node", f"with every_rank, the ranks of a node read and decode each sample {over:g} times"
         return "every_rank", "hardly a sample is read twice on a node, so that sharing it would gain nothing"
-
-
-_NODES_SHOWN = 4
 
 
 def report(job: JobPlan, batches_a_step: int, readers: str) -> list[str]:

@@ -29,14 +29,12 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument("checkpoint", help="directory of a checkpoint, or train.output_dir for the last one")
         return made
 
+    def takes_config(made: argparse.ArgumentParser, summary: str) -> None:
+        made.add_argument("--config-file", nargs="+", metavar=("FILE", "key=value"), help=summary)
+
     verb("show", "Say in plain words what a checkpoint would continue with.")
     verify = verb("verify", "Check a checkpoint's files against its manifest, and its data state against a config.")
-    verify.add_argument(
-        "--config-file",
-        nargs="+",
-        metavar=("FILE", "key=value"),
-        help="the config to check against, and changes to it as in training",
-    )
+    takes_config(verify, "the config to check against, and changes to it as in training")
     edit = verb("edit", "Change the data state; the checkpoint as it was stays beside it as '<name>.before_edit_1'.")
     edit.add_argument("--position", type=int, metavar="N", help="go on as if N samples had been taken")
     edit.add_argument("--seed", type=int, metavar="N", help="another order from here on; set train.seed alike")
@@ -48,12 +46,7 @@ def parser() -> argparse.ArgumentParser:
     which = samples.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="the step whose samples to list")
     which.add_argument("--sample", type=int, metavar="I", help="the sample (its index in the dataset) to look for")
-    samples.add_argument(
-        "--config-file",
-        nargs="+",
-        metavar=("FILE", "key=value"),
-        help="names the sources of a dataset that is made of more than the checkpoint lists",
-    )
+    takes_config(samples, "names the sources of a dataset that is made of more than the checkpoint lists")
     return arguments
 
 

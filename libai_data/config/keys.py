@@ -55,8 +55,7 @@ def check_keys(cfg: Mapping[str, Any], reference: Mapping[str, Any], path: str =
     Raises:
         ConfigError: naming every unknown key, each with the nearest known one.
     """
-    known_elsewhere = _index_by_last_part(reference)
-    problems = list(_problems(cfg, reference, path, frozenset(also), "", known_elsewhere))
+    problems = list(_KeyCheck(reference, path, frozenset(also)).problems(cfg, reference))
     if problems:
         raise ConfigError("\n".join(problems))
 
@@ -75,61 +74,45 @@ def path_of(node: Any) -> str:
     return ".".join(parts)
 
 
-def _problems(
-    cfg: Mapping[str, Any],
-    reference: Mapping[str, Any],
-    path: str,
-    also: frozenset,
-    inside: str,
-    known_elsewhere: dict[str, list[str]],
-) -> Iterator[str]:
-    if not isinstance(cfg, (abc.Mapping, DictConfig)):
-        yield f"{path} must be a section with the keys {_listing(reference)}; found {cfg!r}."
-        return
-    for key in cfg:
-        full_key, relative = join_path(path, key), join_path(inside, key)
-        if relative in also:
-            continue
-        if key not in reference:
-            root = path[: len(path) - len(inside)].rstrip(".")
-            yield f"Unknown key {full_key}." + _hint(str(key), reference, also, inside, root, known_elsewhere)
-            continue
-        expected = reference[key]
-        if not _is_plain_section(expected) or _is_interpolation(cfg, key):
-            continue
-        yield from _problems(cfg[key], expected, full_key, also, relative, known_elsewhere)
+class _KeyCheck:
+    """Compares a section with its reference; `inside` is the dotted key of what is compared, from there."""
+
+    def __init__(self, reference: Mapping[str, Any], root: str, also: frozenset[str]) -> None:
+        self._root, self._also = root, also
+        self._places: dict[str, list[str]] = {}
+        for dotted, last in _dotted_keys(reference, ""):
+            self._places.setdefault(last, []).append(dotted)
+
+    def problems(self, cfg: Mapping[str, Any], reference: Mapping[str, Any], inside: str = "") -> Iterator[str]:
+        path = join_path(self._root, inside) if inside else self._root
+        if not isinstance(cfg, (abc.Mapping, DictConfig)):
+            yield f"{path} must be a section with the keys {_listing(reference)}; found {cfg!r}."
+            return
+        for key in cfg:
+            relative = join_path(inside, key)
+            if relative in self._also:
+                continue
+            if key not in reference:
+                yield f"Unknown key {join_path(path, key)}.{self._hint(str(key), reference, inside)}"
+            elif _is_plain_section(reference[key]) and not _is_interpolation(cfg, key):
+                yield from self.problems(cfg[key], reference[key], relative)
+
+    def _hint(self, key: str, reference: Mapping[str, Any], inside: str) -> str:
+        elsewhere = self._places.get(key, [])
+        if 1 <= len(elsewhere) <= 2:  # not of keys like 'enabled', which are everywhere
+            return f" It belongs at {' or '.join(join_path(self._root, place) for place in elsewhere)}."
+        prefix = f"{inside}." if inside else ""
+        siblings = [str(k) for k in reference] + [k[len(prefix) :] for k in self._also if k.startswith(prefix)]
+        return nearest(key, siblings) or f" Known keys here: {_listing(reference)}."
 
 
-def _hint(
-    key: str,
-    reference: Mapping[str, Any],
-    also: frozenset,
-    inside: str,
-    root: str,
-    known_elsewhere: dict[str, list[str]],
-) -> str:
-    prefix = f"{inside}." if inside else ""
-    siblings = [str(k) for k in reference] + [k[len(prefix) :] for k in also if k.startswith(prefix)]
-    elsewhere = known_elsewhere.get(key, [])
-    if elsewhere:
-        return f" It belongs at {' or '.join(join_path(root, place) for place in elsewhere)}."
-    return nearest(key, siblings) or f" Known keys here: {_listing(reference)}."
-
-
-def _index_by_last_part(reference: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The last part of each key -> the dotted keys that end so, but for those like 'enabled' that are everywhere."""
-    places: dict[str, list[str]] = {}
-    for dotted, last in _walk(reference, ""):
-        places.setdefault(last, []).append(dotted)
-    return {last: dotted for last, dotted in places.items() if len(dotted) <= 2}
-
-
-def _walk(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _dotted_keys(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+    """Each key, dotted and by its last part."""
     for key, value in section.items():
         dotted = join_path(prefix, key)
         yield dotted, str(key)
         if _is_plain_section(value):
-            yield from _walk(value, dotted)
+            yield from _dotted_keys(value, dotted)
 
 
 def _is_plain_section(value: Any) -> bool:
