@@ -44,9 +44,14 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     elif isinstance(value, (list, tuple)):
         array = _array_of_list(value, whose)
     elif hasattr(value, "numpy") and callable(value.numpy):
-        array = np.asarray(value.numpy())
+        try:
+            array = np.asarray(value.numpy())
+        except (TypeError, RuntimeError) as error:
+            raise SchemaError(f"{whose} ({type(value).__name__}) cannot become an array: {error}") from error
     else:
         array = np.asarray(value)
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        raise SchemaError(f"{whose} is a masked array, whose mask a tensor cannot hold; return value.filled(...)")
     if array.dtype.kind not in "biufc":
         raise SchemaError(
             f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "

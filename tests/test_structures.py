@@ -197,7 +197,14 @@ def test_stacking_nothing_is_refused(stackable: Any) -> None:
         stackable.stack([])
 
 
-@pytest.mark.parametrize("value", ["text", None, [[1], [1, 2]], ["a"], {"a": 1}, object()])
+class Sparse:
+    def numpy(self) -> np.ndarray:
+        raise TypeError("a sparse tensor has no array")
+
+
+@pytest.mark.parametrize(
+    "value", ["text", None, [[1], [1, 2]], ["a"], {"a": 1}, object(), Sparse(), np.ma.masked_array([1, 2], [0, 1])]
+)
 def test_as_array_names_the_field_of_what_cannot_become_a_tensor(value: Any) -> None:
     with pytest.raises(SchemaError, match=r"^field 'labels' "):
         as_array(value, "labels")

@@ -92,9 +92,9 @@ def as_leaf(value: Any, path: str) -> Any:
         return as_array(value, path)
     if value is None or isinstance(value, TEXT):
         raise SchemaError(f"field '{path}' is {value!r:.40}, which is no tensor; leave it out (fields=[...])")
-    if hasattr(value, "detach") and hasattr(value, "cpu"):
-        value = value.detach().cpu()
     try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            value = value.detach().cpu()
         if hasattr(value, "as_array"):  # DALI's lists of tensors
             return np.asarray(value.as_array())
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):

@@ -234,7 +234,10 @@ def _checked(number: int, indices: Any) -> np.ndarray:
     listed = np.asarray(indices)
     if listed.ndim != 1 or not len(listed) or listed.dtype.kind not in "iu":
         raise ConfigError(f"batch {number} of the batch_sampler is {indices!r:.100}; it must be a list of indices")
-    return listed.astype(np.int64)
+    listed = listed.astype(np.int64)
+    if listed.min() < 0:
+        raise ConfigError(f"batch {number} of the batch_sampler is {indices!r:.100}; an index is at least 0")
+    return listed
 
 
 def _digest(before: str, listed: np.ndarray) -> str:

@@ -281,7 +281,7 @@ def test_samplers_that_know_positions_stay_themselves() -> None:
     assert isinstance(as_stream([[1]]), ListedBatches)
 
 
-@pytest.mark.parametrize("item", [2, [], [0.5], [True, False], [[2]], "12"])
+@pytest.mark.parametrize("item", [2, [], [0.5], [True, False], [[2]], "12", [2, -1], np.array([2**63 + 1], np.uint64)])
 def test_an_item_that_is_no_list_of_indices_is_refused_by_number(item: Any) -> None:
     with pytest.raises(ConfigError, match="batch 1 of the batch_sampler is"):
         list(as_stream([[1], item]).batches(0))
