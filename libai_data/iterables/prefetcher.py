@@ -11,13 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
-from libai_data.errors import SampleError
+from libai_data.errors import SampleError, SchemaError
+from libai_data.iterables.digest import running_digest
+from libai_data.iterables.items import fields_in
 from libai_data.iterables.iterable_source import SaveState
 
 _LOOK_SECONDS = 0.2
 """How long either side waits before it looks whether it still should."""
 
 _END_SECONDS = 5.0
+
+_COMPARED_ITEMS = 8
+"""So many items of a round are compared with its first; more than an iterable has buffers that it takes in turn."""
 
 Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
 
@@ -119,18 +124,40 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
+def _field_digests(item: Any) -> dict[Any, str]:
+    fields: Any = fields_in(item)
+    if fields is None:
+        fields = dict(enumerate(item)) if isinstance(item, (tuple, list)) else {0: item}
+    return {name: running_digest("", value) for name, value in fields.items()}
+
+
+def _check_kept(first: Any, before: dict[Any, str], item: Any) -> None:
+    """Refuse an iterable whose newer item has overwritten a field of its first one."""
+    now, newest = _field_digests(first), _field_digests(item)
+    for name, digest in now.items():
+        if digest != before.get(name) and digest == newest.get(name):
+            raise SchemaError(f"field {name!r} of an item overwrites that of an earlier one; yield a copy of it")
+
+
 def _run(shared: _Shared, open_round: Open, size: int) -> None:
     try:
         iterator, save = open_round()
-        ended = False
+        ended, first, digests = False, None, {}
         while not ended and not shared.stop.is_set():
             items: list[Any] = []
             while len(items) < size and not shared.stop.is_set():
                 try:
-                    items.append(next(iterator))
+                    item = next(iterator)
                 except StopIteration:
                     ended = True
                     break
+                if not shared.items:
+                    first, digests = item, _field_digests(item)
+                elif shared.items < _COMPARED_ITEMS:
+                    _check_kept(first, digests, item)
+                else:
+                    first = None
+                items.append(item)
                 shared.items += 1
             shared.put(Group(items, save() if save is not None else None, ended))
     except BaseException as error:

@@ -589,3 +589,34 @@ def test_what_decides_the_order_in_another_way_is_refused(name: str, ends: str) 
     options: dict[str, Any] = {name: [[0]]}
     with pytest.raises(ConfigError, match=f"takes no '{name}'.*use DataLoader"):
         from_iterable([sample(0), sample(1)], 1, ends=ends, **options)
+
+
+REUSED = np.zeros(4)
+
+
+def overwritten(number: int) -> np.ndarray:
+    REUSED[:] = number
+    return REUSED[number % 2 * 2 :][:2]
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        lambda number: {"x": overwritten(number), "number": np.full(2, number)},
+        lambda number: (overwritten(number), np.full(2, number)),
+    ],
+)
+@pytest.mark.parametrize("batches", [False, True])
+def test_an_iterable_that_overwrites_its_items_is_refused(item: Any, batches: bool) -> None:
+    options: dict[str, Any] = {"batches": True} if batches else {"micro_batch_size": 4}
+    loader = from_iterable(lambda: map(item, range(1, 7)), fields=["x", "number"], **options)
+    with pytest.raises(SampleError, match="overwrites that of an earlier one; yield a copy"):
+        list(loader)
+    loader.close()
+
+
+def test_an_iterable_may_yield_the_same_item_again() -> None:
+    kept = {"x": np.ones(4)}
+    loader = from_iterable(lambda: iter([kept] * 20), 4)
+    assert len(list(loader)) == 5
+    loader.close()
