@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import suppress
 
-from libai_data.engine.append_file import AppendFile
+from libai_data.atomic_files import AppendFile
 
 _NAME = "libai_data"
 _FORMAT = "[%(asctime)s] %(levelname)s %(name)s: %(message)s"

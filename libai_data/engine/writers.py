@@ -12,8 +12,7 @@ import struct
 import time
 from typing import Any
 
-from libai_data.atomic_files import written_whole
-from libai_data.engine.append_file import AppendFile
+from libai_data.atomic_files import AppendFile, written_whole
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
 

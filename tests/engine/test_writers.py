@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from libai_data.atomic_files import AppendFile
 from libai_data.config import default_argument_parser
 from libai_data.engine import DefaultTrainer, default_setup
-from libai_data.engine.append_file import AppendFile
 from libai_data.engine.events import EventStorage
 from libai_data.engine.hooks import PeriodicWriter, ProgressBar
 from libai_data.engine.logging_setup import ON_BAR, setup_logger
