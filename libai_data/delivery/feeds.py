@@ -80,7 +80,7 @@ class Feed(Protocol):
         """End all that was started."""
 
 
-class LocalFeed:
+class LocalFeed(Feed):
     """Reads the batches: on a node's leader, or on rank 0.
 
     Args:
@@ -96,16 +96,13 @@ class LocalFeed:
         self._pass: Iteration | None = None
 
     def begin(self, position: int) -> None:
-        """Begin a pass at this position of the stream; an earlier one is over."""
         self._pass = self._loader.begin(position, also_kept=self._kept)
 
     def next(self) -> NodeBatch | None:
-        """Wait for the next batch; None at the end of the pass."""
         batch = next(self._pass, None) if self._pass is not None else None
         return None if batch is None else self._shared(batch)
 
     def next_if_ready(self) -> NodeBatch | None:
-        """The next batch if it has been read by now."""
         batch = self._pass.next_if_ready() if self._pass is not None else None
         return None if batch is None else self._shared(batch)
 
@@ -132,11 +129,10 @@ class LocalFeed:
                 )
 
     def close(self) -> None:
-        """End the workers."""
         self._loader.close()
 
 
-class LinkFeed:
+class LinkFeed(Feed):
     """Takes batches over from the leader of the node, by mapping the memory they lie in.
 
     Args:

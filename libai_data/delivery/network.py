@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.delivery.feeds import MOST_UNTAKEN, NodeBatch, in_one_line
+from libai_data.delivery.feeds import MOST_UNTAKEN, Feed, NodeBatch, in_one_line
 from libai_data.errors import PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
@@ -177,7 +177,7 @@ class NetworkPublisher:
         self._link.close()
 
 
-class NetworkFeed:
+class NetworkFeed(Feed):
     """Receives a node's rows of each batch from rank 0, in a thread of its own, ahead of the models' need.
 
     Args:
@@ -214,7 +214,6 @@ class NetworkFeed:
                 return found[0]
 
     def next_if_ready(self) -> NodeBatch | None:
-        """The next batch if it has arrived by now."""
         with self._received.mutex:
             waits = bool(self._received.queue) and self._received.queue[0][:2] == ("batch", self._generation)
         return self.next() if waits else None

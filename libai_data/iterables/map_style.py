@@ -11,7 +11,7 @@ from libai_data.errors import ConfigError
 from libai_data.iterables.collation import PieceCollator, default_collate
 from libai_data.iterables.items import as_leaf, leaves_of_batch, named
 from libai_data.iterables.iterable_source import Source
-from libai_data.structures import Instance
+from libai_data.structures import Instance, fields_of
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,6 @@ def open_samples(dataset: Any, names: Sequence[str] | None, collate_fn: Any) -> 
         return Opened((RawSamplesTogether if together else RawSamples)(dataset, names), collator, nested)
     # The builders would take a list for one of datasets.
     is_ours = isinstance(first, (Instance, dict)) and not isinstance(dataset, (list, tuple))
-    if is_ours and set(leaves) == set(named(first)) == set(first_names(first)):
+    if is_ours and set(leaves) == set(named(first)) == {str(name) for name in fields_of(first)}:
         return Opened(dataset)
     return Opened((NamedSamplesTogether if together else NamedSamples)(dataset, names), None, nested)
-
-
-def first_names(sample: Any) -> list[str]:
-    """All names of the fields of an Instance or dict."""
-    return [str(name) for name in (sample.get_fields() if isinstance(sample, Instance) else sample)]

@@ -166,8 +166,7 @@ class DataLoader:
         self._timeout = timeout
         self._start_method = start_method
         self._shares_memory = num_workers > 0 and worker_type == "process"
-        self._arena = self._new_arena()
-        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+        self._make_memory()
         self._failures = FailureLog(self._payload.policy, type(dataset).__name__)
         self._reader: BatchReader | None = None
         self._close_executor: weakref.finalize | None = None
@@ -235,25 +234,27 @@ class DataLoader:
         """Whether a collator makes the batches, so that their shapes may change."""
         return self._payload.collator is not None
 
-    def _new_arena(self) -> Arena:
-        return Arena() if self._shares_memory else PrivateArena()
+    def _make_memory(self) -> None:
+        self._arena: Arena = Arena() if self._shares_memory else PrivateArena()
+        self._make_slots()
+
+    def _make_slots(self) -> None:
+        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
 
     def shared_arena(self) -> Arena:
         """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
         self._shares_memory = self._is_lent = True
-        self._arena = self._new_arena()
-        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+        self._make_memory()
         return self._arena
 
     def _renew_memory(self) -> None:
         """Leave behind slots that nobody may count any more; batches that are in use stay valid."""
         if not self._is_lent:
             self._arena.close()
-            self._arena = self._new_arena()
-            self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+            self._make_memory()
         elif self._worker_type == "thread" and self.num_workers:
             # A thread may still write into a slot.
-            self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+            self._make_slots()
         else:
             self._slot_list.reclaim()
 

@@ -258,7 +258,7 @@ def collate(collator: Collator, samples: list[Any]) -> Collated:
     )
 
 
-class InProcessExecutor:
+class InProcessExecutor(Executor):
     """Reads in the caller's own thread, a task at a time, when its result is asked for.
 
     Args:
@@ -272,19 +272,15 @@ class InProcessExecutor:
         self._waiting: deque[Task] = deque()
 
     def first_sample(self, epoch: int, index: int) -> Fields:
-        """Read the sample from which the schema is learned."""
         return self._runner.reader.first_sample(epoch, index)
 
     def use_schema(self, schema: SampleSchema) -> None:
-        """Demand this schema of all samples from now on."""
         self._runner.schema = schema
 
     def submit(self, task: Task) -> None:
-        """Put a task behind those that wait."""
         self._waiting.append(task)
 
     def next_result(self) -> TaskResult:
-        """Do the task that has waited longest."""
         return self._runner.run(self._waiting.popleft())
 
     def has_result(self) -> bool:
@@ -292,11 +288,9 @@ class InProcessExecutor:
         return False
 
     def cancel(self) -> list[TaskResult]:
-        """Drop the tasks that wait; they count as done."""
         dropped = [TaskResult(task.number) for task in self._waiting]
         self._waiting.clear()
         return dropped
 
     def close(self) -> None:
-        """Forget the tasks that wait."""
         self._waiting.clear()

@@ -14,7 +14,7 @@ import numpy as np
 
 from libai_data.errors import SampleError
 from libai_data.loader.arena import Arena
-from libai_data.loader.executor import Task, TaskResult
+from libai_data.loader.executor import Executor, Task, TaskResult
 from libai_data.loader.retry import Retry
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
@@ -40,7 +40,7 @@ _SECONDS_BEFORE_HELP = 0.002
 _LEAST_SECONDS = 1e-6
 
 
-class ProcessExecutor:
+class ProcessExecutor(Executor):
     """Reads in worker processes, which write into the arena.
 
     Args:
@@ -118,11 +118,9 @@ class ProcessExecutor:
                 self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
     def use_schema(self, schema: SampleSchema) -> None:
-        """Demand this schema of all samples from now on."""
         self._pool.tell_all(("schema", schema))
 
     def submit(self, task: Task) -> None:
-        """Put a task on the task queue."""
         slot = task.slot
         if slot is None:
             raise RuntimeError("worker processes read into slots; the task has none")
@@ -147,7 +145,6 @@ class ProcessExecutor:
         return self._ready.popleft()
 
     def has_result(self) -> bool:
-        """Whether some task is done."""
         if not self._ready:
             self._listen(0)
         return bool(self._ready)
@@ -343,7 +340,6 @@ class ProcessExecutor:
                 self._hear(number, hung)
 
     def cancel(self) -> list[TaskResult]:
-        """Drop the tasks that no worker has begun; they count as done."""
         for place in self._task_queue.drop_waiting():
             del self._submitted[place]
             self._settle(self._tasks.pop(place), TaskResult(place))

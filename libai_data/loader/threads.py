@@ -13,7 +13,7 @@ import numpy as np
 
 from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.errors import SampleError
-from libai_data.loader.executor import Task, TaskResult, TaskRunner, wants_to_end
+from libai_data.loader.executor import Executor, Task, TaskResult, TaskRunner, wants_to_end
 from libai_data.loader.schema import SampleSchema
 from libai_data.structures import Fields
 
@@ -23,7 +23,7 @@ _ORDINARY = 0
 _MOST_DOUBTS = 16
 
 
-class ThreadExecutor:
+class ThreadExecutor(Executor):
     """Reads in threads of the trainer's own process; the dataset is shared, so it must bear that.
 
     Threads share the global random generators. If one moves while a thread reads, the samples are read again in the
@@ -123,12 +123,10 @@ class ThreadExecutor:
                 self._results.get_nowait()
 
     def use_schema(self, schema: SampleSchema) -> None:
-        """Demand this schema of all samples from now on."""
         for runner in self._runners:
             runner.schema = schema
 
     def submit(self, task: Task) -> None:
-        """Put a task behind those that wait."""
         if self._needs_one_thread:
             self._own_tasks.append(task)
             return
@@ -193,7 +191,6 @@ class ThreadExecutor:
                     self._check_timeout()
 
     def has_result(self) -> bool:
-        """Whether some task is done."""
         return bool(self._done) or not self._results.empty()
 
     def _check_timeout(self) -> None:
@@ -205,7 +202,6 @@ class ThreadExecutor:
                 )
 
     def cancel(self) -> list[TaskResult]:
-        """Drop the tasks that no thread has begun; they count as done."""
         dropped: list[TaskResult] = []
         with suppress(queue.Empty):
             while True:
