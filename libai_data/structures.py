@@ -156,19 +156,20 @@ def stack_tensors(tensors: Sequence[Any]) -> Any:
     Raises:
         SchemaError: Shapes or dtypes differ.
     """
-    are_flow = any(is_flow_tensor(tensor) for tensor in tensors)
+    # Of arrays alone, which is usual, their types tell at once.
+    are_flow = {*map(type, tensors)} != {np.ndarray} and any(map(is_flow_tensor, tensors))
     if are_flow:
         tensors = [as_flow_tensor(tensor) for tensor in tensors]
-    first = tensors[0]
+    shape, dtype = tensors[0].shape, tensors[0].dtype
     for row, tensor in enumerate(tensors):
-        if tensor.shape != first.shape:
+        if tensor.shape != shape:
             raise SchemaError(
-                f"shapes differ between samples of a batch: sample 0 has {list(first.shape)}, sample {row} has "
+                f"shapes differ between samples of a batch: sample 0 has {list(shape)}, sample {row} has "
                 f"{list(tensor.shape)}; pad them, or use a padding collator"
             )
-        if tensor.dtype != first.dtype:
+        if tensor.dtype != dtype:
             raise SchemaError(
-                f"dtypes differ between samples of a batch: sample 0 has {first.dtype}, sample {row} has {tensor.dtype}"
+                f"dtypes differ between samples of a batch: sample 0 has {dtype}, sample {row} has {tensor.dtype}"
             )
     if are_flow:
         import oneflow as flow
