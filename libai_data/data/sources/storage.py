@@ -14,12 +14,13 @@ import glob
 import os
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Union
 
+from libai_data.config.argument_rules import TEXT, check
 from libai_data.errors import ConfigError, StorageError
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.local_cache import LocalCache
@@ -150,6 +151,9 @@ def local_path(path: PathLike) -> Path:
     return _kept(str(path)).path if is_remote(str(path)) else LocalFile(path).path
 
 
+_FILES = TEXT._replace(allowed="a file, a glob or a folder, as text or path, or a list of these")
+
+
 def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     """The files that patterns name, each once, in the patterns' order and then sorted by path.
 
@@ -162,7 +166,9 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
         StorageError: A store does not answer.
     """
     found: dict[str, None] = {}
-    for pattern in [patterns] if isinstance(patterns, (str, Path)) else patterns:
+    is_one = isinstance(patterns, (str, os.PathLike)) or not isinstance(patterns, Iterable)
+    for pattern in [patterns] if is_one else patterns:  # type: ignore[union-attr]
+        check({"files": _FILES}, files=pattern)
         text = str(pattern)
         remote = is_remote(text)
         paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(_local_files(text))

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,12 @@ def test_a_pattern_that_names_no_file_is_refused_by_its_text(folder: Path, patte
         listed([str(folder), pattern.format(folder)])
     with pytest.raises(ConfigError, match="no files are given"):
         listed([])
+
+
+@pytest.mark.parametrize("files", [None, 3, b"folder", [None], [["folder"]]])
+def test_what_names_no_files_is_refused(files: Any) -> None:
+    with pytest.raises(ConfigError, match="files is .*; it must be a file, a glob or a folder"):
+        listed(files)
 
 
 def test_a_local_path_is_itself_and_needs_no_fsspec(folder: Path) -> None:
