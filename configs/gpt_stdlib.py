@@ -8,9 +8,9 @@ bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py 4 train.dist.tensor
 from omegaconf import DictConfig
 
 from configs.models.gpt import GPT
+from libai_data import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.config import LazyCall
 from libai_data.data.datasets import GPTDataset
-from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.engine.evaluation import PerplexityEvaluator
 
 from .common.graph import graph

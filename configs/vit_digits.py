@@ -6,10 +6,10 @@ bash tools/train.sh tools/train_net.py configs/vit_digits.py 4 train.dist.tensor
 from omegaconf import DictConfig
 
 from configs.models.vit import VisionTransformer
+from libai_data import build_image_test_loader, build_image_train_loader
 from libai_data.config import LazyCall
 from libai_data.data.datasets import ImageFolderDataset
-from libai_data.data.transforms.image import ImageToFloat
-from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
+from libai_data.data.transforms import ImageToFloat
 
 from .common.graph import graph
 from .common.optim import optim

@@ -118,7 +118,7 @@ _MOVED: dict[str, str] = {
     "integrations.from_iterable": "iterables.from_iterable",
     "integrations.lightning": "engine.datamodule.lightning",
     "parallel_mesh": "mesh.parallel_mesh",
-    "sample_random": "data.random",
+    "sample_random": "data.random.sample_random",
     "samplers": "data.samplers",
     "sources": "data.sources",
     "text": "data.text",

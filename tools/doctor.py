@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from libai_data.commands.doctor.doctor import main
+from libai_data.commands.doctor import main
 
 if __name__ == "__main__":
     sys.exit(main())

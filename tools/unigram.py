@@ -15,7 +15,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from libai_data.data.sources.indexed import IndexedSource
+from libai_data.data.sources import IndexedSource
 from libai_data.errors import ConfigError
 
 _COUNTED_AT_ONCE = 1 << 24

@@ -29,7 +29,7 @@ COMMANDS: dict[str, Command] = {
         "libai_data.commands.train_tokenizer", "train a BPE or WordPiece tokenizer on documents"
     ),
     "plan": Command("libai_data.commands.plan", "tell what a job on any number of nodes reads, holds and sends"),
-    "doctor": Command("libai_data.commands.doctor.doctor", "look at every rank of a job before it starts"),
+    "doctor": Command("libai_data.commands.doctor", "look at every rank of a job before it starts"),
 }
 
 

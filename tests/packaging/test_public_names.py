@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 import libai_data
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+PATHS = REPOSITORY / "docs" / "api" / "paths.md"
 # The names that LiBai's users know (DESIGN: "public names keep their names and signatures").
 LIBAI_NAMES = [
     "Instance",
@@ -91,3 +94,28 @@ def test_modules_of_a_package_that_has_moved_are_loaded_once() -> None:
 def test_an_unknown_module_of_a_package_that_has_moved_is_not_found() -> None:
     with pytest.raises(ModuleNotFoundError, match="nothing"):
         importlib.import_module("libai_data.datasets.nothing")
+
+
+def public_paths() -> set[str]:
+    """The import paths that docs/api/paths.md names."""
+    paths: set[str] = set()
+    for path, text in re.findall(
+        r"^\| `(libai_data[a-z_.]*)` \| (.*) \|$", PATHS.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        paths |= {path, *(path + below for below in re.findall(r"`(\.[a-z_]+)`", text))}
+    return paths
+
+
+@pytest.mark.parametrize("path", sorted(public_paths()))
+def test_a_public_path_can_be_imported_and_says_what_is_there(path: str) -> None:
+    assert importlib.import_module(path).__doc__
+
+
+def test_configs_docs_and_examples_import_from_public_paths_alone() -> None:
+    written = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / "configs").rglob("*.py")]
+    written += [path for path in (REPOSITORY / "tools").glob("*.py") if path.name != "benchmark.py"]
+    for path in written:
+        for module in re.findall(
+            r"^ *(?:from|import) (libai_data[a-z_.]*)", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
+            assert module in public_paths(), f"{path} imports {module}, which docs/api/paths.md does not name"

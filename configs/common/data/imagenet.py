@@ -2,7 +2,7 @@
 
 from omegaconf import DictConfig
 
-from libai_data.delivery.build import build_image_test_loader, build_image_train_loader
+from libai_data import build_image_test_loader, build_image_train_loader
 from libai_data.config import LazyCall
 from libai_data.data.datasets import ImageNetDataset
 from libai_data.data.transforms import (

@@ -7,7 +7,7 @@ from libai_data.data.transforms.foreign import Albumentations, Seeded
 from libai_data.data.transforms.geometry import CenterCrop, RandomFlip, RandomResizedCrop, Resize
 from libai_data.data.transforms.image import ImageToFloat
 from libai_data.data.transforms.mixup import Mixup
-from libai_data.data.transforms.pipeline import Compose, RandomTransform
+from libai_data.data.transforms.pipeline import Compose, RandomTransform, pixels_of
 from libai_data.data.transforms.rand_augment import RandAugment
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "RandomTransform",
     "Resize",
     "Seeded",
+    "pixels_of",
     "decode_image",
 ]
