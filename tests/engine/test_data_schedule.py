@@ -131,7 +131,7 @@ def test_another_seed_on_purpose_says_what_is_repeated_and_then_goes_on(tmp_path
     train(config_of(tmp_path), stop_after=5)
     resumed = train(config_of(tmp_path, seed=5, resume_override=["seed"]), resume=True)
     assert resumed.steps[6] == Order(40, seed=5).locate(np.arange(48, 56))[1].tolist()
-    assert "epoch 1 after 8 of its 40 samples. In this epoch" in (tmp_path / "log.txt").read_text()
+    assert "epoch 1 after 8 of its 40 samples. Some samples come twice" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Callable
 
-import numpy as np
-
 from libai_data.data.datasets.blend import Blend
 from libai_data.errors import CheckpointError, ConfigError, nearest
 from libai_data.data.samplers.blend_order import BlendOrder
@@ -22,8 +20,6 @@ RESTART_DATA = "restart_data"
 """Names in `train.resume_override` that the train loader begins anew, or resumes by itself."""
 
 _OVERRIDE_OF = {"samples": "dataset", "epoch_size": "drop_last"}
-_COUNTED = 1 << 20
-"""Up to so many samples, those that are repeated are counted one by one; beyond, they are estimated."""
 
 PlacesToSkip = Callable[[StepSchedule], LeftOut]
 
@@ -251,30 +247,6 @@ def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, st
         return f"{head}; each dataset of the blend goes on in another order after as great a part of its epoch."
     if not taken:
         return f"{head}, at its beginning, so nothing is repeated and nothing left out."
-    if saved.order.size != state.order.size:
-        if not (saved.order.shuffle or state.order.shuffle):
-            return f"{head}, at the same share of the data: nothing is repeated or left out, but for rounding."
-        share = taken / saved.order.epoch_size
-        again = round(share * (1 - share) * state.order.epoch_size)
-        return (
-            f"{head}, as great a share as before. Of what the rest of the epoch brings, about {again} samples' worth "
-            "was taken in it already, and as much is left out of it; later epochs are whole."
-        )
-    repeated, missed, is_exact = _counts(saved.order, state.order, epoch, taken, offset)
-    about = "" if is_exact else "about "
-    return (
-        f"{head}. In this epoch {about}{repeated} samples are repeated and {about}{missed} left out; later epochs are "
-        "whole."
-    )
-
-
-def _counts(before: Order, now: Order, epoch: int, taken: int, offset: int) -> tuple[int, int, bool]:
-    """Samples that an epoch brings twice, and not at all, when its order changes in the middle; whether counted."""
-    size = now.size
-    if size > _COUNTED:
-        share, rest = taken / size, (now.epoch_size - offset) / size
-        return round(share * rest * size), round((1 - share) * (1 - rest) * size), False
-    brought = np.zeros(size, dtype=np.int64)
-    brought[before.locate(epoch * before.epoch_size + np.arange(taken))[1]] += 1
-    brought[now.locate(epoch * now.epoch_size + np.arange(offset, now.epoch_size))[1]] += 1
-    return int((brought > 1).sum()), int((brought == 0).sum()), True
+    if saved.order.size != state.order.size and not (saved.order.shuffle or state.order.shuffle):
+        return f"{head}, at the same share of the data: nothing is repeated or left out, but for rounding."
+    return f"{head}. Some samples come twice in this epoch, and others never; later epochs are whole."

@@ -123,16 +123,14 @@ def test_a_loader_without_a_schedule_keeps_what_the_state_leaves_out() -> None:
     ]
 
 
-def test_another_seed_in_the_middle_of_an_epoch_says_exactly_what_is_repeated(caplog: Any) -> None:
+def test_another_seed_in_the_middle_of_an_epoch_says_that_samples_are_repeated_in_it_alone(caplog: Any) -> None:
     before = plain(48)
-    taken = [sample for step in islice(steps_from([before], 0), 2) for sample in step]
+    list(islice(steps_from([before], 0), 2))
     after = plain(48, seed=6)
     with caplog.at_level(logging.WARNING):
         after.load_state_dict(before.state_dict(), override=["seed"])
-    coming = [sample for step in islice(steps_from([after], 2), 4) for sample in step]
-    repeated = len({index for _, index in taken} & {index for _, index in coming})
-    assert f"epoch 0 after 16 of its 48 samples. In this epoch {repeated} samples are repeated" in caplog.text
-    assert f"and {repeated} left out" in caplog.text
+    list(islice(steps_from([after], 2), 4))
+    assert "epoch 0 after 16 of its 48 samples. Some samples come twice in this epoch" in caplog.text
     following_epoch = [index for step in islice(steps_from([after], 6), 6) for _, index in step]
     assert sorted(following_epoch) == list(range(48))
 
@@ -157,7 +155,7 @@ def test_a_dataset_of_another_length_goes_on_at_the_same_share_of_its_epoch(shuf
     assert after.position == 48 + 12
     assert "samples was 96 and is now 48" in caplog.text
     assert ("nothing is repeated" in caplog.text) != shuffle
-    assert ("about 9 samples' worth" in caplog.text) == shuffle
+    assert ("Some samples come twice in this epoch" in caplog.text) == shuffle
     assert after.state.step == 15
     with pytest.raises(CheckpointError, match="begins with step 15"):
         Ledger(after.state).samples_of(14)
