@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ STARTS_JOBS = (
     "test_own_loop.py",
     "test_two_nodes.py",
 )
-LONG = ("distributed", "loader", "docs", "engine", "doctor", "sources", "text")
+LONG = ("distributed", "loader", "docs", "engine", "commands", "data/sources", "data/text")
 
 _shared_memory_before = pytest.StashKey[AbstractSet[object]]()
 _temporary_folder = pytest.StashKey[Path]()
@@ -79,6 +80,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_skipped] = []
     if _is_worker(config):
         return
+    # A shell lets what it starts in the background ignore Ctrl-C, and all that is started there inherits it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # What the tests leave in a temporary folder of their own is theirs, and goes with it.
     folder = Path(tempfile.mkdtemp(prefix="tests-"))
     folder.chmod(0o755)  # Some tests act as another user.

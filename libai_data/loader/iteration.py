@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Optional
 
+from libai_data.data.random.sample_random import end_blocks_since, reading_now
 from libai_data.data.samplers.sampler import Cursor
 from libai_data.errors import PassError
 from libai_data.loader.batches import BatchReader, PendingBatch, ReadyBatch
@@ -104,13 +105,14 @@ class Iteration:
             raise PassError(self._broken_off)
         if self._over:
             raise StopIteration
-        asked = time.perf_counter()
+        asked, reading = time.perf_counter(), reading_now()
         # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
         self._reader.is_torn = True
         try:
             self._send_out()
             batch = self._reader.finish(self._pending[0]) if self._pending else None
         except BaseException as error:
+            end_blocks_since(reading)
             if self._broken_off and isinstance(error, Exception):
                 raise PassError(self._broken_off) from error
             if self._pending and error is self._pending[0].error:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import libai_data.loader
+from libai_data.data.random import sample_generators
 from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
 from libai_data.structures import DistTensorData, Instance
@@ -59,6 +60,7 @@ def interrupted_at(line: int, files: str | tuple[str, ...] = LOADER) -> Iterator
         yield
     finally:
         sys.settrace(before)
+    assert sample_generators() == []  # Nothing is read any more.
 
 
 @pytest.mark.parametrize("arguments", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)

@@ -152,6 +152,22 @@ def reading_some_of_them(rows: np.ndarray) -> reading_samples:
     return reading_inputs([keys[row] for row in rows.tolist()] if keys else ())
 
 
+def reading_now() -> reading_samples | None:
+    """The innermost block that this thread is in."""
+    return _current.reading
+
+
+def end_blocks_since(outer: reading_samples | None) -> None:
+    """End the blocks that this thread has entered since then: a Ctrl-C can come where one is left, before its end.
+
+    Args:
+        outer: what `reading_now` returned.
+    """
+    _current.reading = outer
+    if outer is None:
+        _reading_threads.discard(threading.get_ident())
+
+
 def _keys() -> Sequence[tuple[int, int, int]]:
     return () if _current.reading is None else _current.reading.keys
 
