@@ -242,19 +242,21 @@ class GlobalDraws:
         """
         if _thread.shares:
             return self._around_beside_others(read)
+        is_first = True
         while True:
             watch = _Watch(self, key)
             try:
                 result = read()
             except Exception:
-                if not watch.end():
+                if not watch.end(is_first):
                     raise
             except BaseException:
-                watch.end()
+                watch.end(is_first)
                 raise
             else:
-                if not watch.end():
+                if not watch.end(is_first):
                     return result
+            is_first = False
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """The same in a thread that shares the generators: who has moved them cannot be known, only that they moved."""
@@ -276,9 +278,17 @@ class GlobalDraws:
         self._readings += 1
         return not self._readings & (self._readings - 1) and "oneflow" not in self.found
 
-    def learn(self, drawn: set[str]) -> bool:
-        """Note what a reading drew from; returns whether that is new."""
+    def learn(self, drawn: set[str], is_first: bool) -> bool:
+        """Note what a reading drew from; returns whether to read again.
+
+        Args:
+            drawn: names of generators.
+            is_first: whether the samples have not been read before. Another thread may have moved a generator: so only
+                one that moves twice is taken for the samples'.
+        """
         new = drawn - self.found
+        if is_first and new and new.isdisjoint({_AMBIGUOUS, "oneflow"}) and threading.active_count() > 1:
+            return True
         if "oneflow" in new and not (is_worker_process() and self._readings < _EARLY):
             tell_once(
                 "%s draws from OneFlow's generator, which can neither be watched nor put back exactly. From now on "
@@ -330,7 +340,7 @@ class _Watch:
         if event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
             self._drew_from_flow |= str(function.__module__).startswith("oneflow")
 
-    def end(self) -> bool:
+    def end(self, is_first: bool) -> bool:
         """Put the generators back; returns whether to read again."""
         if self._notices:
             sys.setprofile(None)
@@ -355,7 +365,7 @@ class _Watch:
             _flow().restore(self._flow_state)
         # What the reading has itself imported was not watched.
         imported = _watched() is not self._generators or (not self._has_flow and _has_flow())
-        return self._draws.learn(drawn) or imported
+        return self._draws.learn(drawn, is_first) or imported
 
 
 def share_generators(shares: bool) -> None:
