@@ -14,6 +14,8 @@ from collections import deque
 from contextlib import suppress
 from typing import Callable
 
+from libai_data.launch.signals import signals_blocked
+
 _MOST_WAITING = 1 << 20
 _PIECE = 4096
 SECONDS_UNTIL_STUCK = 10.0
@@ -86,11 +88,8 @@ class Output:
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="output", daemon=True)
         # Signals are for the main thread, which blocks them at times.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
+        with signals_blocked(signal.valid_signals()):
             self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _is_stuck(self) -> bool:
         return time.monotonic() - self._progress > SECONDS_UNTIL_STUCK

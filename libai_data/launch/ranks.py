@@ -22,6 +22,7 @@ from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_envi
 from libai_data.launch.output import LastWords, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
+from libai_data.launch.signals import signals_blocked
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -165,16 +166,17 @@ class Ranks:
         command += [args.training_script, *script_args]
         stdin = subprocess.DEVNULL if self._controlled else None
         # A signal to forward must not come between the start of a process and its being known.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        stdout, stderr = self._output(local_rank)
-        try:
-            self.processes.append(
-                subprocess.Popen(command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=self._prepare)
-            )
-        finally:
-            for descriptor in {each for each in (stdout, stderr) if isinstance(each, int)}:
-                os.close(descriptor)
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        with signals_blocked(FORWARDED):
+            stdout, stderr = self._output(local_rank)
+            try:
+                self.processes.append(
+                    subprocess.Popen(
+                        command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=self._prepare
+                    )
+                )
+            finally:
+                for descriptor in {each for each in (stdout, stderr) if isinstance(each, int)}:
+                    os.close(descriptor)
 
     def _wait_for_rank_0(self) -> None:
         """Wait until rank 0 listens; on its own node only so long: its script may do something else first.

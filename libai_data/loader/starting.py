@@ -22,6 +22,7 @@ from typing import Callable, NoReturn
 
 from libai_data.data.transforms.batch import rows_together
 from libai_data.errors import ConfigError, error_text
+from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
 from libai_data.mesh.peers.channel import Channel
@@ -107,17 +108,15 @@ class WorkerStarter:
             close_in_child: the trainer's end of its channel.
         """
         # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        stderr = CapturedStderr()
-        try:
-            if self._shipment is not None:
-                return self._spawn(handles, self._shipment.descriptor, stderr)
-            return self._fork(handles, close_in_child, stderr)
-        except BaseException:
-            stderr.close()
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        with signals_blocked({signal.SIGINT}):
+            stderr = CapturedStderr()
+            try:
+                if self._shipment is not None:
+                    return self._spawn(handles, self._shipment.descriptor, stderr)
+                return self._fork(handles, close_in_child, stderr)
+            except BaseException:
+                stderr.close()
+                raise
 
     def _spawn(self, handles: WorkerHandles, shipped: int, stderr: CapturedStderr) -> WorkerProcess:
         environment = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}

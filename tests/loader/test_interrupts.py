@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -127,11 +128,12 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(("method", "between"), [("fork", 3), ("spawn", 61)])
-def test_an_interrupt_while_workers_start_leaves_no_descriptor(method: str, between: int) -> None:
+def test_an_interrupt_while_workers_start_leaves_no_descriptor_and_no_signal_blocked(method: str, between: int) -> None:
     files = tuple(str(module.__file__) for module in (starting, worker_pool, arena, shipping, parent_pipe))
     with loading(Numbers(), num_workers=1, start_method=method) as loader:
         next(iter(loader))
     before, line, interruptions = descriptors(), 0, 0
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     while interruptions == line // between:
         line += between
         with loading(Numbers(), num_workers=1, start_method=method) as loader:
@@ -141,4 +143,5 @@ def test_an_interrupt_while_workers_start_leaves_no_descriptor(method: str, betw
             except KeyboardInterrupt:
                 interruptions += 1
         assert descriptors() == before, f"interrupted at line {line}"
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked, f"interrupted at line {line}"
     assert interruptions > 2
