@@ -6,7 +6,7 @@ import math
 from typing import Any, Callable
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
@@ -77,6 +77,7 @@ ODD = st.sampled_from([0, -1, 1.5, 2.0, 2**70, math.inf, math.nan, None, "x", Tr
 
 @settings(max_examples=100)
 @given(argument=st.sampled_from(ARGUMENTS), value=ODD)
+@example(argument=(samples, "fields"), value=[])
 def test_an_odd_argument_works_or_is_refused_by_an_error_that_names_it(
     argument: tuple[Callable[..., Any], str], value: Any
 ) -> None:

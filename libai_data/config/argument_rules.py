@@ -61,11 +61,11 @@ def one_of(*choices: Any) -> Rule:
     return Rule(" or ".join(map(repr, choices)), holds, choices)
 
 
-def list_of(kind: type, words: str) -> Rule:
-    """A list, or another sequence, whose elements are all of a type."""
+def list_of(kind: type, words: str, least: int = 0) -> Rule:
+    """A list, or another sequence, of at least so many elements, all of a type."""
 
     def holds(value: Any) -> bool:
-        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) >= least
         return is_list and all(isinstance(each, kind) and type(each) is not bool for each in value)
 
     return Rule(f"a list of {words}", holds)

@@ -37,7 +37,7 @@ _DECIDED = (
 
 _RULES = {
     **RULES,
-    "fields": or_none(list_of(str, "names")),
+    "fields": or_none(list_of(str, "one or more names", 1)),
     "micro_batch_size": or_none(BATCH_SIZE),
     "batches": or_none(FLAG),
     "shuffle": FLAG,
