@@ -187,10 +187,11 @@ take_lock() {
 # Has pip find versions of everything for Python $1.
 resolve() {
     VERSIONS=("$1")
-    local python folder
+    local python
     python="$(find_python)"
     folder="$(mktemp -d)"
-    trap 'rm -rf "${folder:-}"' EXIT
+    # Not local, so that it is known when the script ends.
+    trap 'rm -rf "$folder"' EXIT
     "$python" -m venv "$folder"
     "$folder/bin/python" -m pip install --disable-pip-version-check --quiet --dry-run \
         --constraint "$ROOT/tools/constraints-$1.txt" --editable "${ROOT}[dev]"
