@@ -4,6 +4,9 @@ RUN := .venv/bin/python
 GPUS := 4
 SCRIPTS := tools/*.sh tools/*.sbatch .ci/run
 
+# The tests start hundreds of processes; without bytecode, each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-examples setup-dev data train text-data train-gpt test test-rest test-all lint format types docs clean
 
@@ -38,10 +41,10 @@ train-gpt: text-data  ## Train a small GPT on them, on 4 CPU ranks.
 	bash tools/train.sh tools/train_net.py configs/gpt_stdlib.py $(GPUS) train.dist.tensor_parallel_size=2
 
 test: setup  ## Run the tests to run before each commit.
-	$(RUN) -m pytest -n 3
+	$(RUN) -m pytest -n 4
 
 test-rest: setup  ## Run what `make test` leaves out: slow tests, and many examples of each property.
-	$(RUN) -m pytest -n 3 -m "slow or hypothesis" --hypothesis-profile long
+	$(RUN) -m pytest -n 4 -m "slow or hypothesis" --hypothesis-profile long
 
 test-all: test test-rest  ## Run every test.
 
@@ -58,7 +61,7 @@ types: setup-dev  ## Check types with mypy.
 	$(RUN) -m mypy
 
 docs: setup-dev  ## Build the documentation into site/, strictly.
-	@NO_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=true $(RUN) -m mkdocs build --strict
 
 clean:  ## Remove what was built; .venv, data and output stay.
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

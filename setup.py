@@ -52,8 +52,8 @@ INTEGRATIONS = [
     'array_record==0.8.1; python_version >= "3.10"',
     'nvidia-dali-cuda120==2.4.*; python_version >= "3.10"',
 ]
-# What turns text into tokens: two kinds of tokenizers, words of Chinese, and more kinds of files.
-TEXT = ["tokenizers", "sentencepiece", "pyarrow", "jieba", "zstandard"]
+# What turns text into tokens: two kinds of tokenizers, words of Chinese, chat templates, and more kinds of files.
+TEXT = ["tokenizers", "sentencepiece", "pyarrow", "jieba", "jinja2", "zstandard"]
 # What decodes and changes pictures. Versions of OpenCV after 4.11 need NumPy 2.
 IMAGES = ["opencv-python-headless<4.12", "simplejpeg"]
 # What reads record files, and files in an object store.
@@ -119,7 +119,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["libai_data", "libai_data.*"]),
-    package_data={"libai_data": ["py.typed"]},
+    package_data={"libai_data": ["py.typed"], "libai_data.engine": ["configs/*/*.py", "configs/*/*/*.py"]},
     # OneFlow 0.9 has wheels for these.
     python_requires=">=3.9,<3.11",
     install_requires=INSTALL_REQUIRES,

@@ -9,13 +9,13 @@ from omegaconf import DictConfig
 
 from configs.models.gpt import GPT
 from libai_data import build_nlp_test_loader, build_nlp_train_loader
-from libai_data.config import LazyCall
+from libai_data.config import LazyCall, get_config
 from libai_data.data.datasets import GPTDataset
 from libai_data.engine.evaluation import PerplexityEvaluator
 
-from .common.graph import graph
-from .common.optim import optim
-from .common.train import train
+graph = get_config("common/models/graph.py").graph
+optim = get_config("common/optim.py").optim
+train = get_config("common/train.py").train
 
 _LENGTH = 128
 # A token sees, and is predicted from, its own file alone.

@@ -6,12 +6,12 @@ bash tools/train.sh tools/train_net.py configs/vit_cifar100.py 4
 """
 
 from configs.models.vit import VisionTransformer
-from libai_data.config import LazyCall
+from libai_data.config import LazyCall, get_config
 
-from .common.data.cifar100 import dataloader
-from .common.graph import graph
-from .common.optim import optim
-from .common.train import train
+dataloader = get_config("common/data/cifar100.py").dataloader
+graph = get_config("common/models/graph.py").graph
+optim = get_config("common/optim.py").optim
+train = get_config("common/train.py").train
 
 model = LazyCall(VisionTransformer)(
     image_size=32, patch_size=4, in_channels=3, num_classes=100, dim=192, depth=9, num_heads=3

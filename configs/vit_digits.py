@@ -7,13 +7,13 @@ from omegaconf import DictConfig
 
 from configs.models.vit import VisionTransformer
 from libai_data import build_image_test_loader, build_image_train_loader
-from libai_data.config import LazyCall
+from libai_data.config import LazyCall, get_config
 from libai_data.data.datasets import ImageFolderDataset
 from libai_data.data.transforms import ImageToFloat
 
-from .common.graph import graph
-from .common.optim import optim
-from .common.train import train
+graph = get_config("common/models/graph.py").graph
+optim = get_config("common/optim.py").optim
+train = get_config("common/train.py").train
 
 _transform = LazyCall(ImageToFloat)(mean=[0.5], std=[0.5])
 

@@ -37,14 +37,15 @@ if TYPE_CHECKING:
         default_setup,
     )
     from libai_data.engine.datamodule import DataModule, DataStages
-    from libai_data.iterables import from_iterable
-    from libai_data.loader import DataLoader, trivial_batch_collator
+    from libai_data.iterables import DataLoader, from_iterable
+    from libai_data.loader import get_worker_info, trivial_batch_collator
     from libai_data.mesh import (
         ParallelMesh,
         get_data_parallel_rank,
         get_data_parallel_size,
         get_layer_placement,
         get_nd_sbp,
+        init,
         synchronize,
     )
     from libai_data.structures import DistTensorData, Instance
@@ -53,7 +54,7 @@ __version__ = "0.1.0"
 
 _MODULES: dict[str, str] = {
     "CyclicSampler": "libai_data.data.samplers",
-    "DataLoader": "libai_data.loader",
+    "DataLoader": "libai_data.iterables",
     "DataModule": "libai_data.engine.datamodule",
     "DataStages": "libai_data.engine.datamodule",
     "DefaultTrainer": "libai_data.engine",
@@ -79,6 +80,8 @@ _MODULES: dict[str, str] = {
     "get_data_parallel_size": "libai_data.mesh",
     "get_layer_placement": "libai_data.mesh",
     "get_nd_sbp": "libai_data.mesh",
+    "get_worker_info": "libai_data.loader",
+    "init": "libai_data.mesh",
     "instantiate": "libai_data.config",
     "synchronize": "libai_data.mesh",
     "trivial_batch_collator": "libai_data.loader",
@@ -106,17 +109,28 @@ _MOVED: dict[str, str] = {
     "data.datasets.image_folder": "data.datasets.image_datasets",
     "data.datasets.imagenet": "data.datasets.image_datasets",
     "data.datasets.mnist": "data.datasets.image_datasets",
+    "data.datasets.one_round": "data.datasets.stream_transform",
     "data.datasets.random_split": "data.datasets.combine",
+    "data.datasets.roberta": "data.datasets.bert",
+    "data.transforms.soft_labels": "data.transforms.mixup",
     "data_stages": "engine.datamodule.data_stages",
     "datamodule": "engine.datamodule.datamodule",
     "datasets": "data.datasets",
+    "engine.datamodule.lightning": "engine.datamodule.data_stages",
+    "engine.datamodule.stages": "engine.running_stages",
     "engine.eager_trainer": "engine.step_trainers",
+    "engine.evaluation.classification": "engine.evaluation.metrics",
+    "engine.evaluation.loss": "engine.evaluation.metrics",
+    "engine.evaluation.results": "engine.evaluation.evaluator",
     "engine.graph_trainer": "engine.step_trainers",
+    "engine.hooks.evaluation": "engine.hooks.checkpointing",
     "engine.liveness": "mesh.peers.liveness",
     "global_batch": "delivery",
     "global_tensor": "mesh.global_tensor",
     "integrations.from_iterable": "iterables.from_iterable",
-    "integrations.lightning": "engine.datamodule.lightning",
+    "integrations.libai.evaluation": "integrations.libai.loader",
+    "integrations.libai.trainer": "integrations.libai.builders",
+    "integrations.lightning": "engine.datamodule.data_stages",
     "parallel_mesh": "mesh.parallel_mesh",
     "sample_random": "data.random.sample_random",
     "samplers": "data.samplers",

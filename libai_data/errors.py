@@ -26,6 +26,16 @@ class ConfigError(DataPipelineError, ValueError):
     """A config file, a key, an override or an argument from the config is wrong."""
 
 
+class ConfigImportError(ConfigError, ImportError):
+    """What a config file imports, or a package that an argument needs, is not there."""
+
+
+class ConfigKeyError(ConfigError, KeyError):
+    """An override names a key that the config does not have."""
+
+    __str__ = Exception.__str__  # That of KeyError would put the message into quotes.
+
+
 class MeshError(DataPipelineError, ValueError):
     """The parallel sizes do not fit together, or do not fit the ranks at hand."""
 
@@ -47,11 +57,11 @@ class StorageError(DataPipelineError, OSError):
 
 
 class ContractError(DataPipelineError, RuntimeError):
-    """The ranks are not fed alike: what the layout promises does not hold."""
+    """The ranks do not get the same data: a promise of the layout is broken."""
 
 
 class PeerError(DataPipelineError, ConnectionError):
-    """Another rank of the job has failed, or cannot be reached; that rank tells the cause."""
+    """Another rank of the job has failed, or cannot be reached; the output of that rank shows the cause."""
 
 
 class NonFiniteLossError(DataPipelineError, FloatingPointError):
@@ -59,7 +69,7 @@ class NonFiniteLossError(DataPipelineError, FloatingPointError):
 
 
 class PassError(DataPipelineError, RuntimeError):
-    """An iterator of a loader cannot go on: it was interrupted, or a newer one, another state or `close` ended it."""
+    """An iterator of a loader cannot continue: an interrupt, a newer iterator, another state or `close` ended it."""
 
 
 class CheckpointError(DataPipelineError, RuntimeError):

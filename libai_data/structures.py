@@ -2,85 +2,24 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Union
+from types import MethodType
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
 from libai_data.errors import SchemaError, nearest
+from libai_data.mesh.arrays import as_array, as_flow_tensor, first_leaf, is_flow_tensor, stack_tensors
 from libai_data.mesh.current import get_layer_placement
-from libai_data.mesh.global_tensor import as_flow_tensor, local_to_global, nd_sbp
+from libai_data.mesh.global_tensor import local_to_global, nd_sbp
 
 DEFAULT_SBP = ("split_0", "broadcast")
 
 
-def is_flow_tensor(value: Any) -> bool:
-    """Whether `value` is a OneFlow tensor, without importing OneFlow to find out."""
-    flow = sys.modules.get("oneflow")
-    return flow is not None and isinstance(value, flow.Tensor)
-
-
-def as_array(value: Any, field_name: str = "") -> np.ndarray:
-    """Turn a field's value into a numpy array, copying only what is not an array yet.
-
-    Args:
-        value: numpy array or scalar, OneFlow or array-like tensor, bool, int, float, or a (nested) list of numbers. As
-            in OneFlow, Python ints become int64 and Python floats float32.
-        field_name: named in the error.
-
-    Returns:
-        The array; for a numpy array the same object.
-
-    Raises:
-        SchemaError: The value is no rectangular array of numbers.
-    """
-    whose = f"field '{field_name}'" if field_name else "the value"
-    if isinstance(value, np.ndarray):
-        array = value
-    elif type(value) is float:
-        return np.asarray(value, dtype=np.float32)
-    elif isinstance(value, (list, tuple)):
-        array = _array_of_list(value, whose)
-    elif hasattr(value, "numpy") and callable(value.numpy):
-        try:
-            array = np.asarray(value.numpy())
-        except (TypeError, RuntimeError) as error:
-            raise SchemaError(f"{whose} ({type(value).__name__}) cannot become an array: {error}") from error
-    else:
-        array = np.asarray(value)
-    if type(array) is not np.ndarray and np.ma.is_masked(array):
-        raise SchemaError(f"{whose} is a masked array, whose mask a tensor cannot hold; return value.filled(...)")
-    if array.dtype.kind not in "biufc":
-        raise SchemaError(
-            f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
-            "numbers, lists of numbers, numpy arrays or OneFlow tensors"
-        )
-    return array
-
-
-def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise SchemaError(f"{whose} is a ragged list: {error}; pad it, or use a padding collator") from error
-    if array.dtype == object:
-        raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
-    holds_python_floats = array.dtype == np.float64 and type(_first_leaf(values)) in (bool, int, float)
-    return array.astype(np.float32) if holds_python_floats else array
-
-
-def _first_leaf(values: Any) -> Any:
-    """The first item that is no list; a float for an empty list, as in numpy."""
-    while isinstance(values, (list, tuple)):
-        values = values[0] if values else 0.0
-    return values
-
-
 @dataclass(init=False)
 class DistTensorData:
-    """A tensor of one field and how it is to lie on the mesh.
+    """A tensor of one field, and its layout on the mesh.
 
     Args:
         tensor: numpy array or OneFlow tensor; numbers and lists of numbers are made into arrays. In a sample it has no
@@ -150,39 +89,27 @@ class DistTensorData:
         )
 
 
-def stack_tensors(tensors: Sequence[Any]) -> Any:
-    """Stack numpy arrays, or OneFlow tensors if one of them is one, along a new dim 0.
+class _UnlessAField:
+    """A method whose name gives the field of that name where there is one: models have arguments named `values`."""
 
-    Raises:
-        SchemaError: Shapes or dtypes differ.
-    """
-    # Of arrays alone, which is usual, their types tell at once.
-    are_flow = {*map(type, tensors)} != {np.ndarray} and any(map(is_flow_tensor, tensors))
-    if are_flow:
-        tensors = [as_flow_tensor(tensor) for tensor in tensors]
-    shape, dtype = tensors[0].shape, tensors[0].dtype
-    for row, tensor in enumerate(tensors):
-        if tensor.shape != shape:
-            raise SchemaError(
-                f"shapes differ between samples of a batch: sample 0 has {list(shape)}, sample {row} has "
-                f"{list(tensor.shape)}; pad them, or use a padding collator"
-            )
-        if tensor.dtype != dtype:
-            raise SchemaError(
-                f"dtypes differ between samples of a batch: sample 0 has {dtype}, sample {row} has {tensor.dtype}"
-            )
-    if are_flow:
-        import oneflow as flow
+    def __init__(self, method: Callable[[Any], Any]) -> None:
+        self._method, self._name, self.__doc__ = method, method.__name__, method.__doc__
 
-        return flow.stack(tensors, dim=0)
-    return np.stack(tensors)
+    def __get__(self, instance: Instance | None, owner: type) -> Any:
+        if instance is None:
+            return self._method
+        fields = instance.get_fields()
+        return fields[self._name] if self._name in fields else MethodType(self._method, instance)
 
 
 class Instance:
     """Named fields of one sample or one batch; the names are the argument names of `model.forward`.
 
-    Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline. ``len`` is the
-    number of fields.
+    Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline.
+
+    It can be read like a dict, too: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
+    `values`, `items`, ``dict(batch)`` and ``model(**batch)``. Values come without their layouts then: what is a
+    `DistTensorData` comes as its tensor. `get` and attributes give fields as they were set.
     """
 
     # Of batches only. Set on the class, since samples are made by the million.
@@ -190,7 +117,7 @@ class Instance:
     _unnamed: type | None = None
     """What it was before its values, which had none, got names: a tuple, a list, or a single tensor."""
 
-    def __init__(self, **fields: Any) -> None:
+    def __init__(self, /, **fields: Any) -> None:
         self.__dict__["_fields"] = fields
 
     def __copy__(self) -> Instance:
@@ -213,9 +140,6 @@ class Instance:
     def attach(self, origin: Origin) -> None:
         """Make this a batch of a loader."""
         self._origin = origin
-        for name in origin.parts:
-            # For whoever makes this field global by itself, as LiBai does.
-            self._fields[name]._is_part = True
 
     def set(self, name: str, value: Any) -> None:
         """Set field `name`."""
@@ -247,8 +171,28 @@ class Instance:
     def __len__(self) -> int:
         return len(self._fields)
 
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError("an Instance is no sequence of samples; iterate over get_fields()")
+    def __getitem__(self, name: str) -> Any:
+        return _without_layout(self.get(name))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def keys(self) -> KeysView[str]:
+        """Names of the fields."""
+        return self._fields.keys()
+
+    @_UnlessAField
+    def values(self) -> list[Any]:
+        """Values of the fields, without their layouts."""
+        return [self[name] for name in self._fields]
+
+    @_UnlessAField
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and values of the fields, without their layouts."""
+        return [(name, self[name]) for name in self._fields]
 
     def __repr__(self) -> str:
         return f"Instance({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
@@ -277,9 +221,20 @@ class Instance:
         return batch
 
 
+def _without_layout(value: Any) -> Any:
+    if isinstance(value, DistTensorData):
+        return value.tensor
+    if isinstance(value, Mapping):
+        return {key: _without_layout(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        items = map(_without_layout, value)
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return [*map(_without_layout, value)] if isinstance(value, list) else value
+
+
 def _stack_values(values: list[Any]) -> Any:
     first = values[0]
-    if isinstance(first, (list, tuple)) and not _is_numeric(_first_leaf(first)):
+    if isinstance(first, (list, tuple)) and not _is_numeric(first_leaf(first)):
         return values
     if isinstance(first, (list, tuple)) or _is_numeric(first):
         return stack_tensors([_stackable(value, row) for row, value in enumerate(values)])
@@ -319,7 +274,7 @@ def check_field_names(found: Sequence[str], expected: Sequence[str], whose: str)
 
 
 class BatchInfo(NamedTuple):
-    """Where a batch stands in the stream; equal on all ranks.
+    """The position of a batch in the stream; equal on all ranks.
 
     Args:
         step: number of this batch since the stream's beginning.
@@ -354,6 +309,7 @@ class Agreement:
             that fields and places are compared each time instead of once.
         check_every: batches from one comparison of contents to the next; 0 never compares them.
         order: what decides the order of the samples, such as the seed, in words.
+        data_parallel_size: of the mesh that the loader was built for; None if it is not known.
         fields_agree: all ranks have the same fields.
         batches: how many were made global so far. Counted, and not taken from the batches' own numbers, since all ranks
             must come to a comparison together even if one of them has lost its place.
@@ -362,6 +318,7 @@ class Agreement:
     per_batch: bool = False
     check_every: int = 0
     order: str = ""
+    data_parallel_size: int | None = None
     fields_agree: bool = False
     batches: int = 0
 
@@ -411,7 +368,7 @@ def fields_of(sample: Fields) -> dict[str, Any]:
     """The fields of a sample or batch that is an `Instance` or a dict, or LiBai's `Instance`.
 
     Raises:
-        SchemaError: It is something else.
+        SchemaError: It is none of these.
     """
     if isinstance(sample, Instance):
         return sample.get_fields()

@@ -1,4 +1,4 @@
-"""The check of conftest.py that fails a test session which leaves processes or shared memory behind."""
+"""What conftest.py does about tests that leave processes or shared memory behind, or end their process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def session(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(session: Path, test: str) -> subprocess.CompletedProcess[str]:
+def run(session: Path, test: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (session / "test_it.py").write_text(f"import os, subprocess, sys, time\ndef test_it():\n    {test}\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(session)]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, str(session)]
     return subprocess.run(command, capture_output=True, text=True, cwd=session, timeout=60)
 
 
+@pytest.mark.slow
 def test_a_session_that_leaves_nothing_passes(session: Path) -> None:
     result = run(session, "subprocess.run(['true'])")
     assert result.returncode == 0, result.stdout
@@ -53,6 +54,7 @@ def test_a_session_fails_when_shared_memory_is_left(session: Path) -> None:
     assert name in result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="this machine has no /dev/shm")
 def test_shared_memory_that_another_program_uses_is_not_held_against_the_session(session: Path) -> None:
     name = f"/dev/shm/used_by_{os.getpid()}"
@@ -63,3 +65,9 @@ def test_shared_memory_that_another_program_uses_is_not_held_against_the_session
     os.kill(int((session / "pid").read_text()), signal.SIGKILL)
     os.unlink(name)
     assert result.returncode == 0, result.stdout
+
+
+def test_a_test_that_ends_its_process_is_not_run_again_but_the_others_are(session: Path) -> None:
+    result = run(session, "os._exit(3)\ndef test_another():\n    pass", "-n", "2")
+    assert result.returncode == 1
+    assert "1 failed, 1 passed" in result.stdout and "test_it.py::test_it" in result.stdout, result.stdout

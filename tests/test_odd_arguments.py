@@ -13,11 +13,14 @@ from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader, build_nlp_train_val_test_loader
 from libai_data.errors import ConfigError
 from libai_data.iterables.from_iterable import from_iterable
-from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.batch_loader import BatchLoader
 from tests.engine.tiny import TinyDataset
 
 DATASET = TinyDataset(40)
-LOADER = "num_workers prefetch timeout worker_type start_method check_every content_hash seed collate_fn mixup_func"
+LOADER = (
+    "num_workers prefetch timeout worker_type start_method check_every content_hash seed collate_fn mixup_func "
+    "worker_init_fn threads_per_worker"
+)
 POLICY = "layouts on_error quarantine_file replacement_budget"
 
 
@@ -36,15 +39,15 @@ def three(**changes: Any) -> Any:
 
 
 def loader(**changes: Any) -> Any:
-    return DataLoader(DATASET, CyclicSampler(DATASET, 4), **changes)
+    return BatchLoader(DATASET, CyclicSampler(DATASET, 4), **changes)
 
 
 def cyclic(**changes: Any) -> Any:
-    return DataLoader(DATASET, CyclicSampler(**{"dataset": DATASET, "micro_batch_size": 4, **changes}))
+    return BatchLoader(DATASET, CyclicSampler(**{"dataset": DATASET, "micro_batch_size": 4, **changes}))
 
 
 def single(**changes: Any) -> Any:
-    return DataLoader(DATASET, SingleRoundSampler(**{"dataset": DATASET, "micro_batch_size": 4, **changes}))
+    return BatchLoader(DATASET, SingleRoundSampler(**{"dataset": DATASET, "micro_batch_size": 4, **changes}))
 
 
 def samples(**changes: Any) -> Any:
@@ -64,7 +67,7 @@ ARGUMENTS: list[tuple[Callable[..., Any], str]] = [
         (train, f"train_batch_size consumed_samples {BUILDER} {LOADER} {POLICY}"),
         (one_round, f"test_batch_size {BUILDER} {LOADER} {POLICY}".replace("mixup_func ", "")),
         (three, f"train_batch_size test_batch_size splits weights train_sampler test_sampler {LOADER} {POLICY}"),
-        (loader, f"batch_transform {LOADER} {POLICY}"),
+        (loader, f"batch_transform fields {LOADER} {POLICY}"),
         (cyclic, f"consumed_samples {SAMPLER}"),
         (single, SAMPLER),
         (samples, f"{ITERABLE} {LOADER} {POLICY}"),
@@ -97,4 +100,4 @@ def test_an_odd_argument_works_or_is_refused_by_an_error_that_names_it(
 
 def test_every_argument_of_the_loader_is_tried() -> None:
     tried = {name for function, name in ARGUMENTS if function is loader}
-    assert tried == set(DataLoader.__init__.__kwdefaults__ or {}) - {"tensor_part"}
+    assert tried == set(BatchLoader.__init__.__kwdefaults__ or {}) - {"tensor_part"}

@@ -18,7 +18,7 @@ from libai_data.engine.data_state import CountedLoader
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
-from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.batch_loader import BatchLoader
 from tests.engine.tiny import TinyDataset
 
 DATASET = TinyDataset(40)
@@ -29,7 +29,7 @@ WORDS = (
     "Rows raised TypeError",  # of the iterable's own state
     "was that of samples and is now that of a stream transform",
     "there are the loaders ['a']",
-    "having no state_dict",
+    "because it has no state_dict",
 )
 
 
@@ -52,14 +52,14 @@ class Rows:
         self.taken = state["taken"]
 
 
-def followed() -> DataLoader:
+def followed() -> BatchLoader:
     sampler = CyclicSampler(DATASET, 4, shuffle=True)
     sampler.follow(StepSchedule(((0, 4), (3, 8))), skip_steps=((1, 1),))
-    return DataLoader(DATASET, sampler)
+    return BatchLoader(DATASET, sampler)
 
 
-def indexed(dataset: Any, sampler: Any, *options: Any) -> DataLoader:
-    return DataLoader(dataset, sampler(dataset, 4, *options))
+def indexed(dataset: Any, sampler: Any, *options: Any) -> BatchLoader:
+    return BatchLoader(dataset, sampler(dataset, 4, *options))
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -68,7 +68,7 @@ KINDS: dict[str, Callable[[], Any]] = {
     "blend": lambda: indexed(BlendedDataset([DATASET, TinyDataset(8)], [1, 2]), CyclicSampler),
     "filter": lambda: indexed(FilteredDataset(DATASET, lambda sample: True), CyclicSampler),
     "one round": lambda: indexed(DATASET, SingleRoundSampler),
-    "lists": lambda: DataLoader(DATASET, [[0, 1], [2, 3], [4, 5]]),
+    "lists": lambda: BatchLoader(DATASET, [[0, 1], [2, 3], [4, 5]]),
     "sampler": lambda: CyclicSampler(DATASET, 4),
     "samples": lambda: from_iterable([{"x": np.ones(3)}] * 40, 4),
     "iterable": lambda: from_iterable(lambda: iter([{"x": np.ones(3)}] * 40), 4),
@@ -131,6 +131,27 @@ def test_a_state_without_a_key_is_refused_or_leads_on(kind: str) -> None:
             assert path[-1] in str(error) or any(words in str(error) for words in WORDS), (path, error)
         else:
             assert loader.state_dict()["position" if kind != "several" else "loaders"], path
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        *((kind, ("position",), value) for kind in ("iterable", "own state") for value in (4, 9, 12, 400)),
+        *((kind, ("iterable", "row"), value) for kind in ("iterable", "own state") for value in (0, 4, 9, 400)),
+        ("iterable", ("epoch",), 3),
+        ("iterable", ("iterable", "epoch"), 3),
+        ("own state", ("iterable", "epoch"), 3),
+        ("own state", ("iterable", "source", "row"), 9),
+    ],
+)
+def test_a_state_of_rows_that_contradicts_itself_is_refused(kind: str, path: tuple[str, ...], value: int) -> None:
+    state: Any = begun(kind)
+    part = state
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(CheckpointError, match=f"contradicts itself: .*{value}.*delete"):
+        KINDS[kind]().load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", KINDS)

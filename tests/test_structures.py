@@ -254,9 +254,20 @@ def test_an_unknown_field_is_an_error_that_suggests_the_nearest() -> None:
         instance.remove("label")
 
 
-def test_an_instance_is_no_sequence_of_samples() -> None:
-    with pytest.raises(TypeError, match="get_fields"):
-        iter(Instance(x=1))
+def test_an_instance_reads_like_a_dict_of_bare_values() -> None:
+    array, inner = np.arange(3), np.ones(2)
+    instance = Instance(x=DistTensorData(array), y={"a": (DistTensorData(inner), 5)}, name=["one", "two"])
+    assert instance["x"] is array and instance["y"]["a"][0] is inner and instance["name"] == ["one", "two"]
+    assert "x" in instance and "z" not in instance and len(instance) == 3
+    assert list(instance) == list(instance.keys()) == ["x", "y", "name"]
+    assert dict(instance)["x"] is array and dict(instance.items()).keys() == {**instance}.keys()
+    assert instance.values()[2] == ["one", "two"]
+    assert isinstance(instance.get("x"), DistTensorData)
+    with pytest.raises(KeyError, match="no field 'z'"):
+        instance["z"]
+    of_attention = Instance(keys=1, values=2, items=3)
+    assert of_attention.values == 2 and of_attention.items == 3
+    assert dict(of_attention) == {"keys": 1, "values": 2, "items": 3}
 
 
 @pytest.mark.parametrize("clone", CLONES)

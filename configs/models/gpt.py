@@ -59,8 +59,9 @@ class GPT(nn.Module):
         attention_mask: Any | None = None,
         loss_mask: Any | None = None,
         cu_seqlens: Any | None = None,
+        segment_ids: Any | None = None,
     ) -> dict[str, Any]:
-        """Predicts the token after each one; the arguments are the fields of `GPTDataset`.
+        """Predicts the token after each one; the arguments are the fields of `GPTDataset`, or of packed conversations.
 
         Args:
             input_ids: `[batch, length]`, int64, on the first stage.
@@ -71,22 +72,26 @@ class GPT(nn.Module):
             loss_mask: `[batch, length]`, float32, on the last stage: 0 where a label does not count.
             cu_seqlens: `[batch, ends]`, int32, on the first stage: where the documents of a sample begin and end, each
                 of which sees itself alone.
+            segment_ids: `[batch, length]`, int64, on the first stage: the number of each token's conversation, each of
+                which sees itself alone; 0 is padding.
 
         Returns:
             `"losses"`, the mean over the global batch's tokens that count, where there are labels; and in evaluation
             also `"prediction_scores"`, `[batch, length, vocab_size]`.
 
         Raises:
-            ConfigError: the sequence is longer than `max_seq_length`, or two arguments say what tokens see.
+            ConfigError: the sequence is longer than `max_seq_length`, or several arguments say what tokens see.
         """
         if input_ids.shape[1] > self.max_seq_length:
             raise ConfigError(
                 f"input_ids has {input_ids.shape[1]} tokens, but the model's max_seq_length is {self.max_seq_length}."
             )
+        if sum(each is not None for each in (attention_mask, cu_seqlens, segment_ids)) > 1:
+            raise ConfigError("attention_mask, cu_seqlens and segment_ids say what tokens see; give one of them.")
         if cu_seqlens is not None:
-            if attention_mask is not None:
-                raise ConfigError("attention_mask and cu_seqlens both say what tokens see; give one of them.")
-            attention_mask = _seen_within_documents(cu_seqlens, input_ids)
+            attention_mask = _seen_within(_document_of(cu_seqlens, input_ids))
+        elif segment_ids is not None:
+            attention_mask = _seen_within(segment_ids)
         bias = None if attention_mask is None else _bias_of(attention_mask)
         x = self.position_embedding(self.token_embedding(input_ids), position_ids)
         for block in self.blocks:
@@ -106,10 +111,14 @@ def _bias_of(attention_mask: Any) -> Any:
     return ((1.0 - attention_mask.to(flow.float32)) * layers.UNSEEN).unsqueeze(1)
 
 
-def _seen_within_documents(cu_seqlens: Any, input_ids: Any) -> Any:
-    """`attention_mask`, by which a token sees itself and what is before it in its document."""
+def _document_of(cu_seqlens: Any, input_ids: Any) -> Any:
+    """The number of each token's document, `[batch, length]`: so many have begun at or before it."""
     places = flow.cumsum(flow.ones_like(input_ids), dim=1) - 1
-    # So many documents have begun at or before each token.
-    number = (cu_seqlens.unsqueeze(1) <= places.unsqueeze(2)).to(flow.int32).sum(dim=2)
+    return (cu_seqlens.unsqueeze(1) <= places.unsqueeze(2)).to(flow.int32).sum(dim=2)
+
+
+def _seen_within(number: Any) -> Any:
+    """`attention_mask`, by which a token sees itself and what is before it with the same number."""
+    places = flow.cumsum(flow.ones_like(number), dim=1) - 1
     same = (number.unsqueeze(2) == number.unsqueeze(1)).to(flow.int32)
     return same * (places.unsqueeze(2) >= places.unsqueeze(1)).to(flow.int32)

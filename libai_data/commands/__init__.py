@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +31,8 @@ COMMANDS: dict[str, Command] = {
     "train-tokenizer": Command(
         "libai_data.commands.train_tokenizer", "train a BPE or WordPiece tokenizer on documents"
     ),
-    "plan": Command("libai_data.commands.plan", "tell what a job on any number of nodes reads, holds and sends"),
+    "corpus": Command("libai_data.commands.corpus", "show documents, lengths and duplicates of an indexed dataset"),
+    "plan": Command("libai_data.commands.plan", "show what a job on any number of nodes reads, keeps and sends"),
     "doctor": Command("libai_data.commands.doctor", "look at every rank of a job before it starts"),
 }
 
@@ -37,7 +41,7 @@ def usage() -> str:
     """The commands, a line each."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: libai-data COMMAND ...", "", *lines, "", "libai-data COMMAND --help tells more."])
+    return "\n".join(["usage: libai-data COMMAND ...", "", *lines, "", "libai-data COMMAND --help shows its options."])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,10 +51,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's name and its arguments; by default the process's own.
 
     Returns:
-        Exit code: the command's own, or 0 where it returns something else; 2 if there is no such command.
+        Exit code: the command's own, or 0 where it returns something else; 2 if there is no such command. As a shell
+        says it, 130 after Ctrl-C, and 141 if nobody reads the output further (`| head -1`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""
+    try:
+        return _run(name, arguments)
+    except KeyboardInterrupt:
+        print(f"libai-data {name}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        if not _is_output_closed():
+            raise
+        # What Python writes as it exits goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
+
+
+def _is_output_closed() -> bool:
+    """Whether standard output is a pipe that nobody reads."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
     if name in ("-h", "--help"):
         print(usage())
         return 0
@@ -61,4 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What argparse shows as the program's name.
     sys.argv[0] = f"libai-data {name}"
     result = importlib.import_module(COMMANDS[name].module).main(arguments[1:])
+    if sys.stdout is not None:
+        sys.stdout.flush()
     return result if isinstance(result, int) else 0

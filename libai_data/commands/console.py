@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Callable
 
+from libai_data.config.arguments import IntermixedParser
 from libai_data.errors import DataPipelineError
 
 
 def config_parser(command: str, description: str | None, asks_ranks: bool = False) -> argparse.ArgumentParser:
     """The arguments of a command that looks at a config, and, if asked, at the ranks that it is for."""
-    arguments = argparse.ArgumentParser(prog=f"libai-data {command}", description=description)
+    arguments = IntermixedParser(prog=f"libai-data {command}", description=description)
     arguments.add_argument("config", help="config file")
     arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
     if asks_ranks:
@@ -33,6 +34,8 @@ def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tup
     try:
         for line in lines():
             print(line, flush=True)
+    except BrokenPipeError:
+        raise  # The console command tells whether that is its own output.
     except told as error:
         print(f"libai-data {command}: {error}", file=sys.stderr)
         return 1

@@ -21,7 +21,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--samples", type=int, default=16, metavar="N", help="samples to show (default: %(default)s)"
     )
-    arguments.add_argument("--checkpoint", metavar="DIR", help="take the data state from here; shows its next step")
+    arguments.add_argument(
+        "--checkpoint", metavar="DIR", help="use the data state of this checkpoint; shows its next step"
+    )
     arguments.add_argument("--output", type=Path, default=Path("inspect.html"), help="page (default: %(default)s)")
     return arguments
 

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from libai_data.config import try_get_key
 from libai_data.config.signatures import parameters_of, target_of
-from libai_data.engine.datamodule.stages import stages_of
 from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
+from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import complete_train_config, set_key
 from libai_data.engine.step_plan import BatchSizes, StepPlan, step_plan
 from libai_data.errors import ConfigError

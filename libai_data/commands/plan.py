@@ -14,8 +14,7 @@ from libai_data.commands.inspection.step_rows import read_step
 from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
-from libai_data.delivery.read_plan import READERS, ReadPlan, read_mode
-from libai_data.delivery.traffic import FieldSize, NodeTraffic, node_traffic, times_read
+from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadPlan, node_traffic, read_mode, times_read
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
 from libai_data.loader.reading import reads_parts

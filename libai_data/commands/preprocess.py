@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from libai_data.config.argument_rules import check, whole
+from libai_data.config.argument_rules import PATH, check, whole
 from libai_data.data.text.files import FORMATS
 from libai_data.data.text.parts import DOCUMENTS, LINE, Cutting
-from libai_data.data.text.preprocess import CLUSTERS, Preprocessed, preprocess
+from libai_data.data.text.preprocessing import CLUSTERS, Preprocessed, preprocess
 from libai_data.data.text.shards import ShardReport, Task
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError, DataPipelineError
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
     add_input_arguments(arguments)
     group = arguments.add_argument_group("sentences")
     group.add_argument("--split-sentences", action="store_true", help="split documents into sentences")
-    group.add_argument("--keep-newlines", action="store_true", help="keep the white space behind each sentence")
+    group.add_argument("--keep-newlines", action="store_true", help="keep the white space after each sentence")
     group = arguments.add_argument_group("tokenizer")
     group.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, vocabulary, sentencepiece model or folder")
     group.add_argument("--tokenizer-name", choices=TOKENIZER_NAMES, help="LiBai's name of the kind of --vocab-file")
@@ -49,7 +49,12 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--do-lower-case", action="store_true", help="lower case (BERT)")
     group.add_argument("--extra-ids", type=int, default=0, help="sentinels to add to the vocabulary")
     group.add_argument("--do-chinese-wwm", action="store_true", help="mark the words of Chinese, found by jieba")
-    group.add_argument("--append-eod", action="store_true", help="end documents with the end-of-document token")
+    group.add_argument(
+        "--escape-special-tokens", action="store_true", help="special tokens that documents spell out are text"
+    )
+    group.add_argument("--append-eod", action="store_true", help="end documents with the tokenizer's token for it")
+    group.add_argument("--eod-token", metavar="TOKEN", default="", help="end documents with this token instead")
+    group.add_argument("--bos-token", metavar="TOKEN", default="", help="begin documents with this token")
     group = arguments.add_argument_group("output data")
     group.add_argument("--output-prefix", required=True, metavar="PATH", help="what the output files begin with")
     group.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="the memory-mapped format, no other")
@@ -71,13 +76,20 @@ def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
         raise ConfigError("give the tokenizer by --tokenizer, or by --tokenizer-name and --vocab-file")
     path = Path(asked.tokenizer or asked.vocab_file)
     if asked.tokenizer_name == "T5Tokenizer" and path.suffix != ".model":
-        raise ConfigError(f"T5Tokenizer wants a model of sentencepiece (.model), not {path}")
+        raise ConfigError(f"T5Tokenizer needs a model of sentencepiece (.model), not {path}")
     if asked.tokenizer_name in ("GPT2Tokenizer", "RobertaTokenizer") and not asked.merges_file:
-        raise ConfigError(f"{asked.tokenizer_name} wants --merges-file beside --vocab-file")
+        raise ConfigError(f"{asked.tokenizer_name} needs --merges-file in addition to --vocab-file")
     if asked.tokenizer_name == "BertTokenizer" and path.suffix != ".txt":
-        raise ConfigError(f"BertTokenizer wants a vocabulary with a token a line (.txt), not {path}")
+        raise ConfigError(f"BertTokenizer needs a vocabulary with one token per line (.txt), not {path}")
     extra_ids = asked.extra_ids or (_EXTRA_IDS_OF_T5 if asked.tokenizer_name == "T5Tokenizer" else 0)
-    return TokenizerFiles(str(path), asked.merges_file, asked.do_lower_case, extra_ids, asked.do_chinese_wwm)
+    return TokenizerFiles(
+        str(path),
+        asked.merges_file,
+        asked.do_lower_case,
+        extra_ids,
+        asked.do_chinese_wwm,
+        asked.escape_special_tokens,
+    )
 
 
 class _Bar:
@@ -106,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = parser().parse_args(argv)
     bar = _Bar(asked.log_interval)
     try:
-        check({"--log-interval": whole(1)}, **{"--log-interval": asked.log_interval})
+        given = {"--log-interval": asked.log_interval, "--output-prefix": asked.output_prefix}
+        check({"--log-interval": whole(1), "--output-prefix": PATH}, **given)
         if asked.keep_newlines and not asked.split_sentences:
             raise ConfigError("--keep-newlines is about sentences; give it with --split-sentences")
         task = Task(
@@ -116,6 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             asked.split_sentences,
             asked.keep_newlines,
             asked.append_eod,
+            asked.eod_token,
+            asked.bos_token,
         )
         result = preprocess(
             asked.input,
@@ -127,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             refuse_bad=asked.refuse_bad_lines,
             progress=bar,
         )
-    except DataPipelineError as error:
+    except (DataPipelineError, OSError) as error:
         bar.close()
         print(f"libai-data preprocess: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
@@ -139,6 +154,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _summary(result: Preprocessed) -> list[str]:
     lines = [f"{result.documents} documents of {result.characters} characters, {result.empty} empty ones left out"]
     lines += [f"{result.tokens[key]} tokens in {prefix}.bin and .idx" for key, prefix in result.prefixes.items()]
+    for what, token in (("begins", result.begin), ("ends", result.end)):
+        if token is not None:
+            lines.append(f"each document {what} with {token[0]} (id {token[1]})")
     if result.kept:
         lines.append(f"{result.kept} shards were kept from an earlier run")
     if result.bad:

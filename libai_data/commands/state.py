@@ -36,12 +36,12 @@ def parser() -> argparse.ArgumentParser:
     verify = verb("verify", "Check a checkpoint's files against its manifest, and its data state against a config.")
     takes_config(verify, "the config to check against, and changes to it as in training")
     edit = verb("edit", "Change the data state; the checkpoint as it was stays beside it as '<name>.before_edit_1'.")
-    edit.add_argument("--position", type=int, metavar="N", help="go on as if N samples had been taken")
+    edit.add_argument("--position", type=int, metavar="N", help="continue as if N samples had been used")
     edit.add_argument("--seed", type=int, metavar="N", help="another order from here on; set train.seed alike")
     edit.add_argument(
         "--skip", type=int, nargs=2, action="append", metavar=("FIRST", "LAST"), help="leave out these steps' samples"
     )
-    edit.add_argument("--forget-skips", action="store_true", help="leave nothing out of what is still to come")
+    edit.add_argument("--forget-skips", action="store_true", help="skip none of the samples that are still to come")
     samples = verb("samples", "List the samples of a step, or the steps that used a sample.")
     which = samples.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="the step whose samples to list")
@@ -83,7 +83,7 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
         sampler_log.removeHandler(notes)
         loader.close()
     end = "with these differences:" if notes.lines else "without a difference."
-    return [f"A run of {config_file} would go on from it {end}", *notes.lines]
+    return [f"A run of {config_file} would continue from it {end}", *notes.lines]
 
 
 def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> tuple[Any, Any]:
@@ -128,7 +128,7 @@ def _edit(asked: argparse.Namespace) -> list[str]:
     backup = write_edited(saved, edited(saved, asked.position, asked.seed, skips, asked.forget_skips))
     lines = [f"Changed. The checkpoint as it was is {backup}.", *in_words(SavedState.read(str(saved.path)))]
     if asked.seed is not None:
-        lines.append(f"The config must say the same: train.seed={asked.seed}.")
+        lines.append(f"Set the same in the config: train.seed={asked.seed}.")
     return lines
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from libai_data.config import LazyConfig, default_argument_parser, try_get_key
 from libai_data.engine.checkpoint import Checkpointer
-from libai_data.engine.datamodule.stages import stages_of
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
 from libai_data.engine.output_folder import clear_trial, user_resumes
+from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import default_setup, seed_all
 from libai_data.errors import ConfigError
 
@@ -27,6 +27,11 @@ _FAST_EVAL_PERIOD = 10
 def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
     """Train or evaluate what a config file and `key=value` overrides describe.
 
+    ::
+
+        libai-data train CONFIG key=value --resume
+        libai-data launch --nproc_per_node 4 train CONFIG key=value --resume
+
     Args:
         argv: command line; by default the process's own.
         trainer_class: a subclass with overridden parts.
@@ -34,7 +39,10 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     Returns:
         Results of the last evaluation.
     """
-    args = default_argument_parser().parse_args(argv)
+    parser = default_argument_parser()
+    args = parser.parse_args(argv)
+    if not args.config_file:
+        parser.error("which config? Give the path of a .py or .yaml file.")
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with end_job_on_failure(rank, world_size):
         importlib.import_module("oneflow")  # where the ranks find each other
@@ -107,3 +115,9 @@ def evaluate(cfg: Any, trainer_class: type[DefaultTrainer], resume: bool) -> dic
     results = trainer_class.test(cfg, loaders, model, data=data)
     data.leave("test")
     return results
+
+
+if __name__ == "__main__":
+    # What argparse shows as the program's name: the launcher starts this module for `launch train`.
+    sys.argv[0] = "libai-data train"
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -27,14 +28,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train a tokenizer; returns the exit code: 2 if the arguments do not fit."""
+    """Train a tokenizer; returns the exit code: 1 if that failed, 2 if the arguments do not fit."""
     asked = parser().parse_args(argv)
+    # Training is compiled code, which hears of a Ctrl-C after its end only; nothing is written before.
+    interrupted = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         training = Training(asked.model, asked.vocab_size, asked.min_frequency, asked.do_lower_case, asked.extra_ids)
         cutting = Cutting(asked.documents, asked.format)
         size = train_tokenizer(asked.input, asked.output, training, keys=asked.json_keys, cutting=cutting)
-    except DataPipelineError as error:
+    except (DataPipelineError, OSError) as error:
         print(f"libai-data train-tokenizer: {error}", file=sys.stderr)
-        return 2
+        return 2 if isinstance(error, DataPipelineError) else 1
+    finally:
+        signal.signal(signal.SIGINT, interrupted)
     print(f"{size} tokens in {asked.output}")
     return 0

@@ -6,12 +6,13 @@ from libai_data.config.arguments import default_argument_parser
 from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
 from libai_data.config.instantiate import LazyCall, instantiate
 from libai_data.config.keys import check_keys, try_get_key
-from libai_data.config.lazy_config import LazyConfig
+from libai_data.config.lazy_config import LazyConfig, get_config
 from libai_data.config.signatures import check_targets
 from libai_data.config.values import check_values
 
 __all__ = [
     "LazyConfig",
+    "get_config",
     "LazyCall",
     "instantiate",
     "try_get_key",

@@ -71,18 +71,33 @@ def list_of(kind: type, words: str, least: int = 0) -> Rule:
     return Rule(f"a list of {words}", holds)
 
 
-def each(rule: Rule, count: int | None = None) -> Rule:
-    """A list, of so many elements where `count` is given, that all follow a rule."""
+def each(rule: Rule, count: int | None = None, least: int = 0) -> Rule:
+    """A list, of so many elements where `count` is given and at least `least`, that all follow a rule."""
 
     def holds(value: Any) -> bool:
-        return isinstance(value, (list, tuple)) and count in (None, len(value)) and all(map(rule.holds, value))
+        fits = isinstance(value, (list, tuple)) and count in (None, len(value)) and len(value) >= least
+        return fits and all(map(rule.holds, value))
 
     return Rule(f"a list{'' if count is None else f' of {count}'}, each {rule.allowed}", holds)
+
+
+def several(rule: Rule) -> Rule:
+    """A list, tuple or array of values that all follow a rule."""
+
+    def holds(value: Any) -> bool:
+        is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+        return (is_list or bool(getattr(value, "shape", ()))) and all(map(rule.holds, value))
+
+    return Rule(f"a list, each {rule.allowed}", holds)
 
 
 def or_none(rule: Rule) -> Rule:
     """The same, or None."""
     return rule._replace(allowed=f"{rule.allowed}, or None", holds=lambda value: value is None or rule.holds(value))
+
+
+def _is_path(text: Any) -> bool:
+    return isinstance(text, str) and bool(text) and "\0" not in text
 
 
 INT = Rule("an int", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
@@ -91,9 +106,10 @@ BATCH_SIZE = whole(1, 2**31 - 1)
 EPOCH = whole(0, 2**31 - 1)
 FLAG = one_of(True, False)
 TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
-PATH = Rule("a path", lambda value: isinstance(value, (str, os.PathLike)) and bool(os.fspath(value)))
+PATH = Rule("a path, as text or a pathlib.Path", lambda value: TEXT.holds(value) and _is_path(os.fspath(value)))
 MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
 FUNCTION = Rule("a function", callable)
+ANYTHING = Rule("anything", lambda value: True)
 
 
 def check(rules: Mapping[str, Rule], **values: Any) -> None:

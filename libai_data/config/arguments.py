@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 _EXAMPLES = """
 Examples:
 
 On one machine with 4 ranks:
-    $ python -m libai_data.launch --nproc_per_node 4 {program} --config-file configs/vit_digits.py
+    $ libai-data launch --nproc_per_node 4 {program} configs/vit_digits.py
 
-Change the config, and go on from the newest checkpoint:
-    $ python -m libai_data.launch --nproc_per_node 4 {program} --config-file configs/vit_digits.py \\
-        --resume train.dist.tensor_parallel_size=2 optim.lr=0.001 +new.key=1 '~unwanted.key'
+Change the config, and resume from the newest checkpoint:
+    $ libai-data launch --nproc_per_node 4 {program} configs/vit_digits.py \\
+        train.dist.tensor_parallel_size=2 --resume optim.lr=0.001 +new.key=1 '~unwanted.key'
 
 On two machines:
-    (machine 0)$ python -m libai_data.launch --nproc_per_node 4 --nnodes 2 --node_rank 0 \\
-        --master_addr <machine 0> --master_port 12345 {program} --config-file configs/vit_digits.py
-    (machine 1)$ python -m libai_data.launch --nproc_per_node 4 --nnodes 2 --node_rank 1 \\
-        --master_addr <machine 0> --master_port 12345 {program} --config-file configs/vit_digits.py
+    (machine 0)$ libai-data launch --nproc_per_node 4 --nnodes 2 --node_rank 0 \\
+        --master_addr <machine 0> --master_port 12345 {program} configs/vit_digits.py
+    (machine 1)$ libai-data launch --nproc_per_node 4 --nnodes 2 --node_rank 1 \\
+        --master_addr <machine 0> --master_port 12345 {program} configs/vit_digits.py
 """
 
 
-def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
-    """A parser with LiBai's arguments: --config-file, --resume, --eval-only, --fast-dev-run and overrides (`opts`).
+class IntermixedParser(argparse.ArgumentParser):
+    """A parser that accepts options anywhere among the other words."""
 
-    Options may stand before or after the overrides, not among them.
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line, as `argparse.ArgumentParser.parse_args` does."""
+        return self.parse_intermixed_args(args, namespace)
+
+
+class _TrainingParser(IntermixedParser):
+    """Without --config-file, the first word that is no override is the config."""
+
+    def parse_known_intermixed_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, unknown = super().parse_known_intermixed_args(args, namespace)
+        words = [word for word in parsed.opts if "=" not in word and not word.startswith(("~", "-"))]
+        if words and not parsed.config_file:
+            parsed.config_file = words[0]
+            parsed.opts.remove(words[0])
+        return parsed, unknown
+
+
+def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
+    """A parser with LiBai's arguments: the config, --resume, --eval-only, --fast-dev-run and overrides (`opts`).
+
+    The config is a word of its own (`CONFIG key=value`), or follows --config-file. Options and overrides may be mixed.
 
     Args:
         epilog: the text below the help; examples by default.
     """
-    parser = argparse.ArgumentParser(
-        epilog=epilog or _EXAMPLES.format(program=sys.argv[0]),
+    parser = _TrainingParser(
+        epilog=epilog or _EXAMPLES.format(program=sys.argv[0].replace("libai-data ", "")),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--config-file", default="", metavar="FILE", help="the config, a .py or .yaml file")
+    parser.add_argument("--config-file", default="", metavar="FILE", help="the config, as LiBai's scripts name it")
     parser.add_argument(
         "--resume",
         action="store_true",
@@ -51,7 +72,8 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         "opts",
         nargs="*",
         default=[],
-        metavar="key=value",
-        help="changes to the config: key=value, +key=value to add a key, ~key to delete one (Hydra's override grammar)",
+        metavar="CONFIG key=value",
+        help="the config, a .py or .yaml file, and changes to it: key=value, +key=value to add a key, ~key to delete "
+        "one (Hydra's override grammar)",
     )
     return parser

@@ -13,6 +13,7 @@ import difflib
 import itertools
 import os
 import sys
+import traceback
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,13 +21,10 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from libai_data.config.naming import CONFIG_MODULE_PREFIX
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, ConfigImportError, DataPipelineError, error_text, nearest
 
 _numbers = itertools.count()
-
-
-class ConfigImportError(ConfigError, ImportError):
-    """A config file imports a file or a name that is not there."""
+_NO_USERS = ("libai_data", "omegaconf", "importlib")
 
 
 def run_config_file(path: str) -> dict[str, Any]:
@@ -39,10 +37,16 @@ def run_config_file(path: str) -> dict[str, Any]:
         The names that the file defines or imports.
 
     Raises:
-        ConfigError: the file, or one that it imports, is not valid Python (naming file and line), or a relative import
-            leads nowhere or in a circle. What else the file itself raises is passed on.
+        ConfigError: the file, or one that it imports, is not valid Python or raises something (naming file and line),
+            or a relative import leads nowhere or in a circle.
     """
-    return _run(os.path.abspath(path), ()).__dict__
+    try:
+        return _run(os.path.abspath(path), ()).__dict__
+    except Exception as error:
+        frames = list(traceback.walk_tb(error.__traceback__))
+        if isinstance(error, ConfigError) and frames[-1][0].f_globals["__name__"] == __name__:
+            raise  # It says where.
+        raise _located(error, frames, path) from (error if _is_raised_elsewhere(frames) else None)
 
 
 def as_config(value: Any) -> Any:
@@ -67,6 +71,26 @@ def files_near(path: str, suffixes: tuple[str, ...] = (".py", ".yaml", ".yml")) 
     return f" In {folder} there is: {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}."
 
 
+def _located(error: Exception, frames: Sequence[tuple[types.FrameType, int]], path: str) -> ConfigError:
+    """The error with the file and line that raised it, or called what did."""
+    text = str(error) if isinstance(error, DataPipelineError) else error_text(error)
+    place = path
+    for frame, line in frames:
+        if _module_of(frame).startswith(CONFIG_MODULE_PREFIX):
+            place = f"{frame.f_code.co_filename}, line {line}"
+    return (ConfigImportError if isinstance(error, ImportError) else ConfigError)(f"{place}: {text}")
+
+
+def _is_raised_elsewhere(frames: Sequence[tuple[types.FrameType, int]]) -> bool:
+    """Whether it comes out of the user's modules, so that file and line of the config do not tell all."""
+    packages = [_module_of(frame).partition(".")[0] for frame, _ in frames]
+    return any(not name.startswith((CONFIG_MODULE_PREFIX, *_NO_USERS)) for name in packages)
+
+
+def _module_of(frame: types.FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
 def _run(path: str, importers: tuple[str, ...]) -> types.ModuleType:
     if path in importers:
         circle = " imports ".join([*importers[importers.index(path) :], path])
@@ -87,15 +111,16 @@ def _run(path: str, importers: tuple[str, ...]) -> types.ModuleType:
 
 
 def _compile(path: str) -> types.CodeType:
-    with open(path, "rb") as file:
-        source = file.read()
     try:
-        return compile(source, path, "exec", dont_inherit=True)
+        with open(path, "rb") as file:
+            return compile(file.read(), path, "exec", dont_inherit=True)
+    except OSError as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error_text(error)}") from None
     except SyntaxError as error:
         text = f": {error.text.strip()}" if error.text else ""
-        raise ConfigError(f"{error.filename or path}, line {error.lineno}: {error.msg}{text}") from error
+        raise ConfigError(f"{error.filename or path}, line {error.lineno}: {error.msg}{text}") from None
     except ValueError as error:  # a NUL byte, for one
-        raise ConfigError(f"{path} is not a Python file: {error}") from error
+        raise ConfigError(f"{path} is not a Python file: {error}") from None
 
 
 def _importer(path: str, importers: tuple[str, ...]) -> Any:

@@ -1,140 +1,286 @@
-"""The default `train` and `graph` sections, with LiBai's keys.
+"""The keys of configs: default, allowed values and meaning of each, in LiBai's names.
 
-They are in the package, and not only in `configs/common/`, so that an installed wheel can build a config and can check
-that the keys of a config file are known. What only a config can choose (the evaluator, the schedule, the graph
-classes) is None here.
+This table is the only place that says them. The default sections, the checks of values and the page of config keys in
+the documentation are made from it. What only a config can choose (the evaluator, the schedule, the graph classes) is
+None here; `get_config` fills it in.
 """
 
 from __future__ import annotations
 
-from omegaconf import DictConfig
+import math
+from typing import Any, NamedTuple
 
-WRITTEN_TRAIN_KEYS = (
-    "resume",
-    "samples",
-    "warmup_iter",
-    "computed",
-    "dist.num_nodes",
-    "dist.num_gpus_per_node",
-    "dist.auto_pipeline_stage_id",
-    "dist.actual_pipeline_stage_id",
-)
+from omegaconf import DictConfig, ListConfig
+
+from libai_data.config.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
+from libai_data.config.signatures import TARGET
+
+
+class Key(NamedTuple):
+    """A key of a config.
+
+    Args:
+        default: its value in configs that do not set it.
+        rule: what it may be.
+        meaning: one or two sentences.
+        is_computed: a run adds it to the config, so that a saved config holds it.
+    """
+
+    default: Any
+    rule: Rule
+    meaning: str
+    is_computed: bool = False
+
+
+def _describes_evaluators(value: Any) -> bool:
+    if isinstance(value, ListConfig):
+        return all(map(_describes_evaluators, value))
+    if isinstance(value, DictConfig):
+        return TARGET in value
+    return callable(getattr(value, "process", None))
+
+
+def _unused(default: Any, instead: str) -> Rule:
+    rule = one_of(default)
+    return rule._replace(allowed=f"{rule.allowed}, since nothing uses it. {instead}")
+
+
+def _checked_later(rule: Rule) -> Rule:
+    """A rule that whoever reads the key checks, with an error of its own."""
+    return rule._replace(holds=lambda value: True)
+
+
+_COUNT = whole(1)
+_COUNT_OR_INF = Rule(f"{_COUNT.allowed}, or inf", lambda value: value == math.inf or _COUNT.holds(value))
+_EPOCHS = or_none(real(0, 1e9))
+_TEXTS = or_none(list_of(str, "texts"))
+_PAIRS = or_none(list_of(ListConfig, "lists of two, as [[0, 64], [1000, 128]]"))
+_CALL = Rule("a LazyCall", lambda value: isinstance(value, DictConfig))
+_CALLS = _CALL._replace(allowed="a list of LazyCalls")
+_SIZE = _checked_later(or_none(_COUNT))
+_UNUSED = "LiBai's configs have this key. Nothing uses it."
+
+_TRAIN: dict[str, Key] = {
+    "output_dir": Key("./output", PATH, "Folder of checkpoints, `config.yaml`, metrics and logs."),
+    "train_micro_batch_size": Key(
+        32,
+        or_none(_COUNT),
+        "Samples of one micro-batch on one data-parallel rank. global_batch_size = train_micro_batch_size × "
+        "num_accumulation_steps × data-parallel size: any two of the three sizes, or the first alone, give the others.",
+    ),
+    "global_batch_size": Key(None, or_none(_COUNT), "Samples of one step, on all ranks together."),
+    "num_accumulation_steps": Key(None, or_none(_COUNT), "Micro-batches of one step: gradient accumulation."),
+    "batch_size_schedule": Key(
+        None, _PAIRS, "Another global batch size from given steps on: [[first step, size], ...]."
+    ),
+    "skip_steps": Key(
+        [], _PAIRS, "Leave out the samples of these steps: [[first step, last step], ...], both included."
+    ),
+    "resume_override": Key(
+        [],
+        _TEXTS,
+        "What may differ from the checkpoint on a resume, such as [seed]; any other difference is an error. Of "
+        "dataset, seed, shuffle, drop_last, weights, global_batch_size, order_version and restart_data.",
+    ),
+    "may_differ": Key(
+        [],
+        _TEXTS,
+        "Keys that ranks may set differently, with all keys below them, such as [dataloader.train.dataset.0.root]. "
+        "Otherwise ranks with different configs do not start.",
+    ),
+    "train_iter": Key(10000, or_none(whole(0)), "Steps of the optimizer. With `train_epoch`, the longer one counts."),
+    "train_epoch": Key(0, _EPOCHS, "Epochs to train."),
+    "consumed_train_samples": Key(
+        0,
+        _unused(
+            0, "A checkpoint holds the place in the data; 'libai-data state edit CHECKPOINT --position N' changes it"
+        ),
+        _UNUSED,
+    ),
+    "consumed_valid_samples": Key(0, _unused(0, "Every evaluation begins with the first sample"), _UNUSED),
+    "train_samples": Key(None, _unused(None, "Set train.train_iter or train.train_epoch"), _UNUSED),
+    "warmup_ratio": Key(0, or_none(real(0, 1)), "Share of all steps that warms up the learning rate."),
+    "start_iter": Key(0, _checked_later(whole(0)), "The first step. Only the trainer sets it, on a resume."),
+    "amp.enabled": Key(False, FLAG, "Mixed precision. Graph mode on GPUs only."),
+    "activation_checkpoint.enabled": Key(
+        False, FLAG, "Compute activations again in the backward pass instead of keeping them. Graph mode only."
+    ),
+    "nccl_fusion_threshold_mb": Key(16, whole(0), "Fuse NCCL operations up to this size, in MB."),
+    "nccl_fusion_max_ops": Key(24, _COUNT, "Fuse at most this number of NCCL operations."),
+    "zero_optimization.enabled": Key(
+        False, FLAG, "Shard optimizer states over the data-parallel ranks (ZeRO). Graph mode on GPUs only."
+    ),
+    "zero_optimization.stage": Key(1, one_of(1, 2, 3), "Stage of ZeRO."),
+    "checkpointer.period": Key(5000, _COUNT, "Steps between two checkpoints."),
+    "checkpointer.max_to_keep": Key(100, or_none(_COUNT), "Keep the newest checkpoints, this many; None keeps all."),
+    "checkpointer.save_model_after_n_epoch": Key(None, _EPOCHS, "Epochs between two checkpoints, instead of `period`."),
+    "checkpointer.stop_signals": Key(
+        ["SIGTERM", "SIGUSR1"],
+        _TEXTS,
+        "On one of these signals the training saves at the next step boundary and ends with exit code 85. With [] a "
+        "signal ends it at once.",
+    ),
+    "test_micro_batch_size": Key(32, _COUNT, "Samples of one evaluation batch on one data-parallel rank."),
+    "evaluation.enabled": Key(True, FLAG, "Evaluate during the training and after it, if there are test loaders."),
+    "evaluation.evaluator": Key(
+        None,
+        or_none(Rule("a LazyCall, or a list of such", _describes_evaluators)),
+        "What computes the metrics. `common/train.py` sets ClsEvaluator(topk=(1, 5)).",
+    ),
+    "evaluation.eval_period": Key(5000, whole(0), "Steps between two evaluations; 0: only after the last step."),
+    "evaluation.eval_after_n_epoch": Key(None, _EPOCHS, "Epochs between two evaluations, instead of `eval_period`."),
+    "evaluation.eval_iter": Key(100000, _COUNT_OR_INF, "Batches of one evaluation at most; inf: all."),
+    "evaluation.eval_metric": Key("Acc@1", TEXT, "The metric that picks the best checkpoint."),
+    "evaluation.eval_mode": Key("max", one_of("max", "min"), "Whether the largest or the smallest value is best."),
+    "early_stopping.patience": Key(
+        None,
+        or_none(_COUNT),
+        "End the training after this number of evaluations without an improvement; None: never.",
+    ),
+    "early_stopping.min_delta": Key(0.0, real(0, 1e300), "What counts as an improvement is greater than this."),
+    "early_stopping.metric": Key(
+        None, or_none(TEXT), "The metric that has to improve; None: `evaluation.eval_metric`."
+    ),
+    "early_stopping.mode": Key(
+        None, or_none(one_of("max", "min")), "Whether it has to grow or to fall; None: `evaluation.eval_mode`."
+    ),
+    "load_weight": Key(
+        "", or_none(TEXT), "Checkpoint whose weights the training starts from, or --eval-only evaluates."
+    ),
+    "load_weight_may_differ": Key(
+        None,
+        _TEXTS,
+        "Names of weights, such as [head.*], in which the model and `load_weight` may differ. None: any may differ "
+        "in a training, with a warning, and none with --eval-only.",
+    ),
+    "log_period": Key(20, _COUNT, "Steps between two lines of the log."),
+    "progress_bar": Key(
+        None, or_none(FLAG), "Show a progress bar, on rank 0; None: if the standard error is a terminal."
+    ),
+    "stop_on_nonfinite_loss": Key(
+        True,
+        FLAG,
+        "Stop if a loss is NaN or infinite. Losses are read every `log_period` steps, at least every 100, and before "
+        "each periodic checkpoint.",
+    ),
+    "scheduler": Key(
+        None,
+        or_none(_CALL),
+        "The schedule of the learning rate. The trainer adds `max_iter` and `warmup_iter`. `common/train.py` sets "
+        "WarmupCosineLR.",
+    ),
+    "dist.data_parallel_size": Key(
+        None,
+        _SIZE,
+        "Ranks on the data axis. The three sizes multiply to the number of ranks; None follows from the others.",
+    ),
+    "dist.tensor_parallel_size": Key(1, _SIZE, "Ranks on the tensor axis."),
+    "dist.pipeline_parallel_size": Key(1, _SIZE, "Ranks on the pipeline axis."),
+    "dist.pipeline_num_layers": Key(
+        None, or_none(_COUNT), "Layers of the model. Required with more than one pipeline stage."
+    ),
+    "dist.custom_pipeline_stage_id": Key(
+        None, or_none(list_of(int, "ints")), "The stage of each layer, such as [0, 0, 0, 1]; None spreads them evenly."
+    ),
+    "dist.device_type": Key(
+        "cuda", _checked_later(one_of("cuda", "cpu")), "Device of the ranks. Without a GPU, it is the CPU."
+    ),
+    "input_placement_device": Key("cuda", one_of("cuda", "cpu"), "Where a batch is placed before `forward`."),
+    "rdma_enabled": Key(False, FLAG, "Use RDMA between nodes."),
+    "seed": Key(
+        1234, whole(0, 2**32 - 1), "Seed of the order, of random transforms, and of the generators of each rank."
+    ),
+    "resume": Key(False, FLAG, "Whether the run resumes: --resume sets it.", is_computed=True),
+    "warmup_iter": Key(
+        None, or_none(whole(0)), "Steps of warm-up; set either this or `warmup_ratio`.", is_computed=True
+    ),
+    "samples": Key(None, _SIZE, "Samples of the whole training.", is_computed=True),
+    "computed": Key(None, _checked_later(_CALL), "What the trainer computed, by key.", is_computed=True),
+    "dist.num_nodes": Key(None, _SIZE, "Machines of the job.", is_computed=True),
+    "dist.num_gpus_per_node": Key(None, _SIZE, "Ranks on each machine.", is_computed=True),
+    "dist.auto_pipeline_stage_id": Key(
+        None,
+        _checked_later(list_of(int, "ints")),
+        "The stage of each layer if they are spread evenly.",
+        is_computed=True,
+    ),
+    "dist.actual_pipeline_stage_id": Key(
+        None, _checked_later(list_of(int, "ints")), "The stage of each layer.", is_computed=True
+    ),
+}
+
+_GRAPH: dict[str, Key] = {
+    "enabled": Key(True, FLAG, "Train in static graph mode; False: eager mode."),
+    "debug": Key(-1, whole(-1, 3), "Verbosity of the graph's debug output; -1 is silent."),
+    "auto_parallel.enabled": Key(False, FLAG, "Let OneFlow choose the SBP signatures. Graph mode only."),
+    "auto_parallel.enable_auto_parallel_ignore_user_sbp_config": Key(
+        False, FLAG, "Let OneFlow ignore the signatures that the model sets."
+    ),
+    "auto_parallel.trunk_algo": Key(True, FLAG, "Let OneFlow shorten waits by the trunk of the SBP graph."),
+    "auto_parallel.sbp_collector": Key(False, FLAG, "Let OneFlow make proxies of tensors that several operators read."),
+    "train_graph": Key(
+        None, _checked_later(or_none(_CALL)), "The graph that trains. `common/models/graph.py` sets it."
+    ),
+    "global_mode.enabled": Key(False, FLAG, "OneFlow's global mode: tensors that `forward` makes are global."),
+    "eval_graph": Key(None, _checked_later(or_none(_CALL)), "The graph that evaluates."),
+}
+
+_TOKENIZATION: dict[str, Key] = {
+    "tokenizer": Key(None, _checked_later(or_none(_CALL)), "The tokenizer. Datasets that take one get it."),
+    "append_eod": Key(
+        False,
+        _unused(False, "'libai-data preprocess --append-eod' ends each document with the token"),
+        _UNUSED,
+    ),
+    "make_vocab_size_divisible_by": Key(
+        128, _COUNT, "Pad `model.cfg.vocab_size` to a multiple of this × tensor-parallel size."
+    ),
+}
+
+KEYS: dict[str, Key] = {
+    f"{section}.{name}": key
+    for section, keys in (("train", _TRAIN), ("graph", _GRAPH), ("tokenization", _TOKENIZATION))
+    for name, key in keys.items()
+}
+"""Every key of the sections that are checked, dotted."""
+
+SECTIONS: dict[str, Key] = {
+    "model": Key(None, _CALL, "The model."),
+    "optim": Key(None, _CALL, "The optimizer. The trainer adds the model to `params`. `common/optim.py` has AdamW."),
+    "dataloader.train": Key(
+        None,
+        _CALL,
+        "The training loader, or (train, validation, test) loaders. The trainer adds batch sizes, seed and tokenizer.",
+    ),
+    "dataloader.test": Key(None, _CALLS, "The loaders of evaluations."),
+    "dataloader.consumed_samples": Key(
+        None, whole(0), "Samples before the checkpoint that the run resumes from.", is_computed=True
+    ),
+    "datamodule": Key(None, _CALL, "A DataModule, in place of `dataloader`."),
+}
+"""The keys at the top that hold LazyCalls, whose own keys are the arguments of what they call."""
+
+WRITTEN_TRAIN_KEYS = tuple(name for name, key in _TRAIN.items() if key.is_computed)
 """Keys that a run adds to `train` itself, so that a saved config holds them: known, though nobody sets them by hand."""
 
 
 def default_train() -> DictConfig:
     """A new `train` section with every key that a config may set."""
-    return DictConfig(
-        {
-            # Where checkpoints, config.yaml, metrics and logs are written.
-            "output_dir": "./output",
-            # Samples of one micro batch on one data-parallel rank. Of the three sizes, any two (or the first alone)
-            # determine the rest:
-            # global_batch_size = train_micro_batch_size * num_accumulation_steps * data_parallel_size.
-            "train_micro_batch_size": 32,
-            "global_batch_size": None,
-            "num_accumulation_steps": None,
-            # Another global batch size from given steps on, [[first step, size], ...], as [[0, 64], [1000, 128]].
-            "batch_size_schedule": None,
-            # Leave out the samples that these steps would take, [[first step, last step], ...], both included.
-            "skip_steps": [],
-            # What may differ from the checkpoint that a run resumes from, as [seed]; otherwise it is refused. Of
-            # dataset, seed, shuffle, drop_last, global_batch_size, order_version.
-            "resume_override": [],
-            # What of the config ranks may set differently, as [dataloader.train.dataset.root]: keys, with all below
-            # them. Otherwise ranks with different configs do not start.
-            "may_differ": [],
-            # Steps of the optimizer to train; with train_epoch, the larger of the two is trained.
-            "train_iter": 10000,
-            "train_epoch": 0,
-            # LiBai's configs have these keys, but nothing uses them: other values are refused.
-            "consumed_train_samples": 0,
-            "consumed_valid_samples": 0,
-            "train_samples": None,
-            # The share of all steps that warms up the learning rate; `warmup_iter` gives the steps instead.
-            "warmup_ratio": 0,
-            # The first step. Resuming sets it.
-            "start_iter": 0,
-            # Mixed precision (graph mode on GPUs).
-            "amp": {"enabled": False},
-            # Compute activations again in the backward pass instead of keeping them (graph mode).
-            "activation_checkpoint": {"enabled": False},
-            # Fusion of NCCL operations: megabytes, and number of operations.
-            "nccl_fusion_threshold_mb": 16,
-            "nccl_fusion_max_ops": 24,
-            # Shard optimizer states over the data-parallel ranks (graph mode on GPUs).
-            "zero_optimization": {"enabled": False, "stage": 1},
-            # A checkpoint every `period` steps, of which the newest `max_to_keep` stay. On one of `stop_signals` the
-            # training saves at the next step boundary and ends with exit code 85; [] lets signals end it at once.
-            "checkpointer": {
-                "period": 5000,
-                "max_to_keep": 100,
-                "save_model_after_n_epoch": None,
-                "stop_signals": ["SIGTERM", "SIGUSR1"],
-            },
-            # Samples of one evaluation batch on one data-parallel rank.
-            "test_micro_batch_size": 32,
-            "evaluation": {
-                "enabled": True,
-                "evaluator": None,
-                # Every `eval_period` steps (0: only after the last), over at most `eval_iter` batches (inf: all).
-                "eval_period": 5000,
-                "eval_after_n_epoch": None,
-                "eval_iter": 100000,
-                # The metric, and whether "max" or "min" of it is best, that picks the best checkpoint.
-                "eval_metric": "Acc@1",
-                "eval_mode": "max",
-            },
-            # Weights to start from, or to evaluate with --eval-only.
-            "load_weight": "",
-            # Names of weights, as [head.*], in which the model and `load_weight` may differ; all others must match.
-            # null: in a training any may differ, with a warning, and with --eval-only none.
-            "load_weight_may_differ": None,
-            # Steps between two lines of the log.
-            "log_period": 20,
-            # Stop when a loss is NaN or infinite. Losses are read every `log_period` steps, at least every 100, and
-            # before each periodic checkpoint.
-            "stop_on_nonfinite_loss": True,
-            # A LazyCall; the trainer fills in max_iter and warmup_iter where the config does not give them.
-            "scheduler": None,
-            "dist": {
-                # The three sizes multiply to the number of ranks; None is derived from the others.
-                "data_parallel_size": None,
-                "tensor_parallel_size": 1,
-                "pipeline_parallel_size": 1,
-                # Required with more than one pipeline stage.
-                "pipeline_num_layers": None,
-                # The stage of each layer, as [0, 0, 0, 1]; None spreads the layers evenly.
-                "custom_pipeline_stage_id": None,
-                # "cuda" or "cpu"; without a GPU, cpu is taken either way.
-                "device_type": "cuda",
-            },
-            # Where the batch is placed before `forward`.
-            "input_placement_device": "cuda",
-            "rdma_enabled": False,
-            "seed": 1234,
-        },
-        flags={"allow_objects": True},
-    )
+    return _section(_TRAIN)
 
 
 def default_graph() -> DictConfig:
     """A new `graph` section (static graph mode) with every key that a config may set."""
-    return DictConfig(
-        {
-            "enabled": True,
-            # Verbosity of the graph's debug output; -1 is silent.
-            "debug": -1,
-            "auto_parallel": {
-                "enabled": False,
-                "enable_auto_parallel_ignore_user_sbp_config": False,
-                "trunk_algo": True,
-                "sbp_collector": False,
-            },
-            # LazyCalls of a graph class.
-            "train_graph": None,
-            "global_mode": {"enabled": False},
-            "eval_graph": None,
-        },
-        flags={"allow_objects": True},
-    )
+    return _section(_GRAPH)
+
+
+def _section(keys: dict[str, Key]) -> DictConfig:
+    nested: dict[str, Any] = {}
+    for name, key in keys.items():
+        if not key.is_computed:
+            *above, last = name.split(".")
+            section = nested
+            for part in above:
+                section = section.setdefault(part, {})
+            section[last] = key.default
+    return DictConfig(nested, flags={"allow_objects": True})

@@ -42,7 +42,7 @@ class LazyCall:
     def __init__(self, target: Any) -> None:
         if not (callable(target) or isinstance(target, (str, abc.Mapping, DictConfig))):
             raise ConfigError(
-                f"LazyCall wants something to call (a function, a class, or the dotted name of one); "
+                f"LazyCall needs something to call (a function, a class, or the dotted name of one); "
                 f"got {target!r} of type {type(target).__name__}."
             )
         self._target = target
@@ -96,7 +96,7 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
             error.config_path = path
         raise
     except OmegaConfBaseException as error:
-        raise _located(ConfigError(f"Cannot build {path or 'the config'}: {error}"), path) from error
+        raise _located(ConfigError(f"Cannot build {path or 'the config'}: {error}"), path) from None
 
 
 def _storable(target: Any) -> Any:
@@ -126,7 +126,8 @@ def _build(node: Any, recursive: bool, path: str) -> Any:
     if _is_call(node):
         return _call(node, (), {}, recursive, path)
     if isinstance(node, (list, tuple)):
-        return type(node)(_build(item, recursive, join_path(path, i)) for i, item in enumerate(node))
+        # What is left of a list of the config when its target gets it unmade.
+        return type(node)(_build(item, recursive, path_of(item) or join_path(path, i)) for i, item in enumerate(node))
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in node.items()}
     return DictConfig(built, flags={"allow_objects": True}) if isinstance(node, DictConfig) else built
 

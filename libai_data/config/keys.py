@@ -23,7 +23,7 @@ def try_get_key(cfg: DictConfig, *keys: str, default: Any = None) -> Any:
         default: what to return when the config has none of them.
 
     Returns:
-        The value, which may be None when the config says so, else `default`.
+        The value, which may be None in the config; `default` if there is none.
 
     Raises:
         ConfigError: the value is an interpolation (`${...}`) of a key that does not exist.
@@ -34,7 +34,7 @@ def try_get_key(cfg: DictConfig, *keys: str, default: Any = None) -> Any:
         except ConfigTypeError:  # a name where a list wants an index
             continue
         except InterpolationResolutionError as error:
-            raise ConfigError(f"The config's {key} refers to what is not there: {error}") from error
+            raise ConfigError(f"The config's {key} refers to a key that does not exist: {error}") from None
         if value is not _ABSENT:
             return value
     return default
@@ -63,6 +63,15 @@ def check_keys(cfg: Mapping[str, Any], reference: Mapping[str, Any], path: str =
 def join_path(path: str, key: object) -> str:
     """`path.key`, or the key alone at the top of a config."""
     return f"{path}.{key}" if path else str(key)
+
+
+def every_key(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each dotted key below a section or list, with its value; None of a key that is open or refers to another one."""
+    for key in node if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ():
+        is_open = OmegaConf.is_interpolation(node, key) or OmegaConf.is_missing(node, key)
+        value, where = None if is_open else node[key], join_path(path, key)
+        yield where, value
+        yield from every_key(value, where)
 
 
 def path_of(node: Any) -> str:

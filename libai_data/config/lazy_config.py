@@ -12,11 +12,14 @@ from omegaconf import DictConfig, ListConfig
 from libai_data.atomic_files import written_whole
 from libai_data.config.config_files import as_config, files_near, run_config_file
 from libai_data.config.overrides import apply_overrides
+from libai_data.config.python_text import to_py
 from libai_data.config.yaml_format import from_yaml, to_yaml
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, error_text, nearest
 
 Keys = Union[None, str, Sequence[str]]
 Path = Union[str, "os.PathLike[str]"]
+# They import the engine, and so lie there.
+_PACKAGED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "engine", "configs")
 
 
 class LazyConfig:
@@ -98,6 +101,18 @@ class LazyConfig:
         """Changes a config in place by `key=value` texts; see `libai_data.config.overrides.apply_overrides`."""
         return apply_overrides(cfg, overrides or [])
 
+    @staticmethod
+    def to_py(cfg: Any, prefix: str = "cfg.") -> str:
+        """A config as Python-like text, for people to read; `save` keeps one for programs.
+
+        Keys are sorted, references resolved, and callables shown by their dotted names.
+
+        Args:
+            cfg: a config.
+            prefix: what the name of each key begins with.
+        """
+        return to_py(cfg, prefix)
+
 
 def _existing_file(filename: str) -> str:
     path = os.path.abspath(os.path.expanduser(filename))
@@ -114,8 +129,10 @@ def _read_yaml(path: str) -> Mapping[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             text = file.read()
+    except OSError as error:
+        raise ConfigError(f"The config file {path} cannot be read: {error_text(error)}") from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file in UTF-8: {error}") from error
+        raise ConfigError(f"{path} is not a text file in UTF-8: {error}") from None
     values = from_yaml(text, path)
     if values is None:
         return {}
@@ -129,6 +146,21 @@ def _pick(values: Mapping[str, Any], key: str, path: str) -> Any:
         known: tuple[str, ...] = tuple(name for name in values if not str(name).startswith("_"))
         raise ConfigError(f"{path} defines no {key!r}.{nearest(key, known) or ' It defines: ' + ', '.join(known)}")
     return as_config(values[key])
+
+
+def get_config(config_path: str) -> Any:
+    """A config of this package, as LiBai's function of the same name: `get_config("common/train.py").train`.
+
+    Each call loads the file anew. A folder `configs` of the working directory plays no part.
+
+    Args:
+        config_path: relative to the configs of the package: `common/train.py`, `common/optim.py`,
+            `common/models/graph.py`, `common/data/cifar100.py` or `common/data/imagenet.py`.
+
+    Raises:
+        ConfigError: there is no such config, with what is there instead.
+    """
+    return LazyConfig.load(os.path.join(_PACKAGED, config_path))
 
 
 def load_config(config_file: str, overrides: Sequence[str] = ()) -> Any:

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from libai_data.config.naming import describe, locate
 from libai_data.config.places import Place, place_of
 from libai_data.config.signatures import SPECIAL_KEYS, TARGET
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, ConfigKeyError, nearest
 
 _INDEX = re.compile(r"\[(\d+)\]")
 
@@ -38,7 +38,8 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
         The same config.
 
     Raises:
-        ConfigError: naming the override, what is wrong, and the nearest known key.
+        ConfigError: naming the override, what is wrong, and the nearest known key; it is also a KeyError if the config
+            has no such key.
     """
     # Its parser takes a while to import, and most processes never need it.
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -49,9 +50,9 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
         try:
             _apply(cfg, _parse(parser, text), opened)
         except ConfigError as error:
-            raise ConfigError(f"Override {text!r}: {error}") from (error.__cause__ or error)
+            raise type(error)(f"Override {text!r}: {error}") from error.__cause__
         except OmegaConfBaseException as error:
-            raise ConfigError(f"Override {text!r}: {error}") from error
+            raise ConfigError(f"Override {text!r}: {error}") from None
     return cfg
 
 
@@ -59,7 +60,7 @@ def _parse(parser: Any, text: str) -> Any:
     from hydra.errors import HydraException
 
     if text.startswith("-"):
-        raise ConfigError("this looks like an option; options go before the first override.")
+        raise ConfigError("this looks like an option of the command, not like a change to the config.")
     key, equals, value = text.partition("=")
     if not equals and not key.startswith("~"):
         raise ConfigError("there is no '='. Write key=value, +key=value to add a key, or ~key to delete one.")
@@ -67,12 +68,12 @@ def _parse(parser: Any, text: str) -> Any:
         override = parser.parse_override(_INDEX.sub(r".\1", key) + equals + value)
     except HydraException as error:
         reason = " ".join(str(error).split())
-        raise ConfigError(f"{reason}. A value with special characters goes in quotes: key='\"a=b\"'.") from error
+        raise ConfigError(f"{reason}. A value with special characters goes in quotes: key='\"a=b\"'.") from None
     if override.package is not None or not all(override.key_or_group.split(".")):
         raise ConfigError("the key must be names joined by dots.")
     if override.is_sweep_override():
         raise ConfigError(
-            "this gives several values, and one run takes one. A list is written [1,2], a text with commas '\"1,2\"'."
+            "this gives several values, but one run uses one. A list is written [1,2], a text with commas '\"1,2\"'."
         )
     return override
 
@@ -86,7 +87,8 @@ def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
     elif override.is_force_add():
         _force(_descend(cfg, parts, create=True), value)
     else:
-        _change(_descend(cfg, parts, opened=opened), value, opened)
+        is_quoted = override.get_value_string().strip().startswith(("'", '"'))
+        _change(_descend(cfg, parts, opened=opened), value, opened, is_quoted)
 
 
 def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: set[str] | None = None) -> Place:
@@ -107,7 +109,7 @@ def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: se
         section = place.value
         if not isinstance(section, (DictConfig, ListConfig)):
             advice = f" Set it as a whole: {place.full_key}={{...}}." if section is None else ""
-            raise ConfigError(
+            raise ConfigKeyError(
                 f"{place.full_key} is {_shown(section)}, not a section, so it has no key {part!r}.{advice}"
             )
         place = place_of(cfg, section, place.full_key, part)
@@ -118,7 +120,7 @@ def _takes(place: Place, opened: set[str]) -> bool:
     return place.path in opened or place.takes_argument()
 
 
-def _change(place: Place, value: Any, opened: set[str]) -> None:
+def _change(place: Place, value: Any, opened: set[str], is_quoted: bool = False) -> None:
     if not place.exists and not _takes(place, opened):
         raise place.unknown()
     present = place.written_value
@@ -127,14 +129,17 @@ def _change(place: Place, value: Any, opened: set[str]) -> None:
         for key in sorted(value, key=lambda k: k != TARGET):
             _change(place_of(place.root, present, place.full_key, str(key)), value[key], opened)
         return
-    _check_kind(place, present, value)
+    _check_kind(place, present, value, is_quoted)
     if callable(present) and isinstance(value, str) and place.key not in SPECIAL_KEYS and not _refers(value):
         value = locate(value)
     place.put(value)
 
 
-def _check_kind(place: Place, present: Any, value: Any) -> None:
-    """Refuses a value that is most likely a slip, since it has another kind than the one it replaces."""
+def _check_kind(place: Place, present: Any, value: Any, is_quoted: bool) -> None:
+    """Refuses a value that is most likely a slip, since it has another kind than the one it replaces.
+
+    Who puts a text into quotes means a text.
+    """
     if value is None or _refers(value):
         return
     key = place.full_key
@@ -150,7 +155,7 @@ def _check_kind(place: Place, present: Any, value: Any) -> None:
             f"{key} is a list of {len(present)}; {_shown(value)} cannot stand in its place. "
             f"Write a list, {key}=[...], or set an element, {key}.0=...{force}"
         )
-    if isinstance(present, (bool, int, float)) and isinstance(value, str):
+    if isinstance(present, (bool, int, float)) and isinstance(value, str) and not is_quoted:
         is_bool = isinstance(present, bool)
         raise ConfigError(
             f"{key} is {'true or false' if is_bool else 'a number'} ({_shown(present)}); found the text {value!r}."

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 
-from libai_data.config.keys import join_path
+from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe
 from libai_data.config.signatures import SPECIAL_KEYS, Parameters, parameters_of, target_of
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, ConfigKeyError, nearest
 
 NO_PARAMETERS = Parameters((), frozenset(), frozenset(), takes_any=False)
 
@@ -75,24 +74,24 @@ class Place:
         with _opened(self.section):
             del self.section[self.key]
 
-    def unknown(self) -> ConfigError:
+    def unknown(self) -> ConfigKeyError:
         """The error for a key that is not there, with what was probably meant."""
         if isinstance(self.section, ListConfig):
             count = len(self.section)
             allowed = f"indices 0 to {count - 1}" if count else "no elements"
-            return ConfigError(f"there is no {self.full_key}: {self.path} is a list with {allowed}.")
+            return ConfigKeyError(f"there is no {self.full_key}: {self.path} is a list with {allowed}.")
         target = target_of(self.section, self.path)
         siblings = [str(key) for key in self.section if key not in SPECIAL_KEYS] + sorted(self._parameters().names)
         hint = nearest(self.key, siblings)
-        elsewhere = [dotted for dotted in _dotted_keys(self.root, "") if dotted.split(".")[-1] == self.key]
+        elsewhere = [dotted for dotted, _ in every_key(self.root) if dotted.split(".")[-1] == self.key]
         if not hint and 1 <= len(elsewhere) <= 3:
             hint = f" There is {' and '.join(elsewhere)}."
         if not hint:
             known = ", ".join(dict.fromkeys(siblings)) or "(none)"
             hint = f" Keys {'in ' + self.path if self.path else 'at the top'}: {known}."
         if target is not None:
-            return ConfigError(f"there is no key {self.full_key}: {describe(target)} takes no such argument.{hint}")
-        return ConfigError(f"there is no key {self.full_key}.{hint} To add it, write +{self.full_key}=...")
+            return ConfigKeyError(f"there is no key {self.full_key}: {describe(target)} has no such argument.{hint}")
+        return ConfigKeyError(f"there is no key {self.full_key}.{hint} To add it, write +{self.full_key}=...")
 
     def _parameters(self) -> Parameters:
         target = target_of(self.section, self.path)
@@ -115,15 +114,3 @@ def place_of(root: DictConfig, section: DictConfig | ListConfig, path: str, part
 
 def _opened(section: Any) -> Any:
     return open_dict(section) if isinstance(section, DictConfig) else contextlib.nullcontext()
-
-
-def _dotted_keys(node: Any, path: str) -> Iterator[str]:
-    keys: list[Any] = []
-    if isinstance(node, DictConfig):
-        keys = list(node)
-    elif isinstance(node, ListConfig):
-        keys = list(range(len(node)))
-    for key in keys:
-        yield join_path(path, key)
-        if not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
-            yield from _dotted_keys(node[key], join_path(path, key))

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Callable
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from libai_data.config.argument_rules import FLAG, INT, REAL, TEXT, one_of
-from libai_data.config.keys import join_path
+from libai_data.config.argument_rules import ANYTHING, FLAG, INT, REAL, TEXT, one_of, several
+from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
 from libai_data.errors import ConfigError, nearest
 
 TARGET = "_target_"
 RECURSIVE = "_recursive_"
 SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
-_RULE_OF_TYPE = {"int": INT, "float": REAL, "bool": FLAG, "str": TEXT, "None": one_of(None)}
+_RULE_OF_TYPE = {
+    "int": INT,
+    "float": REAL,
+    "bool": FLAG,
+    "str": TEXT,
+    "Path": TEXT._replace(allowed="a path"),
+    "None": one_of(None),
+    "Sequence[float]": several(REAL),
+    "Sequence[str]": several(TEXT),
+    "Sequence[Any]": several(ANYTHING),
+}
 
 
 @dataclass(frozen=True)
@@ -83,8 +95,8 @@ def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: 
             )
 
 
-def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str) -> None:
-    """Refuse numbers, flags and texts of another type than an argument of this package says.
+def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
+    """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
 
     Other annotations, and other packages' targets, are not judged.
 
@@ -101,7 +113,7 @@ def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str
         known = [rule for rule in rules if rule is not None]
         if known and len(known) == len(rules) and not any(rule.holds(value) for rule in known):
             allowed = " or ".join(rule.allowed for rule in known)
-            raise ConfigError(f"{join_path(path, name)} is {value!r}; it must be {allowed}.")
+            raise ConfigError(f"{join_path(path, name)} is {value!r:.200}; it must be {allowed}.")
 
 
 def check_targets(cfg: Any, path: str = "") -> None:
@@ -117,31 +129,42 @@ def check_targets(cfg: Any, path: str = "") -> None:
     Raises:
         ConfigError: naming the key, the target and the nearest argument.
     """
-    for section, where in _sections_with_target(cfg, path):
-        target = section[TARGET]
+    for where, section in chain([(path, cfg)], every_key(cfg, path)):
+        if not isinstance(section, DictConfig) or TARGET not in section:
+            continue
+        target = _written_target(section, where)
         if not isinstance(target, DictConfig):
+            target = resolve_target(target, where)
             keys = [key for key in section if key not in SPECIAL_KEYS]
-            check_keywords(resolve_target(target, where), keys, where)
+            check_keywords(target, keys, where)
             set_now = [key for key in keys if not OmegaConf.is_interpolation(section, key)]
             values = {key: section[key] for key in set_now if not OmegaConf.is_missing(section, key)}
-            check_types(resolve_target(target, where), values, where)
+            check_types(target, values, where)
+
+
+def check_is_call(section: Any, path: str) -> None:
+    """Refuse what is no LazyCall.
+
+    Raises:
+        ConfigError: naming the key, and what it has.
+    """
+    if not isinstance(section, DictConfig) or TARGET not in section:
+        raise ConfigError(f"{path} is {section!r:.200}; it must be a LazyCall, {{{TARGET}: ..., and its arguments}}.")
+    if OmegaConf.is_missing(section, TARGET):
+        raise ConfigError(f"{path}.{TARGET} has no value; set it to a callable, or to the dotted name of one.")
 
 
 def target_of(section: Any, path: str) -> Callable[..., Any] | None:
     """The callable that a section describes a call of; None for other sections, and for targets yet to be built."""
-    if not isinstance(section, DictConfig) or section.get(TARGET) is None or isinstance(section[TARGET], DictConfig):
+    if not isinstance(section, DictConfig):
         return None
-    return resolve_target(section[TARGET], path)
+    target = _written_target(section, path)
+    return None if target is None or isinstance(target, DictConfig) else resolve_target(target, path)
 
 
-def _sections_with_target(node: Any, path: str) -> Iterator[tuple[DictConfig, str]]:
-    if isinstance(node, DictConfig):
-        if TARGET in node:
-            yield node, path
-        for key in node:
-            if not OmegaConf.is_interpolation(node, key) and not OmegaConf.is_missing(node, key):
-                yield from _sections_with_target(node[key], join_path(path, key))
-    elif isinstance(node, ListConfig):
-        for index in range(len(node)):
-            if not OmegaConf.is_interpolation(node, index) and not OmegaConf.is_missing(node, index):
-                yield from _sections_with_target(node[index], join_path(path, index))
+def _written_target(section: DictConfig, path: str) -> Any:
+    try:
+        return section.get(TARGET)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{join_path(path, TARGET)} refers to a key that does not exist: {reason}.") from None

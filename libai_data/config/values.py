@@ -2,81 +2,16 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai_data.config.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
-from libai_data.config.defaults import WRITTEN_TRAIN_KEYS, default_graph, default_train
-from libai_data.config.keys import check_keys, try_get_key
+from libai_data.config.defaults import KEYS, WRITTEN_TRAIN_KEYS, default_graph, default_train
+from libai_data.config.keys import check_keys, join_path, try_get_key
+from libai_data.config.signatures import TARGET
 from libai_data.errors import ConfigError
-
-_COUNT = whole(1)
-_COUNT_OR_INF = Rule(f"{_COUNT.allowed}, or inf", lambda value: value == math.inf or _COUNT.holds(value))
-_EPOCHS = or_none(real(0, 1e9))
-_TEXTS = or_none(list_of(str, "texts"))
-
-
-def _unused(default: Any, instead: str) -> Rule:
-    rule = one_of(default)
-    return rule._replace(allowed=f"{rule.allowed}, since nothing uses it. {instead}")
-
-
-_RULES: dict[str, Rule] = {
-    "train.output_dir": PATH,
-    "train.train_micro_batch_size": or_none(_COUNT),
-    "train.global_batch_size": or_none(_COUNT),
-    "train.num_accumulation_steps": or_none(_COUNT),
-    "train.resume_override": _TEXTS,
-    "train.may_differ": _TEXTS,
-    "train.train_iter": or_none(whole(0)),
-    "train.train_epoch": _EPOCHS,
-    "train.train_samples": _unused(None, "Set train.train_iter or train.train_epoch"),
-    "train.consumed_train_samples": _unused(
-        0, "A checkpoint holds the place in the data; 'libai-data state edit CHECKPOINT --position N' changes it"
-    ),
-    "train.consumed_valid_samples": _unused(0, "Every evaluation begins with the first sample"),
-    "train.warmup_ratio": or_none(real(0, 1)),
-    "train.warmup_iter": or_none(whole(0)),
-    "train.amp.enabled": FLAG,
-    "train.activation_checkpoint.enabled": FLAG,
-    "train.nccl_fusion_threshold_mb": whole(0),
-    "train.nccl_fusion_max_ops": _COUNT,
-    "train.zero_optimization.enabled": FLAG,
-    "train.zero_optimization.stage": one_of(1, 2, 3),
-    "train.checkpointer.period": _COUNT,
-    "train.checkpointer.max_to_keep": or_none(_COUNT),
-    "train.checkpointer.save_model_after_n_epoch": _EPOCHS,
-    "train.checkpointer.stop_signals": _TEXTS,
-    "train.test_micro_batch_size": _COUNT,
-    "train.evaluation.enabled": FLAG,
-    "train.evaluation.eval_period": whole(0),
-    "train.evaluation.eval_after_n_epoch": _EPOCHS,
-    "train.evaluation.eval_iter": _COUNT_OR_INF,
-    "train.evaluation.eval_metric": TEXT,
-    "train.evaluation.eval_mode": one_of("max", "min"),
-    "train.load_weight": or_none(TEXT),
-    "train.load_weight_may_differ": _TEXTS,
-    "train.log_period": _COUNT,
-    "train.stop_on_nonfinite_loss": FLAG,
-    "train.dist.pipeline_num_layers": or_none(_COUNT),
-    "train.dist.custom_pipeline_stage_id": or_none(list_of(int, "ints")),
-    "train.input_placement_device": one_of("cuda", "cpu"),
-    "train.rdma_enabled": FLAG,
-    "train.seed": whole(0, 2**32 - 1),
-    "train.resume": FLAG,
-    "graph.enabled": FLAG,
-    "graph.debug": whole(-1, 3),
-    "graph.auto_parallel.enabled": FLAG,
-    "graph.auto_parallel.enable_auto_parallel_ignore_user_sbp_config": FLAG,
-    "graph.auto_parallel.trunk_algo": FLAG,
-    "graph.auto_parallel.sbp_collector": FLAG,
-    "graph.global_mode.enabled": FLAG,
-    "tokenization.append_eod": _unused(False, "'libai-data preprocess --append-eod' ends each document with the token"),
-    "tokenization.make_vocab_size_divisible_by": _COUNT,
-}
 
 _GPU_ONLY = ("train.amp.enabled", "train.zero_optimization.enabled")
 _GRAPH_ONLY = (
@@ -100,18 +35,16 @@ def check_values(cfg: Any) -> None:
     Raises:
         ConfigError: Naming the key, its value and what is allowed.
     """
+    for section in ("train", "graph"):
+        _check_given(_value_of(cfg, section), section)
     check_keys(cfg.train, default_train(), "train", also=WRITTEN_TRAIN_KEYS)
     if try_get_key(cfg, "graph") is not None:
         check_keys(cfg.graph, default_graph(), "graph")
-    defaults = DictConfig({"train": default_train()}, flags={"allow_objects": True})
+    _complete(cfg, "train", default_train())
     problems = []
-    for key, rule in _RULES.items():
+    for key, (_, rule, *_) in KEYS.items():
         value = _value_of(cfg, key)
-        if value is _ABSENT:
-            if try_get_key(defaults, key) is not None:
-                OmegaConf.update(cfg, key, try_get_key(defaults, key), force_add=True)
-            continue
-        if rule.holds(value):
+        if value is _ABSENT or rule.holds(value):
             continue
         if isinstance(value, float) and value.is_integer() and rule.holds(int(value)):
             OmegaConf.update(cfg, key, int(value))
@@ -176,6 +109,31 @@ def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) ->
     fill_in(cfg, key, value)
 
 
+def _check_given(node: Any, path: str) -> None:
+    """Refuse a key that is open (`???`) or refers to what is not there; to LazyCalls the trainer may still add."""
+    if isinstance(node, DictConfig) and TARGET not in node:
+        keys: Any = list(node)
+    else:
+        keys = range(len(node)) if isinstance(node, ListConfig) else ()
+    for key in keys:
+        where = join_path(path, key)
+        try:
+            value = node[key]
+        except OmegaConfBaseException as error:
+            raise _no_value(where, error) from None
+        _check_given(value, where)
+
+
+def _complete(cfg: Any, path: str, defaults: Mapping[str, Any]) -> None:
+    """Add the keys that a section does not have."""
+    for key, default in defaults.items():
+        where = join_path(path, key)
+        if _value_of(cfg, where) is _ABSENT:
+            OmegaConf.update(cfg, where, default, force_add=True)
+        elif isinstance(default, DictConfig):
+            _complete(cfg, where, default)
+
+
 def _record_of(key: str) -> str:
     return "train.computed." + key.replace(".", "/")
 
@@ -184,4 +142,8 @@ def _value_of(cfg: Any, key: str) -> Any:
     try:
         return OmegaConf.select(cfg, key, default=_ABSENT, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{key} has no value: {error}") from error
+        raise _no_value(key, error) from None
+
+
+def _no_value(key: str, error: OmegaConfBaseException) -> ConfigError:
+    return ConfigError(f"{key} has no value: {str(error).splitlines()[0]}")

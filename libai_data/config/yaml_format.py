@@ -82,9 +82,9 @@ def from_yaml(text: str, origin: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{origin}{line}: {error.problem or error.context}") from error
+        raise ConfigError(f"{origin}{line}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{origin} is not valid YAML: {error}") from error
+        raise ConfigError(f"{origin} is not valid YAML: {error}") from None
 
 
 def _plain(value: Any, path: str, unsaved: list[str]) -> Any:
@@ -183,8 +183,8 @@ def _construct_unsaved(loader: _Loader, node: yaml.ScalarNode) -> Any:
     raise yaml.constructor.ConstructorError(
         None,
         None,
-        f"this value could not be saved ({loader.construct_scalar(node)}); write it anew, or load the config file that "
-        "the run was started with",
+        f"this value could not be saved ({loader.construct_scalar(node)}); write it again, or load the config file "
+        "that the run was started with",
         node.start_mark,
     )
 

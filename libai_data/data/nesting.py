@@ -12,6 +12,8 @@ import numpy as np
 from libai_data.errors import SchemaError
 
 TEXT = (str, bytes)
+Skeleton = Mapping[str, Any]
+"""How a batch is nested: its fields with a `Leaf` in the place of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -132,3 +134,11 @@ def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
     rows = [bytes(row) for row in np.ascontiguousarray(array)]
     texts = [row[4 : 4 + int.from_bytes(row[:4], "little")] for row in rows]
     return [text.decode() for text in texts] if kind == "str" else list(texts)
+
+
+def array_of(values: Any) -> np.ndarray:
+    """The array of what a user gave for one; of dtype object if it is none, such as lists of unequal lengths."""
+    try:
+        return np.asarray(values)
+    except ValueError:
+        return np.empty(0, object)

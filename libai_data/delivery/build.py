@@ -1,32 +1,37 @@
-"""From a config to loaders: LiBai's builders, one implementation behind their five names."""
+"""From a config to loaders: LiBai's five builders, with one implementation."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from dataclasses import is_dataclass
 from functools import lru_cache
 from itertools import accumulate
 from math import inf
 from numbers import Real
-from typing import Any, Callable, Optional, Union
+from types import FunctionType
+from typing import Any, Callable, Optional, TypeVar, Union
 
+import numpy as np
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
 from libai_data.config.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
 from libai_data.data.datasets.blend import BlendedDataset
-from libai_data.data.datasets.combine import ConcatDataset, Subset
+from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
+from libai_data.data.datasets.document_parts import split_documents
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, DataPipelineError, nearest
+from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
-from libai_data.loader.dataloader import DataLoader
 from libai_data.loader.schema import Overrides, TensorPart
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
+from libai_data.structures import Instance
 
 _PARTS = ("training", "validation", "testing")
 Mixer = Callable[[list[Any]], Any]
@@ -44,7 +49,8 @@ _RULES = {
     "weights": or_none(list_of(Real, "numbers")),
 }
 
-Loader = Union[DataLoader, SharedLoader]
+Loader = Union[BatchLoader, SharedLoader]
+_Builder = TypeVar("_Builder", bound=Callable[..., Any])
 TrainLoaders = tuple[Loader, Optional[Loader], Optional[Loader]]
 
 
@@ -61,38 +67,44 @@ def build_nlp_train_loader(
     mixup_func: Any = None,
     layouts: Overrides | None = None,
     readers: str = "every_rank",
+    weights: Any = None,
     **loader_options: Any,
 ) -> TrainLoaders:
     """Build the loader of an endless training stream.
 
     Args:
-        dataset: a dataset, its config (`LazyCall`), or a list of these.
+        dataset: a dataset, such as a list of samples, its config (`LazyCall`), or a list of datasets or configs.
         train_batch_size: samples of a batch for one data-parallel rank.
         test_batch_size: unused; trainers set it on every training loader.
         sampler: config of the sampler; dataset, batch size, rank and seed are filled in.
         num_workers: processes that read; 0 reads in the trainer's own.
-        consumed_samples: samples that all ranks together have taken so far.
+        consumed_samples: samples that all ranks together have used so far.
         seed: decides the order and what random transforms draw.
         collate_fn: makes a batch of a list of samples; by default they are stacked.
         dataset_mixer: makes one dataset of several.
         mixup_func: `Mixup`, or another `BatchTransform`, applied to each batch by whoever reads it; or what takes and
             returns images and labels, applied to each rank's own rows by the trainer; or the config of either.
-        layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of what the dataset says.
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of the dataset's layouts.
         readers: who reads: "every_rank" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
+        weights: a number for each sample, by which the sampler draws; `sampler` may say `num_samples` and
+            `replacement` of `CyclicSampler`.
         **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
 
     Returns:
         The training loader, and None twice (no validation, no test loader).
 
     Raises:
-        ConfigError: An argument is out of range, or the dataset smaller than a global batch.
+        ConfigError: An argument is out of range, or the dataset empty.
     """
     check(_RULES, train_batch_size=train_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
-    loader = _build_loader(
+    arguments = {"micro_batch_size": train_batch_size, "seed": seed, "consumed_samples": consumed_samples}
+    if weights is not None:
+        arguments["weights"] = instantiate(weights)
+    loader = build_loader(
         lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
         readers,
-        {"micro_batch_size": train_batch_size, "seed": seed, "consumed_samples": consumed_samples},
+        arguments,
         num_workers=num_workers,
         collate_fn=instantiate(collate_fn),
         layouts=layouts,
@@ -117,10 +129,10 @@ def build_nlp_test_loader(
     """Build a loader of one round over a dataset; the arguments are those of `build_nlp_train_loader`.
 
     Returns:
-        The loader. Its last batch is filled up; `batch_info(batch).valid` tells how many rows count.
+        The loader. Its last batch is filled up; `batch_info(batch).valid` says how many rows count.
     """
     check(_RULES, test_batch_size=test_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
-    return _build_loader(
+    return build_loader(
         lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
         readers,
@@ -132,7 +144,15 @@ def build_nlp_test_loader(
     )
 
 
-build_image_train_loader = build_nlp_train_loader
+def _under_name(name: str, function: _Builder) -> _Builder:
+    """The same function under another name, which is the one that errors and saved configs show."""
+    code, defaults = function.__code__, function.__defaults__
+    other: Any = FunctionType(code, globals(), name, defaults)
+    other.__qualname__, other.__doc__, other.__annotations__ = name, function.__doc__, function.__annotations__
+    return other
+
+
+build_image_train_loader = _under_name("build_image_train_loader", build_nlp_train_loader)
 
 
 def build_image_test_loader(
@@ -184,7 +204,8 @@ def build_nlp_train_val_test_loader(
 
     Args:
         dataset: a dataset, its config, or a list of these.
-        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]].
+        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]]. Of a corpus, the documents
+            are divided; `num_epochs` and `max_num_samples` repeat them within their part, by its share.
         weights: for each dataset its weight in the training stream, which then is a `BlendedDataset`; None takes each
             sample once an epoch, as validation and test always do.
         train_val_test_num_samples: LiBai's hint to datasets that draw samples in advance; not needed here.
@@ -215,12 +236,10 @@ def build_nlp_train_val_test_loader(
     splits = splits or []
     proportions = [_proportions(split) for split in splits]
     if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:
-        raise ConfigError(
-            f"weights are {list(weights)}, and there is a dataset_mixer beside them; leave one of the two out"
-        )
+        raise ConfigError(f"weights are {list(weights)}, and there is also a dataset_mixer; remove one of the two")
 
     @lru_cache(maxsize=1)
-    def parts() -> list[list[Subset]]:
+    def parts() -> list[list[Any]]:
         datasets = _datasets(dataset)
         _check_lengths(len(datasets), splits=splits, weights=weights)
         return [cut(each, split) for each, split in zip(datasets, splits)]
@@ -238,7 +257,7 @@ def build_nlp_train_val_test_loader(
                 return BlendedDataset(datasets, [weights[number] for number in kept])
             return _mixed(datasets, dataset_mixer)
 
-        return _build_loader(
+        return build_loader(
             open_part,
             sampler,
             readers,
@@ -259,21 +278,24 @@ def build_nlp_train_val_test_loader(
     )
 
 
-def cut(dataset: Any, split: Sequence[float]) -> list[Subset]:
+def cut(dataset: Any, split: Sequence[float]) -> list[Any]:
     """Cut a dataset into three contiguous parts.
 
     Args:
-        dataset: the whole.
+        dataset: the whole. Of samples that are made of documents, the documents are divided, and not the samples.
         split: three proportions of any sum, none negative; missing ones are 0.
 
     Returns:
-        Three parts that cover the dataset, each within one sample of its proportion.
+        Three parts that cover the dataset, each within one sample, or the nearest document, of its proportion.
 
     Raises:
-        ConfigError: The split is malformed.
+        ConfigError: The split is malformed, or the dataset holds another one that repeats documents.
     """
     proportions = _proportions(split)
-    edges = [round(len(dataset) * total / sum(proportions)) for total in (0.0, *accumulate(proportions))]
+    by_documents = split_documents(dataset, proportions)
+    if by_documents:
+        return [Subset(dataset, 0, 0) if part is None else part for part in by_documents]
+    edges = [round(length_of(dataset) * total / sum(proportions)) for total in (0.0, *accumulate(proportions))]
     return [Subset(dataset, start, stop) for start, stop in zip(edges[:-1], edges[1:])]
 
 
@@ -291,7 +313,7 @@ def _shown(splits: Sequence[Sequence[float]]) -> list[list[float]]:
     return [list(split) for split in splits]
 
 
-def _build_loader(
+def build_loader(
     open_dataset: Callable[[], Any], sampler: Any, readers: str, arguments: dict[str, Any], **options: Any
 ) -> Loader:
     """Build dataset, sampler and loader, each where it is needed.
@@ -304,12 +326,12 @@ def _build_loader(
         **options: arguments of `DataLoader`.
     """
     known = [
-        name for name, option in inspect.signature(DataLoader).parameters.items() if option.kind is option.KEYWORD_ONLY
+        name for name, option in inspect.signature(BatchLoader).parameters.items() if option.kind is option.KEYWORD_ONLY
     ]
     for name in options:
         if name not in known:
             names = [*known, "readers"]
-            raise ConfigError(f"a loader takes no '{name}'; it takes {names}.{nearest(name, names)}")
+            raise ConfigError(f"a loader has no argument '{name}'; it has {names}.{nearest(name, names)}")
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> Any:
         rank, size = shards[0], get_data_parallel_size()
@@ -317,8 +339,8 @@ def _build_loader(
         stream = _instantiated(sampler, filled_in)
         return stream if shards == (rank,) else _serving(stream, shards, readers)
 
-    def make_loader(dataset: Any, stream: Any) -> DataLoader:
-        return DataLoader(dataset, stream, seed=arguments["seed"], **options)
+    def make_loader(dataset: Any, stream: Any) -> BatchLoader:
+        return BatchLoader(dataset, stream, seed=arguments["seed"], **options)
 
     plan = ReadPlan(get_mesh(), readers)
     if plan.readers != "every_rank":
@@ -354,7 +376,14 @@ def _instantiated(sampler: Any, arguments: dict[str, Any]) -> Any:
 
 def _datasets(dataset: Any) -> list[Any]:
     built = instantiate(dataset)
-    return list(built) if isinstance(built, (list, tuple, ListConfig)) else [built]
+    if not isinstance(built, (list, tuple, ListConfig)):
+        return [built]
+    return [built] if built and _is_sample(built[0]) else list(built)
+
+
+def _is_sample(item: Any) -> bool:
+    """Whether an item of a list is a sample, and the list a dataset, or one of several datasets."""
+    return isinstance(item, (tuple, Mapping, Instance, np.ndarray)) or is_dataclass(item)
 
 
 def _one_dataset(dataset: Any, mixer: Mixer) -> Any:
@@ -365,7 +394,7 @@ def _mixed(datasets: list[Any], mixer: Mixer) -> Any:
     if not datasets:
         raise ConfigError("dataset is an empty list; name at least one dataset")
     for each in datasets:
-        if not hasattr(each, "__getitem__"):
+        if not hasattr(each, "__getitem__") or isinstance(each, (Mapping, str, bytes)):
             raise ConfigError(f"dataset is {each!r}; it must be a dataset, a LazyCall of one, or a list of these")
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from libai_data.delivery.gather import checksum_of, digest_of, gather_words
 from libai_data.delivery.schema_check import FieldSignature, raise_differences, signature_of
-from libai_data.errors import ContractError, ranks_by_value
+from libai_data.errors import ContractError, by_rank
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Origin, RowIndices
 
-_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _HAS_ROWS, _ORDER, _FIELDS = range(8)
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS = range(9)
 _ABSENT = -1
-_NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows")
+_NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows", "place behind the batch")
 
 
 def check_contract(fields: Mapping[str, DistTensorData], origin: Origin) -> None:
@@ -69,7 +69,7 @@ def check_places(fields: Mapping[str, DistTensorData], origin: Origin) -> np.nda
 
 def _refuse(heads: np.ndarray, problems: Sequence[str]) -> None:
     if problems:
-        raise ContractError(f"the ranks are not fed alike at step {heads[0, _STEP]}: " + "; ".join(problems))
+        raise ContractError(f"the ranks do not get the same data at step {heads[0, _STEP]}: " + "; ".join(problems))
 
 
 def _order(origin: Origin) -> str:
@@ -77,7 +77,7 @@ def _order(origin: Origin) -> str:
 
 
 def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
-    place = (0, 0, 0, 0, 0) if origin.info is None else origin.info[: len(_NAMES)]
+    place = [0] * len(_NAMES) if origin.info is None else [word or 0 for word in origin.info]
     words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
     return np.array([*place, origin.rows is not None, *words], dtype=np.int64)
 
@@ -99,24 +99,18 @@ def _different_orders(heads: np.ndarray, order: str) -> list[str]:
     if len(set(heads[:, _ORDER].tolist())) == 1:
         return []
     orders = [broadcast_py_object(order, src=rank) for rank in range(len(heads))]
-    return [f"the order of the samples differs: {_by_value(orders)}"]
+    return [f"the order of the samples differs: {by_rank(dict(enumerate(orders)))}"]
 
 
 def _different_places(heads: np.ndarray) -> list[str]:
     found = [
-        f"the {name} differs: {_by_value(heads[:, column].tolist())}"
+        f"the {name} differs: {by_rank(dict(enumerate(map(str, heads[:, column].tolist()))))}"
         for column, name in enumerate(_NAMES)
         if len(set(heads[:, column].tolist())) > 1
     ]
     if len(set(heads[:, _SIZE].tolist())) > 1:
         found.append("lists of a batch_sampler of your own must be equally long on all ranks")
     return found
-
-
-def _by_value(values: Sequence[object]) -> str:
-    """Each value of the ranks, once, and who has it."""
-    told = ranks_by_value(dict(enumerate(values))).items()
-    return ", but ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in told)
 
 
 def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) -> list[str]:

@@ -6,14 +6,15 @@ import weakref
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Optional, Protocol
 
 import numpy as np
 
+from libai_data.data.nesting import Skeleton
 from libai_data.errors import PeerError, SchemaError, error_text
 from libai_data.loader.arena import Arena
-from libai_data.loader.batches import ReadyBatch, info_of
-from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.batch_loader import BatchLoader
+from libai_data.loader.batch_reader import ReadyBatch, info_of
 from libai_data.loader.iteration import Iteration
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import ArraySpec, views
@@ -36,6 +37,7 @@ class NodeBatch:
         rows: which samples it holds, where this process read them.
         arrays: of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
         layouts: of each field.
+        skeleton: how the batch is nested; None if all its fields are tensors.
         place: offset and size in the arena.
         specs: where each array lies within this place.
     """
@@ -44,8 +46,13 @@ class NodeBatch:
     rows: RowIndices | None
     arrays: dict[str, np.ndarray]
     layouts: dict[str, Layout]
+    skeleton: Skeleton | None
     place: tuple[int, int]
     specs: tuple[ArraySpec, ...]
+
+
+_Form = tuple[tuple[ArraySpec, ...], dict[str, Layout], Optional[Skeleton]]
+"""What batches have in common, which is sent once: where arrays lie, their layouts, how they are nested."""
 
 
 def in_one_line(error: BaseException) -> str:
@@ -89,7 +96,7 @@ class LocalFeed(Feed):
         also_kept: batches that wait to be sent to other nodes.
     """
 
-    def __init__(self, loader: DataLoader, shards: int, also_kept: int = 0) -> None:
+    def __init__(self, loader: BatchLoader, shards: int, also_kept: int = 0) -> None:
         self._loader = loader
         self._shards = shards
         self._kept = _KEPT + also_kept
@@ -115,7 +122,7 @@ class LocalFeed(Feed):
             raise RuntimeError("a batch that was copied into a slot has none")
         read = batch.index_batch
         rows, place = RowIndices(read.epochs, read.indices), (slot.offset, slot.size)
-        return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, place, batch.specs)
+        return NodeBatch(info_of(read), rows, batch.arrays, batch.layouts, batch.skeleton, place, batch.specs)
 
     def _check_rows(self, batch: ReadyBatch) -> None:
         """A collator may make anything of its samples, but what is for several ranks must be cut between rows."""
@@ -148,7 +155,7 @@ class LinkFeed(Feed):
         self._arena = Arena(channel.receive_descriptor())
         self._generation = 0
         self._taken = 0
-        self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] = ((), {})
+        self._form: _Form = ((), {}, None)
         self._in_use: set[int] = set()
         # Appended to by finalizers, in any thread.
         self._released: deque[int] = deque()
@@ -169,7 +176,7 @@ class LinkFeed(Feed):
                 kind, generation, content = self._channel.receive()
             except (EOFError, OSError) as error:
                 raise PeerError(
-                    f"rank {self._leader}, which hands out the batches on this node, is gone; its output tells why"
+                    f"rank {self._leader}, which distributes the batches on this node, is gone; see its output"
                 ) from error
             if kind == "form":
                 self._form = content
@@ -180,7 +187,9 @@ class LinkFeed(Feed):
                     return batch
             elif generation == self._generation:
                 if kind == "error":
-                    raise PeerError(f"rank {self._leader}, which hands out the batches on this node, failed: {content}")
+                    raise PeerError(
+                        f"rank {self._leader}, which distributes the batches on this node, failed: {content}"
+                    )
                 return None
 
     def next_if_ready(self) -> NodeBatch | None:
@@ -188,11 +197,11 @@ class LinkFeed(Feed):
         return None
 
     def _map(self, number: int, place: tuple[int, int], info: BatchInfo) -> NodeBatch:
-        specs, layouts = self._form
+        specs, layouts, skeleton = self._form
         lease = self._arena.private_lease(*place) if self._for_itself else self._arena.lease(*place)
         weakref.finalize(lease, self._released.append, number).atexit = False
         self._in_use.add(number)
-        return NodeBatch(info, None, views(lease, specs), layouts, place, specs)
+        return NodeBatch(info, None, views(lease, specs), layouts, skeleton, place, specs)
 
     def _report(self) -> None:
         """Tell the leader how many batches were taken, and which this rank has let go of."""
@@ -230,7 +239,7 @@ class NodePublisher:
             channel.send_descriptor(arena)
         self._held: dict[int, tuple[NodeBatch, list[int]]] = {}
         self._taken = dict.fromkeys(followers, 0)
-        self._form: tuple[tuple[ArraySpec, ...], dict[str, Layout]] | None = None
+        self._form: _Form | None = None
         self._generation = 0
         self._published = 0
 
@@ -248,7 +257,7 @@ class NodePublisher:
             self._hear_what_waits(rank)
             while rank in self._followers and self._published - self._taken[rank] >= MOST_UNTAKEN:
                 self._hear(rank)
-        form = (batch.specs, batch.layouts)
+        form = (batch.specs, batch.layouts, batch.skeleton)
         if form != self._form:
             self._form = form
             self._tell("form", form)
@@ -285,7 +294,7 @@ class NodePublisher:
         try:
             kind, content = self._followers[rank].receive()
         except (EOFError, OSError) as error:
-            raise PeerError(f"rank {rank} of this node is gone; its output tells why") from error
+            raise PeerError(f"rank {rank} of this node is gone; see its output") from error
         if kind == "leave":
             self._followers.pop(rank).close()
             self._let_go(rank, [number for number in self._held if number not in content])

@@ -20,11 +20,11 @@ def gather_words(words: np.ndarray) -> np.ndarray:
     Returns:
         int64 [world size, n].
     """
-    import oneflow as flow
-
     world_size = get_mesh().world_size
     if world_size == 1:
         return words[None]
+    import oneflow as flow
+
     begin_collective()
     everyone = flow.placement("cpu", list(range(world_size)))
     own = flow.from_numpy(np.ascontiguousarray(words, dtype=np.int64)[None])

@@ -6,6 +6,7 @@ under way.
 
 from __future__ import annotations
 
+import pickle
 import queue
 import socket
 import threading
@@ -81,7 +82,7 @@ class NetworkPublisher:
         Raises:
             PeerError: The node is gone without leave.
         """
-        fields = []
+        fields: list[Any] = []
         buffers: list[memoryview] = []
         for name, array in batch.arrays.items():
             rows = len(array) // self._data_parallel_size
@@ -94,7 +95,10 @@ class NetworkPublisher:
                 buffers += [
                     np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data for piece in pieces if piece.size
                 ]
-        self._put({"kind": "batch", "info": batch.info._asdict(), "fields": fields}, buffers)
+        head = {"kind": "batch", "info": batch.info._asdict(), "fields": fields}
+        if batch.skeleton is not None:
+            head["skeleton"] = pickle.dumps(batch.skeleton).hex()
+        self._put(head, buffers)
 
     def end(self) -> None:
         """Say that the pass is over."""
@@ -115,7 +119,7 @@ class NetworkPublisher:
             if self._has_left or self._closing:
                 return
             if self._failure is not None:
-                raise PeerError(f"node {self._node} is gone: {self._failure}; its output tells why") from self._failure
+                raise PeerError(f"node {self._node} is gone: {self._failure}; see its output") from self._failure
             self._waiting.append(({**head, "generation": self._generation}, buffers))
             self._changed.notify_all()
 
@@ -223,7 +227,7 @@ class NetworkFeed(Feed):
         kind, generation, content = message
         if kind == "gone":
             # Nothing comes any more: whoever asks again is told again.
-            self._gone = PeerError(f"rank 0, which reads for all, sends no more: {content}; its output tells why")
+            self._gone = PeerError(f"rank 0, which reads for all, sends no more: {content}; see its output")
             raise self._gone from content
         if generation != self._generation:
             return None
@@ -255,7 +259,8 @@ class NetworkFeed(Feed):
             elif array.size:
                 receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
         layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index, _ in fields}
-        return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, (slot.offset, slot.size), specs)
+        skeleton = pickle.loads(bytes.fromhex(head["skeleton"])) if "skeleton" in head else None
+        return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, skeleton, (slot.offset, slot.size), specs)
 
     def close(self) -> None:
         """Take leave of rank 0, and hang up."""

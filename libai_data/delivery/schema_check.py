@@ -9,7 +9,7 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.delivery.gather import digest_of, gather_words
-from libai_data.errors import SchemaError, nearest
+from libai_data.errors import SchemaError, by_rank, nearest, numbers_in_words
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.structures import DistTensorData
 
@@ -68,22 +68,23 @@ def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
             names.setdefault(field[0], []).append(rank)
     ranks = set(range(len(signatures)))
     found = [
-        f"field '{name}' is missing on rank {_listed(ranks - set(holders))}"
+        f"field '{name}' is missing on rank {numbers_in_words(sorted(ranks - set(holders)))}"
         for name, holders in names.items()
         if len(holders) < len(ranks)
     ]
     if found:
         return found
     for name in names:
-        variants: dict[str, list[int]] = {}
-        for rank, signature in enumerate(signatures):
-            field = next(field for field in signature if field[0] == name)
-            variants.setdefault(f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}", []).append(rank)
-        if len(variants) > 1:
-            shown = ", but ".join(f"{variant} on rank {_listed(ranks)}" for variant, ranks in variants.items())
-            found.append(f"field '{name}' is {shown}{_advice(signatures, name)}")
+        forms = {
+            rank: f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}"
+            for rank, signature in enumerate(signatures)
+            for field in signature
+            if field[0] == name
+        }
+        if len(set(forms.values())) > 1:
+            found.append(f"field '{name}' is {by_rank(forms)}{_advice(signatures, name)}")
     return found or [
-        "the fields come in another order: "
+        "the fields have another order: "
         + ", ".join(f"rank {rank} has {[field[0] for field in signature]}" for rank, signature in enumerate(signatures))
     ]
 
@@ -102,10 +103,6 @@ def _advice(signatures: list[list[FieldSignature]], name: str) -> str:
     )
 
 
-def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(str(rank) for rank in sorted(ranks))
-
-
 def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]) -> None:
     """Refuse a batch whose fields are not the arguments of `forward`.
 
@@ -114,7 +111,7 @@ def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]
         field_names: names of the batch's fields.
 
     Raises:
-        SchemaError: Naming the fields that `forward` does not take and the arguments that it misses.
+        SchemaError: `forward` has no argument for a field, or an argument is missing; the message names them.
     """
     names = list(field_names)
     parameters = [

@@ -15,17 +15,16 @@ from typing import Any, Callable, Union
 
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.stream_transform import StreamTransform
-from libai_data.data.samplers.sampler import Cursor, StreamSampler, can_follow, order_in_words
-from libai_data.data.samplers.schedule import Ranges, StepSchedule
+from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import ConfigError, DataPipelineError, PassError, PeerError
 from libai_data.loader.arena import Arena
-from libai_data.loader.batches import assemble
-from libai_data.loader.dataloader import DataLoader
-from libai_data.loader.fingerprint import restore_stream
+from libai_data.loader.batch_loader import BatchLoader
+from libai_data.loader.batch_reader import assemble
 from libai_data.loader.iteration import Pass
+from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.loader.schema import Layout
 from libai_data.mesh.current import broadcast_py_object
 from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
@@ -75,7 +74,7 @@ class _Announcement:
 Publisher = Union[NodePublisher, NetworkPublisher]
 
 
-class SharedLoader:
+class SharedLoader(ResumableLoader):
     """Has the interface of `DataLoader`, and gives each rank the same batches, but reads each sample once.
 
     Making one is collective: all ranks must make their loaders in the same order, on the main thread. So is beginning a
@@ -98,14 +97,14 @@ class SharedLoader:
         plan: ReadPlan,
         open_dataset: Callable[[], Any],
         make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
-        make_loader: Callable[[Any, StreamSampler], DataLoader],
+        make_loader: Callable[[Any, StreamSampler], BatchLoader],
         mixup_func: Any = None,
     ) -> None:
         self._plan = plan
         self._rank = rank = plan.mesh.rank
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
-        self._loader: DataLoader | None = None
+        self._loader: BatchLoader | None = None
         announcement = self._open(open_dataset, make_stream, make_loader)
         facts = DatasetSummary(
             announcement.dataset_name, announcement.samples, announcement.blend, announcement.is_stream_transform
@@ -118,7 +117,9 @@ class SharedLoader:
                 f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
                 f"SingleRoundSampler do; {type(self.stream).__name__} does not"
             )
-        self._agreement = Agreement(announcement.collates, announcement.check_every, order_in_words(self.stream))
+        self._agreement = Agreement(
+            announcement.collates, announcement.check_every, order_in_words(self.stream), plan.mesh.data_parallel_size
+        )
         # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
         shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)
@@ -129,6 +130,7 @@ class SharedLoader:
         self._failure_ahead: Exception | None = None
         self._passes = 0
         self._why_over = ""
+        self._is_closed = False
         # A loader that nobody closes must take leave of the other ranks too: when it is gone, or its process ends.
         self._hang_up = weakref.finalize(self, _hang_up, self._feed, self._publishers, self._ready)
 
@@ -136,7 +138,7 @@ class SharedLoader:
         self,
         open_dataset: Callable[[], Any],
         make_stream: Callable[[Any, tuple[int, ...]], StreamSampler],
-        make_loader: Callable[[Any, StreamSampler], DataLoader],
+        make_loader: Callable[[Any, StreamSampler], BatchLoader],
     ) -> _Announcement:
         """Open the dataset where it is read, and let all ranks know of it, or of the failure."""
         plan = self._plan
@@ -227,30 +229,12 @@ class SharedLoader:
         return feed
 
     @property
-    def global_batch_size(self) -> int:
-        """Rows of a batch over all data-parallel ranks."""
-        return self.stream.global_batch_size
-
-    @property
-    def endless(self) -> bool:
-        """Whether a pass has no end; otherwise each pass is an epoch."""
-        return bool(self.stream.endless)
-
-    @property
     def collates(self) -> bool:
         """Whether a collator makes the batches, so that their shapes may change."""
         return self._agreement.per_batch
 
-    def __len__(self) -> int:
-        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
-        return self.stream.batches_per_round()
-
-    def __iter__(self) -> Pass:
-        return self.new_pass().begun()
-
-    def new_pass(self) -> Pass:
-        """Make a pass, which is not begun yet, from where the stream goes on; an older one is broken off."""
-        if not self._hang_up.alive:
+    def new_pass(self, as_numpy: bool = False) -> Pass:
+        if self._is_closed:
             raise PeerError("this loader was closed, which let go of the other ranks; make a new one on all ranks")
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         first = self.stream.next_pass()
@@ -261,13 +245,14 @@ class SharedLoader:
         for publisher in self._publishers:
             publisher.begin()
         self._feed.begin(first.position)
-        return Pass(self.stream, first, partial(self._take, self._passes))
+        return Pass(self.stream, first, partial(self._take, self._passes, as_numpy))
 
-    def _take(self, number: int) -> tuple[Instance, Cursor] | None:
+    def _take(self, number: int, as_numpy: bool) -> tuple[Instance, Cursor] | None:
         """This rank's part of the next batch; None at the end of the pass.
 
         Args:
             number: of the pass that asks; only the newest is given anything.
+            as_numpy: see `new_pass`.
 
         Raises:
             DataPipelineError: Reading failed, here or on the rank that reads for this one.
@@ -286,7 +271,7 @@ class SharedLoader:
             return None
         cursor = self.stream.after(batch.info)
         self.stream.note_start(cursor.position, batch.info.next_start)
-        return self._own_part(batch), cursor
+        return self._own_part(batch, as_numpy), cursor
 
     def _next(self) -> NodeBatch | None:
         if self._failure_ahead is not None:
@@ -330,7 +315,7 @@ class SharedLoader:
             with suppress(DataPipelineError):
                 publisher.fail(error)
 
-    def _own_part(self, batch: NodeBatch) -> Instance:
+    def _own_part(self, batch: NodeBatch, as_numpy: bool) -> Instance:
         rows = batch.info.size // self._plan.mesh.data_parallel_size
         # A batch for one shard alone is its own, whatever a collator made of its rows.
         own = slice(None) if len(self._held) == 1 else self._plan.rows_of(self._rank, self._held, rows)
@@ -338,40 +323,12 @@ class SharedLoader:
         arrays = {name: array[own] for name, array in whole.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
         origin = Origin(batch.info, read, self._agreement, absent=self._absent(batch.layouts))
-        return assemble(arrays, batch.layouts, origin)
+        return assemble(arrays, batch.layouts, batch.skeleton, origin, as_numpy)
 
     def _absent(self, layouts: Mapping[str, Layout]) -> frozenset[str]:
         """Fields whose bytes were not sent to this node, since none of its ranks needs them."""
         node = self._plan.node_of(self._rank)
         return frozenset(name for name, each in layouts.items() if not self._plan.is_sent_to(node, each.placement_idx))
-
-    def follow(
-        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
-    ) -> None:
-        """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
-        can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch that was taken, as JSON; the same on all ranks."""
-        return {**self.stream.state_dict(), "dataset": self.fingerprint}
-
-    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where `state` was saved, with the next `iter(loader)`; all ranks must restore the same one.
-
-        Args:
-            state: of a loader.
-            override: what may differ on purpose; see `OVERRIDES` of the samplers.
-
-        Raises:
-            CheckpointError: The state belongs to another dataset or stream; both values are shown.
-        """
-        restore_stream(self.stream, self.fingerprint, state, override)
-        self._break_off("a state was restored, which the next iter(loader) begins with")
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter(loader)` begin with this epoch; to be called on all ranks."""
-        self.stream.set_epoch(epoch)
-        self._break_off("an epoch was set, which the next iter(loader) begins with")
 
     def stats(self) -> dict[str, Any]:
         """Where the time went, on a rank that reads; empty on others."""
@@ -382,8 +339,9 @@ class SharedLoader:
 
         It cannot be iterated again. Every rank closes its loader when it has taken its last batch; no other waits.
         """
+        self._is_closed = True
         self._break_off("the loader was closed")
-        self._hang_up()
+        finish(self._hang_up)
 
 
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:

@@ -29,10 +29,11 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
         Field name -> global tensor [rows of all data-parallel ranks, ...], nested as the batch is.
 
     Raises:
-        SchemaError: The ranks' fields differ (on every rank alike), or a layout does not fit; the field is named.
-        ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank alike).
-        MeshError: A field's placement_idx is a layer that the mesh does not have; the field is named.
-        PeerError: Another rank has left the job, and will not take this batch.
+        SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the field is named.
+        ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank).
+        MeshError: The loader was built for another mesh, or a field's placement_idx is a layer that the mesh does not
+            have; the field is named.
+        PeerError: Another rank has left the job, and does not use this batch.
     """
     begin_collective()
     given = fields_of(batch)
@@ -59,7 +60,7 @@ def compare_with_other_ranks(batch: Instance) -> None:
     """Make the comparison of `to_global`, for whoever makes the fields global one by one. Collective, main thread.
 
     Raises:
-        SchemaError: The ranks' fields differ (on every rank alike); the field is named.
+        SchemaError: The ranks' fields differ (on every rank); the field is named.
         ContractError: So do their contents; looked at every `check_every` batches.
     """
     leaves: dict[str, Any] = {}
@@ -72,6 +73,12 @@ def compare_with_other_ranks(batch: Instance) -> None:
 def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) -> None:
     origin = origin_of(batch)
     agreement = origin.agreement
+    if agreement is not None and agreement.data_parallel_size not in (None, get_mesh().data_parallel_size):
+        raise MeshError(
+            f"the loader of this batch was built for {agreement.data_parallel_size} data-parallel rank(s), but the "
+            f"mesh has {get_mesh().data_parallel_size}: call init (or set the mesh) before building loaders, and give "
+            "samplers the mesh's data_parallel_rank and data_parallel_size"
+        )
     if agreement is not None and agreement.check_every > 0 and agreement.batches % agreement.check_every == 0:
         check_contract(fields, origin)
     elif agreement is not None and agreement.per_batch and get_mesh().world_size > 1:

@@ -23,7 +23,7 @@ from libai_data.config import try_get_key
 from libai_data.config.naming import dotted_name
 from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.delivery.read_plan import ReadPlan
-from libai_data.errors import ConfigError, by_rank
+from libai_data.errors import ConfigError, by_rank, nearest
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
@@ -71,10 +71,18 @@ def config_values(cfg: Any) -> dict[str, str]:
 
     Args:
         cfg: the whole config; interpolations are left as they stand, and what `train.may_differ` names is left out.
+
+    Raises:
+        ConfigError: `train.may_differ` names a key that the config lacks.
     """
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
-    allowed = tuple(f"{key}." for key in try_get_key(cfg, "train.may_differ") or ())
-    return {key: value for key, value in _flat("", plain) if not f"{key}.".startswith(allowed)}
+    values = dict(_flat("", plain))
+    allowed = try_get_key(cfg, "train.may_differ") or ()
+    for key in allowed:
+        if not any(f"{name}.".startswith(f"{key}.") for name in values):
+            raise ConfigError(f"train.may_differ names {key!r}, which the config lacks.{nearest(key, values)}")
+    prefixes = tuple(f"{key}." for key in allowed)
+    return {name: value for name, value in values.items() if not f"{name}.".startswith(prefixes)}
 
 
 def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -16,9 +16,6 @@ from libai_data.structures import DistTensorData, Instance, Origin, batch_info
 
 _NESTED = (DistTensorData, abc.Mapping, tuple)
 
-# The arguments of LiBai's `get_batch`, in its order.
-_GET_BATCH_ARGUMENTS = ("data", "input_placement_device", "mixup_func")
-
 
 class BatchFeed:
     """Takes batches from a loader, starts it again when it ends, and notes how long each wait was.

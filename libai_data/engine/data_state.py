@@ -23,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 OVERRIDE_KEY = "train.resume_override"
 _STATE = {"round": EPOCH, "batches": whole(0), "digest": TEXT, "rank": whole(0)}
-_TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 
 
 class DataState:
@@ -57,12 +56,12 @@ class DataState:
             ConfigError: The loader knows of nothing that could be overridden.
         """
         if self.may_be_absent:
-            logger.warning("The train loader begins its data anew, or resumes by itself: %s.", OVERRIDE_KEY)
+            logger.warning("The train loader restarts its data, or resumes by itself: %s.", OVERRIDE_KEY)
             return
         if state is None:
             raise CheckpointError(
                 "the checkpoint holds no place in the train data, as the train loader had no state_dict when it was "
-                f"written; to begin the data anew, or if the loader resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
+                f"written; to restart the data, or if the loader resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
             )
         if self._restored is not None and self._restored == self._as_text(state):
             return
@@ -72,7 +71,8 @@ class DataState:
             self.loader.load_state_dict(state, override=self._override)
         else:
             raise ConfigError(
-                f"{OVERRIDE_KEY} is {list(self._override)}, but a {type(self.loader).__name__} cannot be told of it"
+                f"{OVERRIDE_KEY} is {list(self._override)}, but load_state_dict of {type(self.loader).__name__} has no "
+                "argument override"
             )
         self._restored = self._as_text(state)
 
@@ -92,7 +92,7 @@ class DataState:
         if stream is not None and stream.schedule is not None and stream.schedule.position_of(step) != stream.position:
             raise CheckpointError(
                 f"the checkpoint continues with step {step}, which begins at position "
-                f"{stream.schedule.position_of(step)}, but its data state stands at position {stream.position}; "
+                f"{stream.schedule.position_of(step)}, but its data state is at position {stream.position}; "
                 "'libai-data state edit CHECKPOINT --position N' sets it"
             )
 
@@ -155,9 +155,9 @@ class CountedLoader:
     def _differs(self, what: str) -> CheckpointError:
         return CheckpointError(
             f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of round "
-            f"{self._round} were gone through again, but {what}. Seed its shuffling, or give it state_dict and "
+            f"{self._round} were read again, but  {what}. Seed its shuffling, or give it state_dict and "
             f"load_state_dict. To continue at the same batch though the batches are others: {OVERRIDE_KEY}=[seed]. To "
-            f"begin its data anew, or if it resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
+            f"restart its data, or if it resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -180,7 +180,7 @@ class CountedLoader:
         if set(state) != set(_STATE):
             raise CheckpointError(
                 f"the checkpoint's data state is {dict(state)}, which the train loader ({type(self.counted).__name__}) "
-                f"cannot take, having no state_dict; to begin its data anew: {OVERRIDE_KEY}=[{RESTART_DATA}]"
+                f"cannot load, because it has no state_dict; to restart its data: {OVERRIDE_KEY}=[{RESTART_DATA}]"
             )
         self._restored = {**state, "digest": "" if "seed" in override else state["digest"]}
 
@@ -201,18 +201,3 @@ def schedule_of(loader: Any, global_batch_size: int) -> StepSchedule:
     if state is not None and state.schedule is not None:
         return state.schedule
     return StepSchedule(((0, global_batch_size),))
-
-
-def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
-    """Tokens of one sample, where all have equally many; 0 where it is not known.
-
-    The dataset's attribute `tokens_per_sample`, or else the length of the model's input that is called like tokens.
-    With a collator, lengths may change from batch to batch and from mesh to mesh.
-    """
-    declared = getattr(getattr(loader, "dataset", None), "tokens_per_sample", None)
-    if isinstance(declared, int):
-        return declared
-    if getattr(loader, "collates", True):
-        return 0
-    shapes = [tuple(inputs[name].shape) for name in _TOKEN_FIELDS if name in inputs]
-    return next((int(shape[1]) for shape in shapes if len(shape) == 2), 0)

@@ -8,16 +8,18 @@ from typing import Any
 from libai_data.config import try_get_key
 from libai_data.engine import hooks
 from libai_data.engine.data_state import schedule_of
-from libai_data.engine.hooks.evaluation import DEFAULT_METRIC
+from libai_data.engine.hooks.checkpointing import DEFAULT_METRIC
 from libai_data.engine.logging_setup import has_progress_bar
 from libai_data.engine.train_loop import HookBase
+from libai_data.errors import ConfigError
 from libai_data.mesh.current import is_main_process
 
 _STOP_SIGNALS = ("SIGTERM", "SIGUSR1")
 
 
 def default_hooks(owner: Any) -> list[HookBase | None]:
-    """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, writing, stopping on a signal."""
+    """Hooks for timing, learning rate, checkpoints, evaluation, best checkpoint, early stopping, writing, stopping on a
+    signal."""
     cfg, train = owner.cfg, owner.cfg.train
     # Weakly, for the sake of graphs: with a cycle, the garbage collector would end a trainer's graphs at another moment
     # on each rank, in which they would wait for each other.
@@ -29,23 +31,51 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
             owner.train_loader,
             owner.global_batch_size,
             train.log_period,
-            lambda: trainer._tokens_per_sample,
+            owner.tokens.take,
         ),
         hooks.LRScheduler(),
-        hooks.PeriodicCheckpointer(
-            owner.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
-        ),
     ]
-    if train.evaluation.enabled and owner.test_loader:
-        metric = try_get_key(cfg, "train.evaluation.eval_metric", default=DEFAULT_METRIC)
-        mode = try_get_key(cfg, "train.evaluation.eval_mode", default="max")
-        period = train.evaluation.eval_period
-        built.append(hooks.EvalHook(period, lambda: trainer._evaluate()))
-        built.append(hooks.BestCheckpointer(period, owner.checkpointer, val_metric=metric, mode=mode))
+    checkpoints = hooks.PeriodicCheckpointer(
+        owner.checkpointer, train.checkpointer.period, max_to_keep=train.checkpointer.max_to_keep
+    )
+    evaluations = _evaluation_hooks(owner, trainer) if train.evaluation.enabled and owner.test_loader else []
+    early_stopping = _early_stopping(train, has_evaluations=bool(evaluations))
+    # If an evaluation may end the training, the checkpoint of the same step has to know its result. Otherwise the
+    # checkpoint comes first, since an evaluation may fail.
+    built += [checkpoints, *evaluations] if early_stopping is None else [*evaluations, early_stopping, checkpoints]
     if is_main_process():
         built.append(hooks.PeriodicWriter(owner.build_writers(), train.log_period))
-        if has_progress_bar():
+        wants_bar = try_get_key(cfg, "train.progress_bar")
+        if has_progress_bar() if wants_bar is None else wants_bar:
             built.append(hooks.ProgressBar())
     signals = try_get_key(cfg, "train.checkpointer.stop_signals")
     built.append(hooks.StopOnSignal(_STOP_SIGNALS if signals is None else list(signals)))
     return built
+
+
+def _evaluation_hooks(owner: Any, trainer: Any) -> list[HookBase]:
+    evaluation = owner.cfg.train.evaluation
+    metric = try_get_key(evaluation, "eval_metric", default=DEFAULT_METRIC)
+    mode = try_get_key(evaluation, "eval_mode", default="max")
+    return [
+        hooks.EvalHook(evaluation.eval_period, lambda: trainer._evaluate()),
+        hooks.BestCheckpointer(evaluation.eval_period, owner.checkpointer, val_metric=metric, mode=mode),
+    ]
+
+
+def _early_stopping(train: Any, has_evaluations: bool) -> HookBase | None:
+    asked = train.early_stopping
+    if asked.patience is None:
+        return None
+    if not has_evaluations or not train.evaluation.eval_period:
+        raise ConfigError(
+            f"train.early_stopping.patience is {asked.patience}, but the training has no evaluation before its end: it "
+            "needs dataloader.test, train.evaluation.enabled=True and train.evaluation.eval_period above 0"
+        )
+    return hooks.EarlyStopping(
+        train.evaluation.eval_period,
+        asked.metric or train.evaluation.eval_metric,
+        asked.patience,
+        asked.min_delta,
+        asked.mode or train.evaluation.eval_mode,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import weakref
@@ -16,9 +17,8 @@ from libai_data.delivery import check_forward_fields, to_global
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.checkpoint.folder import CheckpointFolder
-from libai_data.engine.data_state import OVERRIDE_KEY, DataState, has_state, tokens_per_sample
+from libai_data.engine.data_state import OVERRIDE_KEY, DataState, has_state
 from libai_data.engine.datamodule.data_stages import DataStages
-from libai_data.engine.datamodule.stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.default_hooks import default_hooks
 from libai_data.engine.evaluation import inference_on_dataset, print_csv_format
 from libai_data.engine.evaluation.inference import Evaluators
@@ -38,10 +38,12 @@ from libai_data.engine.models import (
 )
 from libai_data.engine.optim import build_optimizer
 from libai_data.engine.output_folder import release_output_folder
+from libai_data.engine.running_stages import RunsStages, get_batch_of, stages_of
 from libai_data.engine.scheduler import ScheduleState, build_lr_scheduler
 from libai_data.engine.setup import complete_train_config
 from libai_data.engine.step_plan import step_plan
 from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
+from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from libai_data.mesh.current import (
@@ -87,12 +89,15 @@ class DefaultTrainer(RunsStages, TrainerBase):
         complete_train_config(cfg)
         self.tokenizer = self.build_tokenizer(cfg)
         self.data = stages_of(cfg, datamodule)
+        if self.data is None:
+            self._check_loaders_are_known(cfg)
 
         folder = CheckpointFolder(cfg.train.output_dir)
         folder.recover()
         resume = try_get_key(cfg, "train.resume", default=False)
         self._resumed_from = folder.checkpoint_to_resume() if resume else ""
         saved = folder.peek(self._resumed_from) if self._resumed_from else {}
+        self._saved_states: dict[str, Any] = saved.get("stateful", {})
         self.start_iter = saved["iteration"] + 1 if saved else 0
         require(cfg, "train.start_iter", self.start_iter, "the checkpoint that it resumes from", default=0)
         self._plan = step_plan(cfg)
@@ -102,7 +107,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
         self.test_loader: list[Any] = []
         if self.data is None:
-            self._check_loaders_are_known(cfg)
             self.train_loader, *others = as_three_loaders(self.build_train_loader(cfg, self.tokenizer))
             self.test_loader += [loader for loader in others if loader is not None]
             self.test_loader += self.build_test_loader(cfg, self.tokenizer) or []
@@ -126,7 +130,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.model = self.build_model(cfg)
         self.optimizer = self.build_optimizer(cfg, self.model)
         self.lr_scheduler = self.build_lr_scheduler(cfg, self.optimizer)
-        self._tokens_per_sample = 0
+        self.tokens = TokenCounter(self.train_loader)
         self.graph_train: Any = None
         self.graph_eval: Any = None
         if try_get_key(cfg, "graph.enabled", default=False):
@@ -166,7 +170,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self._last_eval_results: dict[str, Any] = {}
         try:
             if start >= end:
-                logger.info("All %d steps are done already; set train.train_iter higher to go on.", end)
+                logger.info("All %d steps are done already; to continue, set train.train_iter higher.", end)
                 return {}
             super().train(start, end)
         finally:
@@ -177,6 +181,27 @@ class DefaultTrainer(RunsStages, TrainerBase):
         if self.data is not None:
             self.data.leave("fit")
         return self._last_eval_results
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        """Add hooks. Checkpoints keep the state of those with `state_dict` and `load_state_dict`, by their class.
+
+        Raises:
+            TypeError: One of them is no hook, or JSON cannot hold its state.
+        """
+        hooks = list(hooks)
+        super().register_hooks(hooks)
+        for hook in filter(has_state, hooks):
+            name = _new_name(f"hook {type(hook).__name__}", self.checkpointer.stateful)
+            try:
+                json.dumps(hook.state_dict())  # type: ignore[union-attr]
+            except (TypeError, ValueError) as error:
+                raise TypeError(
+                    f"checkpoints cannot keep the state_dict of the {name} ({error}); return numbers, texts, lists and "
+                    "dicts, or call the method otherwise"
+                ) from error
+            self.checkpointer.stateful[name] = hook
+            if name in self._saved_states:
+                hook.load_state_dict(self._saved_states[name])  # type: ignore[union-attr]
 
     def run_step(self) -> None:
         """One step of the eager or graph trainer."""
@@ -270,7 +295,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
     @classmethod
     def build_evaluator(cls, cfg: Any) -> Any:
         """Build `cfg.train.evaluation.evaluator`."""
-        return instantiate(cfg.train.evaluation.evaluator)
+        return instantiate(try_get_key(cfg, "train.evaluation.evaluator"))
 
     @classmethod
     def test(
@@ -334,11 +359,10 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def _build_step_trainer(self) -> Any:
-        model, loader, this = self.model, self._data_state.loader, weakref.proxy(self)
+        model, loader = self.model, self._data_state.loader
 
         def check_inputs(inputs: dict[str, Any]) -> None:
             check_forward_fields(model.forward, inputs)
-            this._tokens_per_sample = tokens_per_sample(loader, inputs)
 
         steps = self._plan.micro_batches_of(self.start_iter)
         trainer: Any
@@ -347,6 +371,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         else:
             trainer = EagerTrainer(self.model, loader, self.optimizer, steps, check_inputs)
         train = self.cfg.train
+        trainer.on_inputs = self.tokens.add
         # Before a checkpoint is written too, so that none follows a loss that stops the training.
         trainer.losses.periods = (train.log_period, train.checkpointer.period)
         trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss
@@ -355,7 +380,11 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return trainer
 
     def _build_checkpointer(self) -> Checkpointer:
-        stateful: dict[str, Any] = {"lr_scheduler": ScheduleState(self.lr_scheduler), "train_loader": self._data_state}
+        stateful: dict[str, Any] = {
+            "lr_scheduler": ScheduleState(self.lr_scheduler),
+            "train_loader": self._data_state,
+            "tokens": self.tokens,
+        }
         if self.data is not None and has_state(self.data.datamodule):
             stateful["datamodule"] = self.data
         return Checkpointer(

@@ -1,4 +1,4 @@
-"""Tells the launcher what it has to know of a training to start it again; see `launching/restarts.py`.
+"""Tells the launcher what it has to know of a training to start it again; see `launch/restarts.py`.
 
     python -m libai_data.engine.launch_facts RANKS_PER_NODE NODES [arguments of the training]
 
@@ -24,9 +24,9 @@ def main(argv: Sequence[str]) -> int:
     """Print the line; `argv` are the arguments above."""
     ranks_per_node, nodes = int(argv[0]), int(argv[1])
     # A program may have arguments of its own beside these.
-    args, _ = default_argument_parser().parse_known_args(list(argv[2:]))
+    args, _ = default_argument_parser().parse_known_intermixed_args(list(argv[2:]))
     facts: dict[str, Any] = {"checkpoints": "", "problems": {}}
-    if args.config_file:
+    if args.config_file.endswith((".py", ".yaml", ".yml")):
         cfg = load_config(args.config_file, [word for word in args.opts if not word.startswith("-")])
         facts["checkpoints"] = os.path.abspath(str(cfg.train.output_dir))
         facts["problems"] = {count: problem_on(cfg, count, nodes, ranks_per_node) for count in range(1, nodes + 1)}

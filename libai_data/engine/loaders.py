@@ -13,6 +13,7 @@ from libai_data.config import instantiate, try_get_key
 from libai_data.config.keys import path_of
 from libai_data.config.signatures import parameters_of, target_of
 from libai_data.config.values import fill_in, given, require
+from libai_data.data.datasets.blend_table import log_blend
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.models import required_section
@@ -55,12 +56,13 @@ def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
 def build_configured_test_loaders(cfg: Any, tokenizer: Any = None) -> list[Any]:
     """Build the list of loaders that `cfg.dataloader.test` describes; an empty one without such a section."""
     sections = try_get_key(cfg, "dataloader.test")
-    if not sections:
+    if sections is None:
         return []
     if not OmegaConf.is_list(sections):
         raise ConfigError("dataloader.test must be a list of loaders; put it into brackets: dataloader.test = [...]")
-    for section in sections:
-        key = path_of(section)
+    for number in range(len(sections)):
+        key = f"dataloader.test.{number}"
+        section = required_section(cfg, key, "build_test_loader")
         name = "micro_batch_size" if _is_of_iterable(section) else "test_batch_size"
         _require(cfg, key, name, cfg.train.test_micro_batch_size, "train.test_micro_batch_size")
         _fill_in(cfg, key, "seed", cfg.train.seed)
@@ -108,6 +110,7 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     _scale_period(cfg, "train.evaluation.eval_period", "train.evaluation.eval_after_n_epoch", per_epoch)
     _scale_period(cfg, "train.checkpointer.period", "train.checkpointer.save_model_after_n_epoch", per_epoch)
     logger.info("Training takes %d steps, %d of them to warm up.", train.train_iter, train.warmup_iter)
+    log_blend(getattr(data_loader, "dataset", None), train.samples, schedule.position_of)
 
 
 def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
@@ -196,9 +199,11 @@ def _takes(cfg: Any, key: str, name: str) -> bool:
 
 
 def _give_tokenizer(cfg: Any, dataset: Any, tokenizer: Any) -> None:
-    """Give a dataset the config's tokenizer, unless it takes none or has its own."""
+    """Give a dataset, and those within it, the config's tokenizer, unless it takes none or has its own."""
     if tokenizer is not None:
         _fill_in(cfg, path_of(dataset), "tokenizer", tokenizer)
+        for inner in _datasets(dataset):
+            _give_tokenizer(cfg, inner, tokenizer)
 
 
 def _is_of_iterable(section: Any) -> bool:
@@ -208,8 +213,9 @@ def _is_of_iterable(section: Any) -> bool:
 
 
 def _datasets(section: Any) -> Iterator[Any]:
-    """The configs of the datasets of a loader's config."""
-    dataset = section.get("dataset")
-    for each in dataset if OmegaConf.is_list(dataset) else [dataset]:
-        if OmegaConf.is_dict(each):
-            yield each
+    """The configs of the datasets of a loader's config, or of a dataset's."""
+    for name in ("dataset", "datasets"):
+        dataset = try_get_key(section, name)
+        for each in dataset if OmegaConf.is_list(dataset) else [dataset]:
+            if OmegaConf.is_dict(each):
+                yield each

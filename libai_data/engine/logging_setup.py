@@ -67,13 +67,22 @@ class _FileHandler(_KeepsQuiet):
 class _ConsoleHandler(_KeepsQuiet, logging.StreamHandler):
     """Writes above a live progress bar, if there is one, instead of through it, and leaves out what it shows."""
 
+    has_bar = False
+
     def emit(self, record: logging.LogRecord) -> None:
-        if getattr(record, "is_on_bar", False) and self.stream.isatty() and has_progress_bar():
+        if getattr(record, "is_on_bar", False) and self.has_bar and self.stream.isatty():
             return
         from tqdm import tqdm
 
         with tqdm.external_write_mode(file=self.stream):
             super().emit(record)
+
+
+def set_bar(is_shown: bool) -> None:
+    """Say whether a live progress bar is shown, so that the console leaves out log lines that it makes superfluous."""
+    for handler in logging.getLogger(_NAME).handlers:
+        if isinstance(handler, _ConsoleHandler):
+            handler.has_bar = is_shown
 
 
 def setup_logger(output_dir: str | None = None, rank: int = 0, name: str = "log.txt") -> logging.Logger:

@@ -74,7 +74,7 @@ class LossBuffer:
         """
         problem = ""
         for iteration, losses in self._unread:
-            values = {name: _read(losses[name]) for name in losses}
+            values = {name: number_on_rank0(losses[name]) for name in losses}
             if not is_main_process():
                 continue
             summed = {name: value for name, value in values.items() if "loss" in name}
@@ -113,6 +113,7 @@ def samples_in_words(loader: Any, step: int) -> str:
     )
 
 
-def _read(value: Any) -> float:
+def number_on_rank0(value: Any) -> float:
+    """The number in a scalar tensor, global or local, on rank 0; 0 elsewhere. Collective."""
     local = tensor_to_rank0(value, device="cpu", to_local=True)
     return float(local.numpy().sum()) if is_main_process() else 0.0

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from libai_data.config import check_keys, instantiate, try_get_key
+from libai_data.config.signatures import check_is_call
 from libai_data.engine.setup import set_key
 from libai_data.errors import ConfigError
 from libai_data.mesh.current import convert_to_distributed_default_setting, get_tensor_parallel_size
@@ -16,14 +17,15 @@ _TOKENIZATION_KEYS = ("tokenizer", "append_eod", "make_vocab_size_divisible_by")
 
 
 def required_section(cfg: Any, key: str, method: str) -> Any:
-    """A section of the config, without which the trainer's `method` would have to be overridden.
+    """The LazyCall at a key of the config, without which the trainer's `method` would have to be overridden.
 
     Raises:
-        ConfigError: The config does not have it.
+        ConfigError: The config does not have it, or something else there.
     """
     section = try_get_key(cfg, key)
     if section is None:
         raise ConfigError(f"the config has no '{key}', and {method} is not overridden")
+    check_is_call(section, key)
     return section
 
 
@@ -33,7 +35,7 @@ def build_configured_tokenizer(cfg: Any) -> Any:
     if section is None:
         return None
     check_keys(section, dict.fromkeys(_TOKENIZATION_KEYS), "tokenization")
-    tokenizer = instantiate(section.tokenizer)
+    tokenizer = instantiate(try_get_key(section, "tokenizer"))
     if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
         divisor = try_get_key(section, "make_vocab_size_divisible_by", default=128)
         multiple = divisor * get_tensor_parallel_size()
@@ -68,7 +70,7 @@ def build_configured_graph(cfg: Any, model: Any, optimizer: Any, lr_scheduler: A
             zero_optim=try_get_key(cfg, "train.zero_optimization.enabled", default=False),
             zero_stage=try_get_key(cfg, "train.zero_optimization.stage", default=1),
             grad_acc_steps=try_get_key(cfg, "train.num_accumulation_steps", default=1),
-            global_mode=try_get_key(cfg, "graph.global_mode"),
+            global_mode=try_get_key(cfg, "graph.global_mode") or None,  # An empty section is none.
         )
     graph = instantiate(section, **settings)
     debug = try_get_key(cfg, "graph.debug", default=-1)

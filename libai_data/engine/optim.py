@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any
 
-from libai_data.config import instantiate
+from libai_data.config import instantiate, try_get_key
 from libai_data.config.argument_rules import check, or_none, real
+from libai_data.config.keys import join_path, path_of
+from libai_data.config.signatures import check_is_call
 from libai_data.errors import ConfigError
 
 _RULES = dict.fromkeys(("base_lr", "weight_decay", "weight_decay_norm", "weight_decay_bias"), or_none(real(0, 1e9)))
@@ -21,7 +23,9 @@ def build_optimizer(cfg: Any, model: Any) -> Any:
         cfg: `cfg.optim`; its `params` is called with the model.
         model: the module.
     """
-    return instantiate(cfg, params=instantiate(cfg.params, model=model))
+    params = try_get_key(cfg, "params")
+    check_is_call(params, join_path(path_of(cfg), "params"))
+    return instantiate(cfg, params=instantiate(params, model=model))
 
 
 def get_default_optimizer_params(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import check, whole
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
@@ -85,17 +86,7 @@ def in_words(saved: SavedState) -> list[str]:
         *_step_in_words(saved),
         f"Taken so far: {stream.position} samples of all ranks. Epoch {epoch} is at {offset} of {order.epoch_size} "
         f"samples ({offset / order.epoch_size:.1%}); the next epoch begins in {order.epoch_size - offset}.",
-        f"Dataset: {_dataset_in_words(saved.data)}, {order.size} samples, "
-        + (
-            f"shuffled anew each epoch with seed {order.seed}"
-            if order.shuffle
-            else f"in its own order (seed {order.seed})"
-        )
-        + (
-            f"; drop_last leaves out {order.size - order.epoch_size} each epoch."
-            if order.epoch_size < order.size
-            else "."
-        ),
+        f"Dataset: {_dataset_in_words(saved.data)}, {order.size} samples, {order.in_words()}.",
     ]
     if stream.left_out.ranges:
         passed = stream.left_out.count_before(stream.place)
@@ -110,8 +101,9 @@ def in_words(saved: SavedState) -> list[str]:
         places = stream.place + np.arange(_SHOWN)
     else:
         places = stream.left_out.places_of(stream.position + np.arange(_SHOWN))
-    _, indices = order.locate(places)
-    lines.append(f"Next samples: {', '.join(map(str, indices.tolist()))}, ...")
+    if order.can_locate:
+        _, indices = order.locate(places)
+        lines.append(f"Next samples: {', '.join(map(str, indices.tolist()))}, ...")
     lines.append(f"The data state takes {len(json.dumps(saved.data))} bytes.")
     return lines
 
@@ -166,7 +158,7 @@ def source_of(sources: Sequence[tuple[str, int]], index: int) -> tuple[str, int]
         if index < start + length:
             return (f"{number}:{name}" if len(sources) > 1 else name), index - start
         start += length
-    raise IndexError(f"sample {index} lies outside a dataset of {start} samples")
+    raise IndexError(f"sample {index} is outside a dataset of {start} samples")
 
 
 def edited(
@@ -198,8 +190,7 @@ def edited(
         past = tuple(r for r in state.left_out.ranges if r[0] < state.place)
         state = replace(state, left_out=LeftOut(past))
     if position is not None:
-        if position < 0:
-            raise ConfigError(f"position is {position}; it must be at least 0")
+        check({"position": whole(0)}, position=position)
         state = replace(state, position=position)
     if seed is not None:
         state = replace(state, order=replace(state.order, seed=seed))

@@ -6,10 +6,25 @@ where the schedule is by then (`warmup_method="linear"`), or stays at `warmup_fa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from libai_data.config import instantiate
+from libai_data.config.argument_rules import INT, check, one_of, real, whole
 from libai_data.errors import ConfigError
+
+_RULES = {
+    "max_iter": INT,
+    "warmup_iter": INT,
+    "warmup_factor": real(0, 1),
+    "warmup_method": one_of("linear", "constant"),
+    "alpha": real(0, 1),
+    "eta_min": real(0, 1e9),
+    "gamma": real(0, 1e9),
+    "step_size": whole(1),
+    "end_learning_rate": real(0, 1e9),
+    "power": real(0, 1e9),
+}
 
 
 def build_lr_scheduler(cfg: Any, optimizer: Any) -> Any:
@@ -31,10 +46,8 @@ def WarmupCosineLR(
     warmup_method: str = "linear",
 ) -> Any:
     """A cosine from the base rate to `alpha` times it at step `max_iter`."""
-    from oneflow.optim.lr_scheduler import CosineDecayLR
-
-    schedule = CosineDecayLR(optimizer, decay_steps=max_iter, alpha=alpha)
-    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+    arguments = {"decay_steps": max_iter, "alpha": alpha}
+    return _warmed_up("CosineDecayLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
 
 
 def WarmupCosineAnnealingLR(
@@ -46,10 +59,8 @@ def WarmupCosineAnnealingLR(
     warmup_method: str = "linear",
 ) -> Any:
     """A cosine from the base rate to the rate `eta_min` at step `max_iter`."""
-    from oneflow.optim.lr_scheduler import CosineAnnealingLR
-
-    schedule = CosineAnnealingLR(optimizer, T_max=max_iter, eta_min=eta_min)
-    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+    arguments = {"T_max": max_iter, "eta_min": eta_min}
+    return _warmed_up("CosineAnnealingLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
 
 
 def WarmupStepLR(
@@ -62,10 +73,8 @@ def WarmupStepLR(
     warmup_method: str = "linear",
 ) -> Any:
     """The rate times `gamma` every `step_size` steps."""
-    from oneflow.optim.lr_scheduler import StepLR
-
-    schedule = StepLR(optimizer, step_size=step_size, gamma=gamma)
-    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+    arguments = {"step_size": step_size, "gamma": gamma}
+    return _warmed_up("StepLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
 
 
 def WarmupMultiStepLR(
@@ -78,10 +87,8 @@ def WarmupMultiStepLR(
     warmup_method: str = "linear",
 ) -> Any:
     """The rate times `gamma` at each of the steps `milestones`."""
-    from oneflow.optim.lr_scheduler import MultiStepLR
-
-    schedule = MultiStepLR(optimizer, milestones=list(milestones), gamma=gamma)
-    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+    arguments = {"milestones": list(milestones), "gamma": gamma}
+    return _warmed_up("MultiStepLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
 
 
 def WarmupExponentialLR(
@@ -93,9 +100,8 @@ def WarmupExponentialLR(
     warmup_method: str = "linear",
 ) -> Any:
     """The rate times `gamma` each step."""
-    from oneflow.optim.lr_scheduler import ExponentialLR
-
-    return _warmed_up(ExponentialLR(optimizer, gamma=gamma), max_iter, warmup_factor, warmup_iter, warmup_method)
+    arguments = {"gamma": gamma}
+    return _warmed_up("ExponentialLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
 
 
 def WarmupPolynomialLR(
@@ -109,31 +115,34 @@ def WarmupPolynomialLR(
     warmup_method: str = "linear",
 ) -> Any:
     """A polynomial of degree `power` from the base rate to `end_learning_rate` at step `max_iter`."""
-    from oneflow.optim.lr_scheduler import PolynomialLR
-
-    schedule = PolynomialLR(
-        optimizer, decay_batch=max_iter, end_learning_rate=end_learning_rate, power=power, cycle=cycle
-    )
-    return _warmed_up(schedule, max_iter, warmup_factor, warmup_iter, warmup_method)
+    arguments = {"decay_batch": max_iter, "end_learning_rate": end_learning_rate, "power": power, "cycle": cycle}
+    return _warmed_up("PolynomialLR", optimizer, max_iter, warmup_factor, warmup_iter, warmup_method, arguments)
 
 
-def _warmed_up(schedule: Any, max_iter: int, warmup_factor: float, warmup_iter: int, warmup_method: str) -> Any:
-    for name, value in (("max_iter", max_iter), ("warmup_iter", warmup_iter)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigError(f"{name} is {value!r}; it must be a number of steps")
+def _warmed_up(
+    schedule: str,
+    optimizer: Any,
+    max_iter: int,
+    warmup_factor: float,
+    warmup_iter: int,
+    warmup_method: str,
+    arguments: Mapping[str, Any],
+) -> Any:
+    """OneFlow's schedule of this name and with these arguments, behind a warm-up."""
+    check(_RULES, **arguments, max_iter=max_iter, warmup_iter=warmup_iter)
+    check(_RULES, warmup_factor=warmup_factor, warmup_method=warmup_method)
     if not 0 <= warmup_iter <= max_iter:
         raise ConfigError(
-            f"warmup_iter is {warmup_iter}, and max_iter {max_iter}; the warm-up takes at least 0 steps and at most all"
+            f"warmup_iter is {warmup_iter}, and max_iter {max_iter}; the warm-up needs at least 0 steps and at most all"
         )
-    if not 0 <= warmup_factor <= 1:
-        raise ConfigError(f"warmup_factor is {warmup_factor}; it must be 0 to 1")
-    if warmup_method not in ("linear", "constant"):
-        raise ConfigError(f"warmup_method is {warmup_method!r}; it must be 'linear' or 'constant'")
-    if warmup_iter == 0:
-        return schedule
-    from oneflow.optim.lr_scheduler import WarmUpLR
+    from oneflow.optim import lr_scheduler
 
-    return WarmUpLR(schedule, warmup_factor=warmup_factor, warmup_iters=warmup_iter, warmup_method=warmup_method)
+    made = getattr(lr_scheduler, schedule)(optimizer, **arguments)
+    if warmup_iter == 0:
+        return made
+    return lr_scheduler.WarmUpLR(
+        made, warmup_factor=warmup_factor, warmup_iters=warmup_iter, warmup_method=warmup_method
+    )
 
 
 class ScheduleState:

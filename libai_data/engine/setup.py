@@ -40,7 +40,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         MeshError: Sizes that do not fit the ranks.
     """
     if try_get_key(cfg, "train") is None:
-        raise ConfigError("the config has no 'train' section; start from configs/common/train.py")
+        raise ConfigError(
+            "the config has no 'train' section; it begins with train = get_config('common/train.py').train"
+        )
     # To the console alone, until the output folder is known to be this run's.
     setup_logger(rank=get_rank())
     check_values(cfg)
@@ -96,7 +98,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
             LazyConfig.save(cfg, path)
             logger.info("The whole config is in %s.", path)
         except OSError as error:
-            logger.error("The config cannot be saved: %s. The training goes on.", error)
+            logger.error("The config cannot be saved: %s. The training continues.", error)
     if mesh.device_type == "cuda":
         _configure_nccl(cfg)
 

@@ -63,7 +63,7 @@ class HookBase:
 
 
 class TrainerBase:
-    """A loop with hooks; subclasses say what a step is.
+    """A loop with hooks; subclasses define the step.
 
     Attributes:
         iter: index of the current step. A step is one update of the weights, in eager and in graph mode, whatever the
@@ -112,11 +112,12 @@ class TrainerBase:
         with EventStorage(start_iter) as self.storage:
             try:
                 self.before_train()
-                while self.iter < max_iter:
+                while self.iter < self.max_iter:
                     self.before_step()
                     self.run_step()
                     self.after_step()
                     self.iter += 1
+                self.losses.read_into(self.storage)
                 self.after_train()
             except TrainingStopped:
                 self.losses.read_into(self.storage)
@@ -146,6 +147,10 @@ class TrainerBase:
         """Call the hooks' `after_step`."""
         for hook in self._hooks:
             hook.after_step()
+
+    def end_after_step(self) -> None:
+        """End the training as planned after the current step. For hooks, on all ranks at the same step."""
+        self.max_iter = self.iter + 1
 
     def ends_period(self, period: int) -> bool:
         """Whether the current step is the last of `period` steps, or of the training."""

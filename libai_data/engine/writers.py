@@ -180,6 +180,7 @@ class CommonMetricPrinter(EventWriter):
             ("lr", "lr {:.3g}"),
             ("time", "{:.4f} s/step"),
             ("samples_per_second", "{:.1f} samples/s"),
+            ("tokens_per_second", "{:.0f} tokens/s"),
             ("data_wait_share", "data wait {:.1%}"),
         ):
             if name in new:

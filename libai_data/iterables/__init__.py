@@ -1,6 +1,7 @@
-"""Loaders of what other tools yield."""
+"""Loaders of datasets and iterables of any kind."""
 
-from libai_data.iterables.collation import default_collate
+from libai_data.iterables.data_loader import DataLoader
 from libai_data.iterables.from_iterable import from_iterable
+from libai_data.loader.default_collate import default_collate
 
-__all__ = ["default_collate", "from_iterable"]
+__all__ = ["DataLoader", "default_collate", "from_iterable"]

@@ -1,82 +1,17 @@
-"""From samples to a batch as PyTorch's users know it: types are kept, and what is nested is recursed into."""
+"""The collator of a loader over an iterable: of samples, or of rows of batches that the iterable made."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections import abc
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.data.nesting import TEXT, is_named_tuple, is_numbers, text_to_array
+from libai_data.data.items import array_in, named
+from libai_data.data.nesting import put_together
 from libai_data.errors import SchemaError
-from libai_data.iterables.items import array_in, as_leaf, leaves_of_batch, named
-from libai_data.structures import DistTensorData, Instance, stack_tensors
-
-
-def default_collate(samples: Sequence[Any], path: str = "") -> Any:
-    """Make a batch of samples.
-
-    Tensors and numbers are stacked along a new dim 0. Mappings, named tuples, dataclasses, Instances, tuples and lists
-    stay what they are, with a batch of each of their values; strings become a list. A list of numbers is a tensor.
-
-    Args:
-        samples: at least one; all alike.
-        path: of the samples within a field, named in errors.
-
-    Raises:
-        SchemaError: Samples differ, or a value has a type that cannot be collated; its path is named.
-    """
-    first = samples[0]
-    for row, sample in enumerate(samples):
-        if _form(sample) != _form(first):
-            raise SchemaError(f"{_whose(path)}sample 0 of a batch is {_form(first)}, sample {row} is {_form(sample)}")
-    if isinstance(first, Instance):
-        return Instance(**_by_key(samples, [sample.get_fields() for sample in samples], path))
-    if isinstance(first, abc.Mapping):
-        batch = _by_key(samples, samples, path)
-        try:
-            return type(first)(batch)  # type: ignore[call-arg]
-        except TypeError:  # Its constructor takes something else.
-            return batch
-    if is_named_tuple(first):
-        return type(first)(*_by_key(samples, [sample._asdict() for sample in samples], path).values())
-    if dataclasses.is_dataclass(first) and not isinstance(first, (type, DistTensorData)):
-        names = [field.name for field in dataclasses.fields(first)]
-        fields = [{name: getattr(sample, name) for name in names} for sample in samples]
-        return dataclasses.replace(first, **_by_key(samples, fields, path))
-    if isinstance(first, TEXT):
-        return list(samples)
-    if isinstance(first, (list, tuple)) and not is_numbers(first):
-        if any(len(sample) != len(first) for sample in samples):
-            raise SchemaError(f"{_whose(path)}sequences of unequal lengths: {[len(sample) for sample in samples]}")
-        parts = [default_collate(each, f"{path}.{number}".lstrip(".")) for number, each in enumerate(zip(*samples))]
-        return parts if isinstance(first, list) else tuple(parts)
-    leaves = [as_leaf(sample, path) for sample in samples]
-    try:
-        return DistTensorData.stack(leaves) if isinstance(first, DistTensorData) else stack_tensors(leaves)
-    except SchemaError as error:
-        raise SchemaError(f"{_whose(path)}{error}") from error
-
-
-def _form(sample: Any) -> str:
-    """What samples of a batch must have in common before their values are compared."""
-    if isinstance(sample, (bool, int, float, np.generic)):
-        return "a number"
-    return f"a {type(sample).__name__}"
-
-
-def _whose(path: str) -> str:
-    return f"field '{path}': " if path else ""
-
-
-def _by_key(samples: Sequence[Any], fields: Sequence[Any], path: str) -> dict[str, Any]:
-    first = fields[0]
-    for row, each in enumerate(fields):
-        if set(each) != set(first):
-            raise SchemaError(f"{_whose(path)}sample 0 of a batch has {list(first)}, sample {row} has {list(each)}")
-    return {key: default_collate([each[key] for each in fields], f"{path}.{key}".lstrip(".")) for key in first}
+from libai_data.loader.default_collate import default_collate
+from libai_data.structures import DistTensorData
 
 
 class BatchRow(NamedTuple):
@@ -94,41 +29,31 @@ class BatchRow(NamedTuple):
 
 
 class PieceCollator:
-    """The collator of a loader over an iterable: makes flat batches of samples, or of rows of other batches.
+    """Makes batches of samples, or of rows of other batches.
 
     Args:
         names: of the fields; see `named`.
         collate_fn: makes a batch of samples as they come; by default `default_collate`.
-
-    Attributes:
-        names: as given.
-        skeleton: of the first batch; None before it.
     """
 
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn
-        self.skeleton: dict[str, Any] | None = None
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
-        """Make a batch, path -> array [rows, ...]; strings are packed into arrays too.
+        """Make a batch: name -> value, nested as the samples are.
 
         Raises:
-            SchemaError: Pieces differ, or the batch is nested in another way than the one before.
+            SchemaError: Pieces differ.
         """
-        leaves: dict[str, Any] = {}
-        if isinstance(pieces[0], BatchRow):
-            skeleton = pieces[0].skeleton
-            leaves = _joined(pieces)
-        elif self._collate_fn is not None:
-            skeleton = leaves_of_batch(named(self._collate_fn(list(pieces)), self.names), leaves)
-        else:
-            skeleton = leaves_of_batch(default_collate([named(piece, self.names) for piece in pieces]), leaves)
-        if self.skeleton is None:
-            self.skeleton = skeleton
-        if skeleton != self.skeleton:
-            raise SchemaError(f"a batch is nested as {skeleton}, the one before it as {self.skeleton}")
-        return {path: text_to_array(value) if isinstance(value, list) else value for path, value in leaves.items()}
+        first = pieces[0]
+        if isinstance(first, BatchRow):
+            joined = _joined(pieces)
+            return {name: put_together(part, lambda leaf: joined[leaf.path]) for name, part in first.skeleton.items()}
+        if self._collate_fn is not None:
+            return named(self._collate_fn(list(pieces)), self.names)
+        batch: dict[str, Any] = default_collate([named(piece, self.names) for piece in pieces])
+        return batch
 
 
 def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:

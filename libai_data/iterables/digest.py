@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.items import ArgumentNames, array_in, as_leaf, fields_in
 from libai_data.data.nesting import TEXT, is_numbers
 from libai_data.errors import SchemaError
 from libai_data.iterables.collation import BatchRow
-from libai_data.iterables.items import ArgumentNames, array_in, as_leaf, fields_in
-from libai_data.structures import is_flow_tensor
+from libai_data.mesh.arrays import is_flow_tensor
 
 _HASHED_BYTES = 1024
 """Up to so many bytes of an array are hashed as they are; of a larger one, 64 bits for each block."""

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from libai_data.config import LazyCall, instantiate
-from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none
+from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none, whole
+from libai_data.data.datasets.combine import length_of
+from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.single_round import ShortEndSampler
-from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
+from libai_data.data.samplers.transform_rounds import TransformRounds
+from libai_data.delivery.build import build_loader
 from libai_data.delivery.feeds import in_one_line
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, PeerError, nearest
 from libai_data.iterables.collation import PieceCollator
-from libai_data.iterables.iterable_loader import IterableLoader, NestedBatches
+from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.kinds import is_map_style
-from libai_data.iterables.map_style import Opened, open_samples
 from libai_data.iterables.rows import ReadingOptions
+from libai_data.iterables.sharded import ShardedSource, Sharding
 from libai_data.iterables.stream import IterableStream, TakenRows
+from libai_data.loader.batch_loader import RULES, BatchLoader
 from libai_data.loader.collate import Collator, trivial_batch_collator
-from libai_data.loader.dataloader import RULES, DataLoader
 from libai_data.loader.schema import Overrides
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 
@@ -41,6 +44,8 @@ _RULES = {
     "micro_batch_size": or_none(BATCH_SIZE),
     "batches": or_none(FLAG),
     "shuffle": FLAG,
+    "num_shards": or_none(BATCH_SIZE),
+    "shuffle_buffer": whole(0, 2**31 - 1),
 }
 
 
@@ -61,6 +66,11 @@ def from_iterable(
     prefetch: int = 4,
     timeout: float = 600.0,
     check_every: int = 100,
+    weights: Any = None,
+    num_samples: int | None = None,
+    replacement: bool = True,
+    num_shards: int | None = None,
+    shuffle_buffer: int = 0,
     **loader_options: Any,
 ) -> Any:
     """Make a loader of an iterable of samples or batches.
@@ -85,15 +95,23 @@ def from_iterable(
             end. A factory that takes shards needs "drop" or "cycle".
         shuffle: another order each epoch; for what gives samples by their index.
         seed: of this order, and of random transforms.
-        num_workers: processes that read what gives samples by their index; a stream is read ahead by a thread.
+        num_workers: processes that read what gives samples by their index, or the shards of a stream; with 0, a stream
+            is read ahead by a thread.
         readers: who reads: "every_rank" (every rank), "node" or "rank0"; see `ReadPlan`.
         collate_fn: makes a batch of a list of samples, as they come; by default `default_collate`.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
         mixup_func: applied to each batch by the trainer, or its config.
         prefetch: batches to read ahead.
-        timeout: seconds without a sample after which a stream, or a worker, counts as hung; 0 waits for ever.
+        timeout: seconds without a sample after which a stream, or a worker, counts as hung; 0 waits forever.
         check_every: batches from one comparison between the ranks of what they hold to the next; 0 never compares.
-        **loader_options: further arguments of `DataLoader`, for what gives samples by their index.
+        weights, num_samples, replacement: draw samples by weights (see `CyclicSampler`); for what gives samples by
+            their index.
+        num_shards: put a stream together of so many shards, row by row in turn. The source is asked for each shard: a
+            function by `shard` and `num_shards`, any other by what `get_worker_info` (of this package, or of PyTorch)
+            answers. Processes that read share the shards.
+        shuffle_buffer: samples of a stream that are kept to draw the next one of, by `seed` and the epoch.
+        **loader_options: further arguments of `DataLoader`, for what gives samples by their index; of a stream
+            `worker_type` and `worker_init_fn`.
 
     Returns:
         A loader with the methods of `DataLoader`.
@@ -119,15 +137,40 @@ def from_iterable(
         prefetch=prefetch,
         timeout=timeout,
         check_every=check_every,
+        num_shards=num_shards,
+        shuffle_buffer=shuffle_buffer,
     )
     if collate_fn is trivial_batch_collator:
         collate_fn = None
+    drawing = {"weights": weights, "num_samples": num_samples, "replacement": replacement}
+    drawing = {name: value for name, value in drawing.items() if value is not None and value is not True}
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
-    opened, summary = _open(plan, source, batches, fields, collate_fn)
+    sharding = None
+    if num_shards is not None or num_workers or shuffle_buffer:
+        worker_type, init = (loader_options.get(name) for name in ("worker_type", "worker_init_fn"))
+        check(_RULES, worker_type=worker_type or "process", worker_init_fn=init)
+        sharding = Sharding(num_shards, shuffle_buffer, seed, num_workers, worker_type or "process", init)
+    opened, summary = _open(plan, source, batches, sharding)
     if summary.is_map_style:
+        for name, given in (("num_shards", num_shards), ("shuffle_buffer", shuffle_buffer)):
+            if given:
+                raise ConfigError(
+                    f"{name}={given} is for streams; {summary.name} gives samples by their index, which shuffle=True "
+                    "shuffles and num_workers share"
+                )
         options = {"num_workers": num_workers, "prefetch": prefetch, "timeout": timeout, **shared, **loader_options}
-        return _map_style(opened, summary, _needed(micro_batch_size), ends, shuffle, seed, readers, options)
-    _refuse_for_streams(shuffle=shuffle, num_workers=num_workers, **loader_options)
+        options.update(collate_fn=collate_fn, fields=fields)
+        arguments = {"micro_batch_size": _needed(micro_batch_size), "seed": seed, **drawing}
+        return _map_style(opened, arguments, ends, shuffle, readers, options)
+    if sharding is not None:
+        loader_options.pop("worker_type", None)
+        loader_options.pop("worker_init_fn", None)
+    _refuse_for_streams(shuffle=shuffle, **drawing, **loader_options)
+    if num_workers > (num_shards or 1):
+        tell_once(
+            f"{summary.name} is read by {num_shards or 1} of num_workers={num_workers}: as many as it has shards. Say "
+            f"num_shards={num_workers} or more, and let the source yield the shard that it is asked for"
+        )
     if summary.batches and collate_fn is not None:
         raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; leave one out")
     if summary.takes_shard and ends in ("short", "pad"):
@@ -139,7 +182,8 @@ def from_iterable(
     if not summary.batches or summary.takes_shard:
         _needed(micro_batch_size)
     reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout)
-    return _stream(plan, opened.source, summary, micro_batch_size, ends, reading, collate_fn, shared)
+    words = None if sharding is None else sharding.words()
+    return _stream(plan, opened, summary, micro_batch_size, ends, reading, collate_fn, shared, words)
 
 
 @dataclass(frozen=True)
@@ -150,25 +194,27 @@ class _SourceSummary:
     name: str = ""
     batches: bool = False
     takes_shard: bool = False
-    skeleton: Mapping[str, Any] | None = None
     problem: str = ""
 
 
-def _open(
-    plan: ReadPlan, source: Any, batches: bool | None, fields: Sequence[str] | None, collate_fn: Any
-) -> tuple[Opened, _SourceSummary]:
-    """Open the source where it is read, and let all ranks know what it is, or that it failed."""
-    opened, summary = Opened(), _SourceSummary()
+def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None) -> tuple[Any, _SourceSummary]:
+    """Open the source where it is read, and let all ranks know what it is, or that it failed.
+
+    Returns:
+        Samples that can be had by their index, or a `Source`; None where others read.
+    """
+    opened, summary = None, _SourceSummary()
     failure: Exception | None = None
     if plan.shards_read_by(plan.mesh.rank):
         try:
             thing = instantiate(source)
             if is_map_style(thing) and not batches:
-                opened = open_samples(thing, fields, collate_fn)
-                summary = _SourceSummary(True, type(thing).__name__, skeleton=opened.skeleton)
+                if not length_of(thing):
+                    raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
+                opened, summary = thing, _SourceSummary(True, type(thing).__name__)
             else:
-                opened = Opened(source=Source(thing, batches))
-                summary = _SourceSummary(False, opened.source.name, opened.source.batches, opened.source.takes_shard)  # type: ignore
+                opened = Source(thing, batches) if sharding is None else ShardedSource(thing, batches, sharding)
+                summary = _SourceSummary(False, opened.name, opened.batches, opened.takes_shard)
         except Exception as error:
             failure = error
             summary = _SourceSummary(problem=in_one_line(error))
@@ -189,41 +235,37 @@ def _needed(micro_batch_size: int | None) -> int:
 
 def _refuse_for_streams(**options: Any) -> None:
     for name, value in options.items():
-        if value or name not in ("shuffle", "num_workers"):
+        if name != "shuffle" or value:
             raise ConfigError(
-                f"{name}={value!r} is for sources that give samples by their index; a stream comes in its own order, "
-                "read ahead by one thread"
+                f"{name}={value!r:.100} is for sources that give samples by their index; a stream comes in its own "
+                "order, which shuffle_buffer shuffles"
             )
 
 
 def _map_style(
-    opened: Opened,
-    summary: _SourceSummary,
-    micro_batch_size: int,
-    ends: str,
-    shuffle: bool,
-    seed: int,
-    readers: str,
-    options: dict[str, Any],
+    dataset: Any, arguments: dict[str, Any], ends: str, shuffle: bool, readers: str, options: dict[str, Any]
 ) -> Any:
     for name in options:
         if name in _DECIDED:
             raise ConfigError(
-                f"from_iterable takes no '{name}': micro_batch_size, shuffle, seed and ends decide it; for a sampler "
-                "of your own, use DataLoader(dataset, batch_sampler)"
+                f"from_iterable has no argument '{name}': micro_batch_size, shuffle, seed and ends decide it; for a "
+                "sampler of your own, use DataLoader(dataset, batch_sampler)"
             )
-    arguments = {"seed": seed, "readers": readers, "collate_fn": opened.collator, **options}
     if ends == "cycle":
         sampler = LazyCall(CyclicSampler)(shuffle=shuffle)
-        loader, _, _ = build_nlp_train_loader(opened.dataset, micro_batch_size, sampler=sampler, **arguments)
     else:
-        del arguments["mixup_func"]
-        kind = ShortEndSampler if ends == "short" else SingleRoundSampler
-        one_round = LazyCall(kind)(shuffle=shuffle, drop_last=ends == "drop")
-        loader = build_nlp_test_loader(
-            opened.dataset, micro_batch_size, sampler=one_round, mixup_func=options["mixup_func"], **arguments
-        )
-    return loader if summary.skeleton is None else NestedBatches(loader, summary.skeleton)
+        sampler = LazyCall(_rounds)(shuffle=shuffle, ends=ends)
+    return build_loader(lambda: dataset, sampler, readers, arguments, **options)
+
+
+def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
+    """The sampler of epochs of a dataset, or of what stands for it on a rank that does not read."""
+    if getattr(dataset, "is_stream_transform", False):
+        if "weights" in arguments:
+            raise ConfigError("weights draw samples of a dataset; give the filter or packer a dataset without weights")
+        return TransformRounds(dataset, ends=ends, **arguments)
+    kind = ShortEndSampler if ends == "short" else SingleRoundSampler
+    return kind(dataset, drop_last=ends == "drop", **arguments)
 
 
 def _stream(
@@ -235,6 +277,7 @@ def _stream(
     reading: ReadingOptions,
     collate_fn: Any,
     options: dict[str, Any],
+    words: dict[str, int] | None,
 ) -> IterableLoader:
     mesh = plan.mesh
     made: dict[str, Any] = {}
@@ -246,14 +289,14 @@ def _stream(
 
     def make_stream(dataset: Any, shards: tuple[int, ...]) -> IterableStream:
         rows = dataset if isinstance(dataset, TakenRows) else None
-        stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends)
+        stream = IterableStream(rows, micro_batch_size, shards, mesh.data_parallel_size, ends, words)
         if rows is not None:
             made["stream"] = stream
         return stream
 
-    def make_loader(dataset: Any, stream: Any) -> DataLoader:
+    def make_loader(dataset: Any, stream: Any) -> BatchLoader:
         made["collator"] = collator = PieceCollator(reading.names, collate_fn)
-        return DataLoader(dataset, stream, collate_fn=collator, **options)
+        return BatchLoader(dataset, stream, collate_fn=collator, **options)
 
     inner: Any
     if plan.readers == "every_rank":
@@ -268,5 +311,4 @@ def _stream(
         summary.name,
         reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
         may_end_apart=summary.takes_shard,
-        is_shared=plan.readers != "every_rank",
     )

@@ -2,76 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from libai_data.data.nesting import Leaf, array_to_text, is_flat, put_together
+from libai_data.data.items import ArgumentNames
 from libai_data.data.samplers.sampler import Cursor
 from libai_data.data.samplers.stream_state import check_state
 from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words
 from libai_data.errors import ContractError, PeerError
 from libai_data.iterables.collation import PieceCollator
-from libai_data.iterables.items import ArgumentNames
-from libai_data.iterables.stream import STATE, IterableStream
+from libai_data.iterables.stream import STATE, IterableStream, check_place
 from libai_data.loader.iteration import Pass, Take
-from libai_data.mesh.current import broadcast_py_object, get_mesh
+from libai_data.loader.resumable import NumpyBatches
+from libai_data.mesh.current import get_mesh
 from libai_data.structures import Instance
 
 _FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
-
-
-class NestedBatches:
-    """Gives batches of a loader the nested form that their samples had.
-
-    Args:
-        inner: `DataLoader` or `SharedLoader` whose batches have a field for each leaf.
-        skeleton: of the batches; None if all fields are tensors.
-    """
-
-    def __init__(self, inner: Any, skeleton: Mapping[str, Any] | None) -> None:
-        self._inner = inner
-        self.skeleton = skeleton
-        self.mixup_func = inner.mixup_func
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_inner":
-            raise AttributeError(name)
-        return getattr(self._inner, name)
-
-    def __len__(self) -> int:
-        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
-        return len(self._inner)
-
-    def __iter__(self) -> Pass:
-        return self.new_pass().begun()
-
-    def new_pass(self) -> Pass:
-        """Make a pass, which is not begun yet."""
-        inner = self._inner.new_pass()
-        return Pass(inner.stream, inner.first, partial(self._take, inner.take))
-
-    def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
-        taken = take()
-        return None if taken is None else (self.nested(taken[0]), taken[1])
-
-    def nested(self, batch: Instance) -> Instance:
-        """A batch in its nested form."""
-        if self.skeleton is None:
-            return batch
-        leaves = batch.get_fields()
-
-        def value_of(leaf: Leaf) -> Any:
-            value = leaves[leaf.path]
-            return value if leaf.text is None else array_to_text(value.tensor.numpy(), leaf.text)
-
-        nested = copy.copy(batch)
-        nested._fields = {name: put_together(part, value_of) for name, part in self.skeleton.items()}
-        return nested
 
 
 class IterableLoader:
@@ -87,7 +37,6 @@ class IterableLoader:
         name: of the iterable.
         reading_ranks: how many ranks go through the iterable.
         may_end_apart: the ranks have shards that may have unequal lengths: the round ends with the first.
-        is_shared: not all ranks read.
     """
 
     def __init__(
@@ -98,17 +47,13 @@ class IterableLoader:
         name: str,
         reading_ranks: int,
         may_end_apart: bool,
-        is_shared: bool,
     ) -> None:
         self._inner = inner
-        self._form = NestedBatches(inner, None)
         self._stream = stream
         self._collator = collator
         self._name = name
         self._compares = reading_ranks > 1
         self._may_end_apart = may_end_apart
-        self._is_shared = is_shared
-        self._form_is_known = False
         self.mixup_func = inner.mixup_func
 
     @property
@@ -125,9 +70,13 @@ class IterableLoader:
     def __iter__(self) -> Pass:
         return self.new_pass().begun()
 
-    def new_pass(self) -> Pass:
-        """Make a pass, which is not begun yet, from where the stream goes on."""
-        inner = self._inner.new_pass()
+    def numpy(self) -> NumpyBatches:
+        """The same batches as numpy arrays; a process that is no rank of a job never imports OneFlow for them."""
+        return NumpyBatches(self)
+
+    def new_pass(self, as_numpy: bool = False) -> Pass:
+        """Make a pass, which is not begun yet, from where the stream goes on; of numpy arrays, if asked for."""
+        inner = self._inner.new_pass(as_numpy)
         return Pass(inner.stream, inner.first, partial(self._take, inner.take))
 
     def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
@@ -151,7 +100,7 @@ class IterableLoader:
             failure = failure or error
         if failure is not None:
             raise failure
-        return None if taken is None else (self._in_form(taken[0]), taken[1])
+        return None if taken is None else (self._named(taken[0]), taken[1])
 
     def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
         """Compare with all other ranks; whether each of them has a batch."""
@@ -160,11 +109,11 @@ class IterableLoader:
         table = gather_words(np.array([status, *taken], dtype=np.int64))
         failed = _ranks(table[:, 0] == _FAILED)
         if failed:
-            raise PeerError(f"rank(s) {failed} could not read {self._name}; their output tells why")
+            raise PeerError(f"rank(s) {failed} could not read {self._name}; see their output")
         ended = _ranks(table[:, 0] == _ENDED)
         if 0 < len(ended) < len(table) and not self._may_end_apart:
             raise ContractError(
-                f"{self._name} has ended on rank(s) {ended}, but goes on for the others; it must yield the same on "
+                f"{self._name} has ended on rank(s) {ended}, but continues for the others; it must yield the same on "
                 "each rank that reads it, or be read by one (readers='rank0')"
             )
         for ranks in ranks_by_shard(get_mesh()).values() if self._may_end_apart else [range(len(table))]:
@@ -185,21 +134,14 @@ class IterableLoader:
             "readers='rank0'"
         )
 
-    def _in_form(self, batch: Instance) -> Instance:
-        if not self._form_is_known:
-            skeleton = self._collator.skeleton if self._collator is not None else None
-            if self._is_shared:
-                skeleton = broadcast_py_object(skeleton, src=0)
-            self._form.skeleton = None if skeleton is None or is_flat(skeleton) else skeleton
-            self._form_is_known = True
-        nested = self._form.nested(batch)
+    def _named(self, batch: Instance) -> Instance:
         names = self._collator.names if self._collator is not None else None
         if isinstance(names, ArgumentNames):
-            nested._unnamed = names.given_to
-        return nested
+            batch._unnamed = names.given_to
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch that was taken, as JSON.
+        """The position after the last batch that was used, as JSON.
 
         On a rank that reads, with what leads back to it: round, row, a digest of the first rows, and the iterable's own
         state if it can tell it. The checkpoint keeps that of rank 0, which always reads.
@@ -218,9 +160,10 @@ class IterableLoader:
                 restored place may be others than they were.
 
         Raises:
-            CheckpointError: The state belongs to another kind of stream.
+            CheckpointError: The state belongs to another kind of stream, or contradicts itself.
         """
         check_state(state, STATE, "a loader over an iterable")
+        check_place(state)
         details = state.get("iterable", {})
         if "seed" in override:
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}

@@ -10,8 +10,9 @@ from collections import abc
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
+import numpy as np
+
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.iterables.dali import PipelineRounds
 from libai_data.iterables.kinds import (
     is_dali,
     is_dali_pipeline,
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 SaveState = Callable[[], str]
 """Gives the state of what is being iterated over, as JSON text."""
 
+Arrays = tuple[np.ndarray, ...]
+
 
 class Source:
     """An iterable, or what makes one, round after round.
@@ -43,6 +46,9 @@ class Source:
     Raises:
         ConfigError: It is neither iterable nor callable.
     """
+
+    keeps_states = True
+    """Whether a round may begin where a state of the iterable says."""
 
     def __init__(self, thing: Any, batches: bool | None = None) -> None:
         self.name = getattr(thing, "__qualname__", type(thing).__name__)
@@ -60,7 +66,9 @@ class Source:
                 "function or a dataset"
             )
         if isinstance(thing, (str, bytes, abc.Mapping)):
-            raise ConfigError(f"a {type(thing).__name__} is no iterable of samples; pass what it names or holds")
+            raise ConfigError(
+                f"a {type(thing).__name__} is not an iterable of samples; pass the dataset itself, such as one split"
+            )
         accepted = _keywords(thing) if self._is_factory else ()
         self.takes_shard = "shard" in accepted and "num_shards" in accepted
         self._takes_epoch = "epoch" in accepted
@@ -118,8 +126,11 @@ class Source:
                     getattr(iterator, load)(decoded(state))
                 return self._adapted(iterator), self._saver(getattr(iterator, save))
         if state is not None:
-            raise CheckpointError(f"the data state holds a state of {self.name}, which cannot take one any more")
+            raise CheckpointError(f"the data state holds a state of {self.name}, which accepts none any more")
         return self._adapted(iterator), None
+
+    def close(self) -> None:
+        """Let go of those that read."""
 
     def _begin_anew(self, thing: Any) -> None:
         """Put an iterable whose round was broken off where it stood at first: many would go on in the middle."""
@@ -137,9 +148,9 @@ class Source:
         iterator = iter(thing)
         if stood_at is not None and stood_at == _state_of(thing):
             raise ConfigError(
-                f"{self.name} was broken off in the middle of a round, and goes on there when it is iterated again, "
-                "behind what was read ahead. Give it set_epoch(epoch), let iter() begin a round anew, or take each "
-                "round to its end"
+                f"{self.name} was interrupted in the middle of a round, and continues there when it is iterated again, "
+                "after what was read ahead. Give it set_epoch(epoch), let iter() start a new round, or read each round "
+                "to its end"
             )
 
         def to_the_end() -> Iterator[Any]:
@@ -152,7 +163,7 @@ class Source:
     def goes_once(self) -> ConfigError:
         """The error of what has no second round."""
         return ConfigError(
-            f"{self.name} is an iterator, or holds one, which can be gone through only once; pass the function that "
+            f"{self.name} is an iterator, or holds one, which can be iterated only once; pass the function that "
             "makes it, so that each round, and a resumed training, gets a new one"
         )
 
@@ -234,3 +245,42 @@ def _keeps_state(thing: Any) -> bool:
             return False
         examples = getattr(examples, "ex_iterable", None)
     return True
+
+
+class PipelineRounds:
+    """Iterates over the batches of a DALI pipeline, a round at a time: tuples of arrays [rows, ...].
+
+    A pipeline with a reader runs on from one epoch into the next within a batch. Here the batch is cut there, and its
+    other rows begin the next round. A pipeline whose external source ends is reset.
+
+    Args:
+        pipeline: a `nvidia.dali.Pipeline` whose outputs are on the CPU.
+    """
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+        self._left: list[Arrays] = []
+
+    def __iter__(self) -> Iterator[Arrays]:
+        self._pipeline.build()
+        sizes = self._pipeline.epoch_size().values()
+        left = max(sizes) if sizes else None
+        while left is None or left > 0:
+            arrays = self._left.pop() if self._left else self._run()
+            if not arrays:
+                self._pipeline.reset()
+                return
+            rows = len(arrays[0])
+            if left is not None and rows > left:
+                self._left.append(tuple(array[left:] for array in arrays))
+                rows = left
+            yield tuple(array[:rows] for array in arrays)
+            left = None if left is None else left - rows
+
+    def _run(self) -> Arrays:
+        """The outputs of the next run, in memory of their own; none at the end."""
+        try:
+            outputs = self._pipeline.run()
+        except StopIteration:
+            return ()
+        return tuple(np.array(output.as_array()) for output in outputs)

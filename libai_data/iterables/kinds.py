@@ -9,7 +9,7 @@ from typing import Any
 from libai_data.errors import ConfigError
 
 _DATA = ("torch.utils.data", "oneflow.utils.data")
-_OWN_LOADERS = ("DataLoader", "SharedLoader", "IterableLoader", "NestedBatches", "CombinedLoader", "LiBaiLoader")
+_OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader", "LiBaiLoader")
 
 
 def yields_batches(thing: Any) -> bool:

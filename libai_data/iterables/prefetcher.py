@@ -11,17 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
+from libai_data.data.items import fields_in
 from libai_data.errors import SampleError, SchemaError
 from libai_data.iterables.digest import running_digest
-from libai_data.iterables.items import fields_in
 from libai_data.iterables.iterable_source import SaveState
+from libai_data.loader.resumable import finish
 
 _LOOK_SECONDS = 0.2
 """How long either side waits before it looks whether it still should."""
 
 _END_SECONDS = 5.0
 
-_COMPARED_ITEMS = 8
+COMPARED_ITEMS = 8
 """So many items of a round are compared with its first; more than an iterable has buffers that it takes in turn."""
 
 Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
@@ -69,7 +70,7 @@ class Prefetcher:
         size: items of a group.
         ahead: groups that wait at most.
         name: of the iterable, for errors.
-        timeout: seconds without an item after which it counts as hung; 0 waits for ever.
+        timeout: seconds without an item after which it counts as hung; 0 waits forever.
     """
 
     def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float) -> None:
@@ -101,7 +102,7 @@ class Prefetcher:
                 if self._timeout and time.monotonic() - since > self._timeout:
                     raise SampleError(
                         f"{self._name} has yielded nothing for {self._timeout:g} s, after {seen} item(s) of this "
-                        "round; look at what it waits for, or raise timeout"
+                        "round; check what it waits for, or raise timeout"
                     ) from None
         if group.error is not None:
             raise SampleError(
@@ -112,7 +113,7 @@ class Prefetcher:
 
     def close(self) -> None:
         """End the thread; one that hangs in the iterable is left behind, and ends with the process."""
-        self._stop()
+        finish(self._stop)
 
 
 def _end(shared: _Shared, thread: threading.Thread) -> None:
@@ -124,18 +125,20 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
-def _field_digests(item: Any) -> dict[Any, str]:
+def field_digests(item: Any) -> dict[Any, str]:
+    """A digest of each field of an item."""
     fields: Any = fields_in(item)
     if fields is None:
         fields = dict(enumerate(item)) if isinstance(item, (tuple, list)) else {0: item}
     return {name: running_digest("", value) for name, value in fields.items()}
 
 
-def _check_kept(first: Any, before: dict[Any, str], item: Any) -> None:
+def check_kept(first: Any, before: dict[Any, str], item: Any) -> None:
     """Refuse an iterable whose newer item has overwritten a field of its first one."""
-    now, newest = _field_digests(first), _field_digests(item)
-    for name, digest in now.items():
-        if digest != before.get(name) and digest == newest.get(name):
+    changed = {name: digest for name, digest in field_digests(first).items() if digest != before.get(name)}
+    newest = field_digests(item) if changed else {}
+    for name, digest in changed.items():
+        if digest == newest.get(name):
             raise SchemaError(f"field {name!r} of an item overwrites that of an earlier one; yield a copy of it")
 
 
@@ -152,9 +155,9 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
                     ended = True
                     break
                 if not shared.items:
-                    first, digests = item, _field_digests(item)
-                elif shared.items < _COMPARED_ITEMS:
-                    _check_kept(first, digests, item)
+                    first, digests = item, field_digests(item)
+                elif shared.items < COMPARED_ITEMS:
+                    check_kept(first, digests, item)
                 else:
                     first = None
                 items.append(item)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from libai_data.data.items import array_in, leaves_of_batch, named, rows_in
 from libai_data.delivery.gather import digest_of
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.iterables.digest import running_digest
-from libai_data.iterables.items import array_in, leaves_of_batch, named, rows_in
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.mesh.current import is_main_process
@@ -128,9 +128,10 @@ class RowReader:
         if place.mark is None and place.digest and self.place.digest != place.digest:
             raise CheckpointError(
                 f"{self._source.name} does not replay: its first {place.index} rows of round {place.epoch} "
-                "are not those from before the checkpoint, so counting does not lead back to it. Give its shuffling a "
-                "seed (and `epoch`, if each round is shuffled anew), or let it offer state_dict/load_state_dict. To "
-                "continue at the same row though the rows are others: train.resume_override=[seed]"
+                "are not those from before the checkpoint, so fast-forwarding does not reach that row. Give its "
+                "shuffling a seed (and `epoch`, if each round is shuffled anew), or let it offer "
+                "state_dict/load_state_dict. To continue at the same row though the rows are others: "
+                "train.resume_override=[seed]"
             )
         if place.mark is not None:
             self.place = replace(self.place, digest=place.digest)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, MAPPING, TEXT, one_of, or_none, whole
+from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
@@ -25,6 +25,7 @@ STATE = Keys(
     {"position": whole(0), "ends": one_of("short", "pad", "drop", "cycle")},
     {
         "epoch": EPOCH,
+        "reading": Keys({"num_shards": BATCH_SIZE}, {"shuffle_buffer": BATCH_SIZE, "seed": INT}),
         "dataset": or_none(MAPPING),
         "iterable": Keys(
             {},
@@ -41,6 +42,34 @@ STATE = Keys(
     },
 )
 """What a loader over an iterable keeps."""
+
+
+def check_place(state: Mapping[str, Any]) -> None:
+    """Refuse a state whose parts name different places.
+
+    Args:
+        state: of a loader over an iterable, with the keys of `STATE`.
+
+    Raises:
+        CheckpointError: With the parts.
+    """
+    details, position, endless = state.get("iterable", {}), state["position"], state["ends"] == "cycle"
+    row, begun, mark = details.get("row"), details.get("epoch", 0), details.get("source", {}).get("row", 0)
+    contradictions = []
+    if row is not None and position:
+        # Rows of an endless stream count from the beginning of their round, and positions from that of the first; each
+        # round has a row at least.
+        if (row != position and (begun == 0 or not endless)) or row > position - begun * endless:
+            contradictions.append(f"position is {position}, but iterable.row is {row} of round {begun}")
+        if mark > row:
+            contradictions.append(f"iterable.source.row is {mark}, behind iterable.row {row}")
+    if not endless and begun != state.get("epoch", begun):
+        contradictions.append(f"epoch is {state['epoch']}, but iterable.epoch is {begun}")
+    if contradictions:
+        raise CheckpointError(
+            f"the data state contradicts itself: {'; '.join(contradictions)}. Restore one that was not changed, or "
+            "delete its 'iterable', so that the loader counts rows up to the position"
+        )
 
 
 class TakenRows:
@@ -82,6 +111,7 @@ class IterableStream(EpochPositions, StreamSampler):
         shards: coordinates on the data axis that this reader reads for.
         data_parallel_size: size of the data axis.
         ends: what happens to an end that fills no global batch: "short", "pad", "drop" or "cycle".
+        reading: what else decides the rows, which a state keeps; see `Sharding.words`.
     """
 
     def __init__(
@@ -91,10 +121,12 @@ class IterableStream(EpochPositions, StreamSampler):
         shards: tuple[int, ...],
         data_parallel_size: int,
         ends: str,
+        reading: Mapping[str, int] | None = None,
     ) -> None:
         # Not the base's: there is no order to compute.
         self.endless = ends == "cycle"
         self.ends = ends
+        self._reading = {} if reading is None else {"reading": dict(reading)}
         self.shards = shards
         self.data_parallel_size = data_parallel_size
         self.cursor = Cursor()
@@ -117,7 +149,7 @@ class IterableStream(EpochPositions, StreamSampler):
         return self._size
 
     def batches_per_round(self) -> int:
-        raise TypeError("nobody knows how many batches an iterable yields")
+        raise TypeError("the number of batches that an iterable yields is unknown")
 
     def next_pass(self) -> Cursor:
         return self.cursor if self.endless else super().next_pass()
@@ -184,7 +216,7 @@ class IterableStream(EpochPositions, StreamSampler):
         """Where the readers must go, as exactly as a state tells."""
         epoch = int(restored["epoch"])
         if not self._is_sharded and "row" in restored:
-            kept = restored.get("source")
+            kept = restored.get("source") if self._rows is not None and self._rows.source.keeps_states else None
             mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
             return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
         digests = restored.get("rows_digests", {})
@@ -200,7 +232,8 @@ class IterableStream(EpochPositions, StreamSampler):
         if rows % self.data_parallel_size:
             raise SchemaError(
                 f"{self._rows.source.name} yields batches of {rows} rows, which cannot be shared by "
-                f"{self.data_parallel_size} data-parallel ranks; change them, or give micro_batch_size to cut anew"
+                f"{self.data_parallel_size} data-parallel ranks; change them, or give micro_batch_size to cut batches "
+                "again"
             )
         if rows:
             self._size = rows
@@ -251,7 +284,7 @@ class IterableStream(EpochPositions, StreamSampler):
 
     def order_words(self) -> dict[str, Any]:
         """What a state must have in common with the stream that goes on from it."""
-        return {"ends": self.ends}
+        return {"ends": self.ends, **self._reading}
 
     def state_dict(self) -> dict[str, Any]:
         """The number of rows that all ranks have taken (of a finite stream: in this epoch), and how an end is met."""
@@ -266,7 +299,7 @@ class IterableStream(EpochPositions, StreamSampler):
         """Nothing to take over but the cursor, which whoever begins a pass sets."""
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on after as many rows; nothing that `override` could name is known of an iterable.
+        """Go on after as many rows; with the override "seed", they may be read in another way.
 
         Raises:
             CheckpointError: The state is that of another kind of stream.
@@ -276,6 +309,12 @@ class IterableStream(EpochPositions, StreamSampler):
             raise CheckpointError(
                 f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream and "
                 "rounds cannot continue each other"
+            )
+        saved, own = state.get("reading"), self._reading.get("reading")
+        if saved != own and "seed" not in override:
+            raise CheckpointError(
+                f"the data state was saved with {saved or 'no shards'}, which are now {own or 'no shards'}, so other "
+                "rows would follow. Restore the old values, or allow the difference: train.resume_override=[seed]"
             )
         if not self.endless:
             check_state(state, Keys({"epoch": EPOCH}, others=True), "a loader whose rounds end")
@@ -315,7 +354,7 @@ class IterableStream(EpochPositions, StreamSampler):
         if details.get("num_shards", 1) != num_shards:
             raise CheckpointError(
                 f"the data state is that of an iterable in {details['num_shards']} shard(s), which now are "
-                f"{num_shards}; a factory that takes shards can only go on with as many data-parallel ranks"
+                f"{num_shards}; a factory that takes shards can only continue with as many data-parallel ranks"
             )
         if self._size is None and details.get("global_batch_size"):
             size = int(details["global_batch_size"])
@@ -331,5 +370,8 @@ class IterableStream(EpochPositions, StreamSampler):
     def close(self) -> None:
         """End the reading ahead."""
         self._stands_at = None
+        # First, since a thread that reads ahead may wait for those that read its shards.
+        if self._rows is not None:
+            self._rows.source.close()
         for reader in self._readers:
             reader.close()

@@ -1,4 +1,4 @@
-"""Makes `import oneflow` find the CUDA 11 libraries that it wants, on machines without a GPU too.
+"""Makes `import oneflow` find the CUDA 11 libraries that it needs, also on machines without a GPU.
 
 OneFlow 0.9 is linked against cuBLAS 11 and cuDNN 8. Its wheel finds them in the `nvidia-*` packages when these lie in
 the same site-packages, and the dynamic loader finds those that a CUDA machine has on its search path. Elsewhere (a user
@@ -50,7 +50,7 @@ def install_import_hook(joining: Callable[[], AbstractContextManager[None]]) -> 
 
 
 def package_library_folders(search_path: Sequence[str] | None = None) -> list[Path]:
-    """Return the folders of the `nvidia-*` packages that hold a library OneFlow wants, in search order.
+    """Return the folders of the `nvidia-*` packages that contain a library OneFlow needs, in search order.
 
     Args:
         search_path: Folders that may hold an `nvidia` folder; by default `sys.path`.
@@ -158,7 +158,7 @@ class _Loader(importlib.machinery.ExtensionFileLoader):
             if not missing:
                 raise
             raise ImportError(
-                f"{error}. OneFlow wants {', '.join(missing)}, which neither the dynamic loader (LD_LIBRARY_PATH, "
+                f"{error}. OneFlow needs {', '.join(missing)}, which neither the dynamic loader (LD_LIBRARY_PATH, "
                 f"ldconfig) nor any nvidia/*/lib folder on sys.path has. Install them: {REMEDY}",
                 name=error.name,
                 path=error.path,

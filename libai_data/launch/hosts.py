@@ -18,16 +18,68 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+from libai_data.errors import ConfigError
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
-from libai_data.launch.hostfile import Host
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.output import LastWords, quoted, say, write_to_stderr
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
 from libai_data.launch.restarts import Training
+
+
+class Host(NamedTuple):
+    """A machine.
+
+    Args:
+        target: what ssh is given, "name" or "user@name".
+    """
+
+    target: str
+
+    @property
+    def address(self) -> str:
+        """Its name or address, without a user."""
+        return self.target.rpartition("@")[2]
+
+
+def read_hostfile(path: str, ranks_per_node: int) -> list[Host]:
+    """Read the machines of a hostfile.
+
+    Args:
+        path: of the file.
+        ranks_per_node: that will be started on each; where a line has `slots=N`, N must be that.
+
+    Raises:
+        ConfigError: It cannot be read, names no machine or one twice, or a line is no machine; names the line.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--hostfile {path} cannot be read: {error}") from error
+    hosts: list[Host] = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        target, *slots = words
+        if target.startswith("-") or len(slots) > 1 or (slots and not slots[0].startswith("slots=")):
+            raise ConfigError(f"{path}, line {number} is {line.strip()!r}; it must be 'HOST' or 'HOST slots=N'")
+        if slots and slots[0] != f"slots={ranks_per_node}":
+            raise ConfigError(
+                f"{path}, line {number} has {slots[0]}, but --nproc_per_node is {ranks_per_node}: each machine gets "
+                "the same number of ranks"
+            )
+        if target in (host.target for host in hosts):
+            raise ConfigError(f"{path}, line {number} names {target} again; ranks of one machine are one line")
+        hosts.append(Host(target))
+    if not hosts:
+        raise ConfigError(f"{path} names no machine; write one a line")
+    return hosts
+
 
 _POLL_SECONDS = 0.05
 _HEARTBEAT_SECONDS = 2.0
@@ -109,7 +161,8 @@ class Hosts:
                 if count < len(self._all):
                     names = ", ".join(host.target for host in self._chosen)
                     say(
-                        f"no answer from {silent or 'none'}; goes on with {count} of {len(self._all)} machines: {names}"
+                        f"no answer from {silent or 'none'}; continues with {count} of {len(self._all)} machines: "
+                        f"{names}"
                     )
                 return ""
         return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"

@@ -1,34 +1,39 @@
 """Starts a script on every rank of this node: `python -m libai_data.launch --nproc_per_node 4 SCRIPT ARGS...`.
 
+The script may be a command of `libai-data`: `libai-data launch --nproc_per_node 4 train CONFIG`.
+
 It takes the flags of `oneflow.distributed.launch` and gives the ranks the same environment. On top of that it
 
 * chooses a free `--master_port` when there is one node and none is given;
 * starts the other ranks when rank 0 listens: a rank of OneFlow 0.9 that comes first sleeps 10 seconds;
-* makes sure that every rank finds the CUDA libraries that OneFlow wants, also in a script that imports OneFlow alone;
+* makes sure that every rank finds the CUDA libraries that OneFlow needs, also in a script that imports OneFlow alone;
 * sets ONEFLOW_TIMEOUT_SECONDS to half an hour, where it is not set: OneFlow's own is two hours;
 * stops all ranks when one fails, ends with the exit code of the rank that failed first, and prints its error last;
 * forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to all ranks, once; a training that saved on such a signal ends
   with exit code 85, and so does the launcher;
-* leaves no rank behind when it is killed itself;
+* leaves no rank running when it is killed itself;
 * starts the ranks of all nodes of a `--hostfile`, over ssh; and
 * starts all again from the last checkpoint after a failure, `--max-restarts` times.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 from collections.abc import Sequence
+from pathlib import Path
 
-from libai_data.errors import DataPipelineError
-from libai_data.launch.arguments import parse_args
+from libai_data.errors import DataPipelineError, nearest
 from libai_data.launch.exit_codes import STOPPED
-from libai_data.launch.hostfile import read_hostfile
-from libai_data.launch.hosts import Hosts
+from libai_data.launch.hosts import Hosts, read_hostfile
 from libai_data.launch.output import STDERR, STDOUT, say
 from libai_data.launch.ports import DEFAULT_PORT, FREE_PORTS, free_port
 from libai_data.launch.ranks import FORWARDED, Ranks
 from libai_data.launch.restarts import JOB_VARIABLE, Restarts, Runner, Training, describe, run_with_restarts
+
+COMMANDS = {"train": "libai_data.commands.train", "doctor": "libai_data.commands.doctor"}
+"""The commands of `libai-data` that run on all ranks, and their modules."""
 
 __all__ = ["DEFAULT_PORT", "FORWARDED", "FREE_PORTS", "STOPPED", "free_port", "main", "parse_args"]
 
@@ -50,3 +55,109 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         for output in (STDOUT, STDERR):
             output.flush(lambda: runner is not None and runner.stopped)
+
+
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line: the flags of `oneflow.distributed.launch`, the script, and the script's arguments.
+
+    `master_port` is chosen where it is not given, and `chooses_port` then says whether another will do as well.
+    """
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.training_script in COMMANDS and not args.module and not args.no_python:
+        args.training_script, args.module = COMMANDS[args.training_script], True
+    _check(parser, args)
+    args.chooses_port = args.master_port is None and args.nnodes == 1 and args.hostfile is None
+    if args.master_port is None:
+        args.master_port = free_port() if args.chooses_port else DEFAULT_PORT
+    return args
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="libai-data launch", description="Start a script on every rank.")
+    parser.add_argument("--nnodes", type=int, default=1, help="number of machines")
+    parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
+    parser.add_argument("--nproc_per_node", type=int, default=1, help="ranks on each machine; one per GPU")
+    parser.add_argument(
+        "--master_addr", default=None, help="address or host name of machine 0; with --hostfile, by default its first"
+    )
+    parser.add_argument(
+        "--master_port",
+        type=int,
+        default=None,
+        help=f"port on machine 0; by default a free one on a single machine, and {DEFAULT_PORT} on several",
+    )
+    parser.add_argument(
+        "--hostfile", default=None, metavar="FILE", help="start the ranks of all machines in FILE, one a line, over ssh"
+    )
+    parser.add_argument("--ssh", default="ssh", help="the ssh command, with options of yours (default: %(default)s)")
+    parser.add_argument(
+        "--env",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a variable to pass on to the machines of --hostfile, besides ONEFLOW_*, LIBAI_DATA_*, NCCL_*, CUDA_*, "
+        "OMP_*, PYTHONPATH and LD_LIBRARY_PATH; may be given again",
+    )
+    parser.add_argument(
+        "--max-restarts",
+        "--max_restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="when a rank or machine fails, stop all and start again with --resume, at most N times",
+    )
+    parser.add_argument(
+        "--stop_grace_seconds",
+        type=float,
+        default=30.0,
+        help="how long ranks may run after SIGINT, SIGTERM or SIGHUP before they are killed; a training "
+        "finishes its step and saves in this time",
+    )
+    parser.add_argument("-m", "--module", action="store_true", help="the script is a module's name, as for python -m")
+    parser.add_argument("--no_python", action="store_true", help="the script is a program, started without python")
+    parser.add_argument(
+        "--redirect_stdout_and_stderr",
+        action="store_true",
+        help="append each rank's output to LOGDIR/local_rank_N/stdout and stderr",
+    )
+    parser.add_argument("--logdir", default="log", help="folder of the ranks' logs, relative to the working directory")
+    parser.add_argument(
+        "training_script",
+        help=f"what each rank runs: a script, or a command of libai-data ({', '.join(COMMANDS)}); a script of such a "
+        "name is written ./NAME",
+    )
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="its arguments")
+    return parser
+
+
+def _check(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    if args.nnodes < 1:
+        parser.error(f"--nnodes is {args.nnodes}; it must be at least 1")
+    if not 0 <= args.node_rank < args.nnodes:
+        parser.error(f"--node_rank is {args.node_rank}; with --nnodes {args.nnodes} it must be 0 to {args.nnodes - 1}")
+    if args.nproc_per_node < 1:
+        parser.error(f"--nproc_per_node is {args.nproc_per_node}; it must be at least 1")
+    if not 0 <= args.stop_grace_seconds < 1e9:
+        parser.error(f"--stop_grace_seconds is {args.stop_grace_seconds}; it must be at least 0, and below 1e9")
+    if args.master_port is not None and not 0 < args.master_port < 2**16:
+        parser.error(f"--master_port is {args.master_port}; it must be 1 to 65535")
+    if args.max_restarts < 0:
+        parser.error(f"--max-restarts is {args.max_restarts}; it must be at least 0")
+    if args.max_restarts and args.nnodes > 1:
+        parser.error(
+            "--max-restarts needs one launcher that starts all machines: give --hostfile in place of --nnodes, or let "
+            "the scheduler start all of them again"
+        )
+    if args.hostfile is not None and args.nnodes > 1:
+        parser.error("--hostfile lists the machines; --nnodes and --node_rank cannot be combined with it")
+    for flag, given in (("--ssh", args.ssh != parser.get_default("ssh")), ("--env", args.env)):
+        if given and args.hostfile is None:
+            parser.error(f"{flag} is for the machines of --hostfile; give both, or neither")
+    if args.module and args.no_python:
+        parser.error("--module and --no_python exclude each other; give one of them")
+    if not args.module and not args.no_python and not Path(args.training_script).is_file():
+        parser.error(
+            f"there is no script {args.training_script} (working directory {os.getcwd()})."
+            + nearest(args.training_script, COMMANDS)
+        )

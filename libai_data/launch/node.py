@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from libai_data.launch.arguments import parse_args
+from libai_data.launch.launcher import parse_args
 from libai_data.launch.output import STDERR, say
 from libai_data.launch.ranks import Ranks
 

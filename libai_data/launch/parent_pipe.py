@@ -38,16 +38,15 @@ class ParentPipe:
 
     def close_parents_end(self) -> None:
         """Close the parent's end, in the parent or in a process that it has forked."""
-        descriptor, self._parents_end = self._parents_end, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        if self._parents_end >= 0:
+            # In one line, so that no interrupt leaves it open, or has it closed twice; the class has -1.
+            os.close(vars(self).pop("_parents_end"))
 
     def close(self) -> None:
         """Close both ends."""
         self.close_parents_end()
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        if self.descriptor >= 0:
+            os.close(vars(self).pop("descriptor"))
 
 
 def die_with_parent(descriptor: int) -> None:

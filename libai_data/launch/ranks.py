@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -11,11 +12,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import IO, Union
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, numbers_in_words
 from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
@@ -34,6 +36,8 @@ LISTEN_SECONDS = 10.0
 # silence; half an hour is still longer than a rank needs to write a checkpoint or to add up a large evaluation alone.
 ONEFLOW_TIMEOUT_SECONDS = 1800
 POLL_SECONDS = 0.02
+# The others may still need the rank that ended, and one may rightly work on alone.
+SECONDS_UNTIL_TOLD = 10.0
 
 Output = Union[None, int, IO[bytes]]
 
@@ -78,6 +82,7 @@ class Ranks:
         self.stop_signal: int | None = None
         self._failed_elsewhere = False
         self._kill_at: float | None = None
+        self._tell_at: float | None = None
         self._files: list[IO[bytes]] = []
         self._began: dict[int, int] = {}
         self._words = LastWords()
@@ -119,7 +124,7 @@ class Ranks:
                 self.choose_again()
 
     def _run(self, script_args: list[str]) -> int:
-        self.processes, self._files, self._kill_at = [], [], None
+        self.processes, self._files, self._kill_at, self._tell_at = [], [], None, None
         self._words = LastWords(terminals=not self._controlled)
         try:
             self._start(script_args)
@@ -220,6 +225,8 @@ class Ranks:
                 self._kill_within(FAILURE_GRACE_SECONDS)
             if None not in codes:
                 break
+            if not told:
+                self._tell_who_may_be_missed(codes)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self.kill()
             self._words.pump(POLL_SECONDS)
@@ -231,6 +238,20 @@ class Ranks:
         if not self.processes and self.stop_signal is not None:
             code = -self.stop_signal
         return as_exit_code(code)
+
+    def _tell_who_may_be_missed(self, codes: Sequence[int | None]) -> None:
+        """Say, once each, that ranks have ended without a failure, or were stopped, while others run."""
+        for local_rank, process in enumerate(self.processes):
+            with contextlib.suppress(ChildProcessError):
+                if os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG):
+                    say(
+                        f"local rank {local_rank} is stopped; others may wait for it. kill -CONT {process.pid} wakes it"
+                    )
+        if self._tell_at is None and 0 in codes:
+            self._tell_at = time.monotonic() + SECONDS_UNTIL_TOLD
+        elif self._tell_at is not None and time.monotonic() > self._tell_at:
+            self._tell_at = math.inf
+            say(f"{_ended(codes)} {SECONDS_UNTIL_TOLD:g} s ago or earlier; the others still run")
 
     def _prepare(self) -> None:
         """Runs in the rank, before its program."""
@@ -273,7 +294,9 @@ class Ranks:
 
     def _report(self, local_rank: int, code: int) -> None:
         if self._is_failure(code):
-            say(f"local rank {local_rank} ended with {described(code)}; stopping the others")
+            codes = [process.returncode for process in self.processes]
+            before = f" ({_ended(codes)} before)" if 0 in codes else ""
+            say(f"local rank {local_rank} ended with {described(code)}; stopping the others{before}")
 
     def _report_last(self, local_rank: int, code: int) -> None:
         """Say again what the first rank that failed said, if others have spoken since."""
@@ -287,3 +310,9 @@ class Ranks:
             lines = last_lines(written[self._began[local_rank] :])
         how = f"rank {rank} (local rank {local_rank}) failed first, with {described(code)}"
         say(f"{how}; the end of what it wrote:\n{quoted(lines).rstrip()}" if lines else f"{how}, and wrote nothing")
+
+
+def _ended(codes: Sequence[int | None]) -> str:
+    return (
+        f"local rank {numbers_in_words([rank for rank, code in enumerate(codes) if code == 0])} ended with exit code 0"
+    )

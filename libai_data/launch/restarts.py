@@ -105,7 +105,7 @@ class Restarts:
         if again:
             return (
                 f"the same failure (exit code {code}) came twice, within {SECONDS_TO_PROVE_ITSELF:g} s of the start "
-                "and without a new checkpoint; it would come again"
+                "and without a new checkpoint; it would occur again"
             )
         if self.used >= self.limit:
             return f"--max-restarts {self.limit} are used up"

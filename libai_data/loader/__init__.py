@@ -1,6 +1,18 @@
 """The loader: from a dataset and a sampler to batches."""
 
-from libai_data.loader.collate import PadCollator, Padding, trivial_batch_collator
-from libai_data.loader.dataloader import DataLoader
+from __future__ import annotations
 
-__all__ = ["DataLoader", "PadCollator", "Padding", "trivial_batch_collator"]
+import importlib
+from typing import Any
+
+from libai_data.loader.batch_loader import BatchLoader
+from libai_data.loader.collate import PadCollator, Padding, trivial_batch_collator
+from libai_data.loader.worker_info import WorkerInfo, get_worker_info
+
+__all__ = ["BatchLoader", "PadCollator", "Padding", "WorkerInfo", "get_worker_info", "trivial_batch_collator"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "DataLoader":  # It stood here; now it makes loaders of iterables too, which this folder does not know.
+        return importlib.import_module("libai_data").DataLoader
+    raise AttributeError(f"module '{__name__}' has no attribute {name!r}")

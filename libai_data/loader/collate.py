@@ -8,8 +8,10 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.data.items import named
 from libai_data.errors import ConfigError, SchemaError, nearest
-from libai_data.structures import DistTensorData, Instance, as_array, check_field_names, fields_of
+from libai_data.mesh.arrays import as_array
+from libai_data.structures import DistTensorData, Instance, check_field_names
 
 Collator = Callable[[list[Any]], Any]
 
@@ -99,7 +101,7 @@ class PadCollator:
         """Make a batch.
 
         Args:
-            batch: Instances or dicts with the same fields.
+            batch: Instances, dicts or named tuples with the same fields.
 
         Returns:
             One Instance; the layout of each field is that of the first sample.
@@ -108,31 +110,20 @@ class PadCollator:
             SchemaError: Fields, dtypes, numbers of dims, layouts, or shapes of what is not padded differ, or a sample
                 is longer than allowed; the field is named.
         """
-        first = fields_of(batch[0])
+        first = named(batch[0])
         for name in self.fields:
             if name not in first:
                 raise SchemaError(f"padding for '{name}', but the samples have {list(first)}.{nearest(name, first)}")
-        collated = Instance()
-        for row, sample in enumerate(batch):
-            check_field_names(list(fields_of(sample)), list(first), f"sample {row} of a batch")
-        for name in first:
-            values = [_wrapped(fields_of(sample)[name], name) for sample in batch]
-            if name in self.fields:
-                values = self._padded(name, values)
-            try:
-                collated.set(name, DistTensorData.stack(values))
-            except SchemaError as error:
-                raise SchemaError(f"field '{name}': {error}") from error
-        return collated
-
-    def _padded(self, name: str, values: list[DistTensorData]) -> list[DistTensorData]:
-        padding = self.fields[name]
-        arrays = [_cut(as_array(value.tensor, name), padding, name) for value in values]
-        length = padding.length_for(max(len(array) for array in arrays))
-        return [
-            DistTensorData(_filled_up(array, length, padding), value.sbp_list, value.placement_idx)
-            for array, value in zip(arrays, values)
-        ]
+        samples = [{name: _wrapped(value, name) for name, value in named(sample).items()} for sample in batch]
+        for row, sample in enumerate(samples):
+            check_field_names(list(sample), list(first), f"sample {row} of a batch")
+        for name, padding in self.fields.items():
+            arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
+            length = padding.length_for(max(len(array) for array in arrays))
+            for sample, array in zip(samples, arrays):
+                padded = _filled_up(array, length, padding)
+                sample[name] = DistTensorData(padded, sample[name].sbp_list, sample[name].placement_idx)
+        return Instance.stack([Instance(**sample) for sample in samples])
 
 
 def _padding(name: str, padding: Padding | Mapping[str, Any]) -> Padding:

@@ -54,7 +54,6 @@ class Event:
 
     def close(self) -> None:
         """Close the descriptor."""
-        # Before it is closed, so that an interrupt cannot have it closed twice.
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        if self._descriptor >= 0:
+            # In one line, so that no interrupt leaves it open, or has it closed twice; the class has -1.
+            os.close(vars(self).pop("_descriptor"))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from libai_data.data.items import fields_in, leaves_of_batch, named
+from libai_data.data.nesting import Skeleton, is_flat, is_texts, text_to_array
 from libai_data.data.random.global_generators import GlobalDraws, tell_once
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import BatchRandom, SampleKeys, reading_samples
@@ -16,12 +18,13 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import SampleError, error_text
 from libai_data.loader.collate import Collator
+from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
 from libai_data.loader.reading import SampleReader
+from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import Layout, SampleSchema, array_of, layout_of
 from libai_data.loader.slots import ArraySpec, Slot, SlotList
-from libai_data.loader.timing import NO_TIMES, StageTimes
-from libai_data.structures import Fields, fields_of
+from libai_data.loader.stage_times import NO_TIMES, StageTimes
 
 _MOST_SLOTS_REMEMBERED = 64
 _DRAWS_OF_BATCHES = 1
@@ -57,12 +60,14 @@ class Collated:
 
     Args:
         layouts: of each field.
+        skeleton: how the batch is nested; None if all its fields are tensors.
         arrays: of each field, where trainer and reader share an address space.
         specs: of each field within the slot, otherwise.
         moved_to: offset and size of the slot's new range, where the old one was too small.
     """
 
     layouts: dict[str, Layout]
+    skeleton: Skeleton | None = None
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     specs: tuple[ArraySpec, ...] = ()
     moved_to: tuple[int, int] | None = None
@@ -89,7 +94,7 @@ class Executor(Protocol):
     collates_into_slots: bool
     """Whether a collated batch comes in a slot."""
 
-    def first_sample(self, epoch: int, index: int) -> Fields:
+    def first_sample(self, epoch: int, index: int) -> SampleForm:
         """Read the sample from which the schema is learned."""
 
     def use_schema(self, schema: SampleSchema) -> None:
@@ -116,7 +121,7 @@ class TaskRunner:
 
     Args:
         reader: reads the samples.
-        collator: makes a batch of a list of samples; None to read straight into slots.
+        collator: makes a batch of a list of samples; None to read straight into slots, if samples hold no text.
         ring: where slots lie.
         batch_transform: applied to what a task has read.
     """
@@ -127,15 +132,28 @@ class TaskRunner:
         collator: Collator | None,
         slot_list: SlotList,
         batch_transform: BatchTransform | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         self.reader = reader
         self._batch_transform = batch_transform
-        self.schema: SampleSchema | None = None
+        self._schema: SampleSchema | None = None
         self._collator = collator
+        self._names = names
         self._name = "" if collator is None else f"collate_fn {getattr(collator, '__name__', type(collator).__name__)}"
         self.batch_draws = GlobalDraws(self._name or type(batch_transform).__name__)
         self._slot_list = slot_list
         self._arrays_of: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
+
+    @property
+    def schema(self) -> SampleSchema | None:
+        """What all samples must look like, once it is known."""
+        return self._schema
+
+    @schema.setter
+    def schema(self, schema: SampleSchema) -> None:
+        self._schema = schema
+        if schema.has_text:
+            self._collator = default_collate
 
     def run(self, task: Task) -> TaskResult:
         """Do a task; a failure is part of the result, since it is its batch's turn that decides what to do about it."""
@@ -174,13 +192,14 @@ class TaskRunner:
         return made
 
     def _collate(self, collator: Collator, task: Task) -> Collated:
-        samples = self.reader.samples(task.epochs, task.indices)
+        samples = self.reader.samples_to_collate(task.epochs, task.indices)
         try:
             with reading_samples(SampleKeys(self.reader.seed, task.epochs, task.indices)):
-                collated = collate(collator, samples)
+                collated = collate(collator, samples, self._names)
         except Exception as error:
             # Bare, a StopIteration would end the trainer's loop without a word.
-            raise SampleError(f"{self._name} over samples {task.indices.tolist()}: {error_text(error)}") from error
+            name = self._name or "stacking"
+            raise SampleError(f"{name} of samples {task.indices.tolist()}: {error_text(error)}") from error
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)
@@ -207,7 +226,7 @@ class TaskRunner:
                 transform(rows, BatchRandom(self.reader.seed, task.position, task.epochs, task.indices))
         except Exception as error:
             raise SampleError(
-                f"{type(transform).__name__} over samples {task.indices.tolist()}: {error_text(error)}"
+                f"{type(transform).__name__} of samples {task.indices.tolist()}: {error_text(error)}"
             ) from error
         finally:
             self.reader.count_transform()
@@ -244,18 +263,24 @@ def rows_of(arrays: dict[str, np.ndarray], task: Task) -> dict[str, np.ndarray]:
     return {name: array[task.first_row : last_row] for name, array in arrays.items()}
 
 
-def collate(collator: Collator, samples: list[Any]) -> Collated:
+def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None = None) -> Collated:
     """Let a collator make a batch, and take apart what it returned.
+
+    Args:
+        collator: of the user.
+        samples: of the batch.
+        names: of the fields, for a batch that has no names.
 
     Raises:
         SchemaError: A field is no tensor.
         Exception: Whatever the collator raises.
     """
-    fields = fields_of(collator(samples))
-    return Collated(
-        {name: layout_of(value, name) for name, value in fields.items()},
-        {name: array_of(value, name) for name, value in fields.items()},
-    )
+    batch, leaves = collator(samples), {}  # type: ignore[var-annotated]
+    skeleton = leaves_of_batch(named(batch, None if fields_in(batch) is not None else names), leaves)
+    layouts = {path: layout_of(value, path) for path, value in leaves.items()}
+    for path, value in leaves.items():
+        leaves[path] = text_to_array(value) if is_texts(value) else array_of(value, path)
+    return Collated(layouts, None if is_flat(skeleton) else skeleton, leaves)
 
 
 class InProcessExecutor(Executor):
@@ -271,7 +296,7 @@ class InProcessExecutor(Executor):
         self._runner = runner
         self._waiting: deque[Task] = deque()
 
-    def first_sample(self, epoch: int, index: int) -> Fields:
+    def first_sample(self, epoch: int, index: int) -> SampleForm:
         return self._runner.reader.first_sample(epoch, index)
 
     def use_schema(self, schema: SampleSchema) -> None:

@@ -6,20 +6,17 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable
 
 from libai_data.config.argument_rules import PATH, check, or_none, real
-from libai_data.data.random.hashing import combine64
 from libai_data.errors import ConfigError, SampleError, nearest
 
 logger = logging.getLogger(__name__)
 
 POLICIES = ("raise", "skip", "quarantine")
-SUBSTITUTES = 100
-"""How many other samples are tried in the place of one that fails."""
-
 SAMPLES_BEFORE_BUDGET = 1000
 """The budget of replaced samples counts from this number of delivered samples on."""
 
@@ -79,11 +76,6 @@ class SkippedSample:
     kind: str = ""
 
 
-def substitute_index(seed: int, epoch: int, index: int, attempt: int, size: int) -> int:
-    """The sample to try in the place of one that fails: the same for whoever reads it."""
-    return combine64(seed, epoch, index, attempt) % size
-
-
 def read_quarantine(path: Path) -> frozenset[int]:
     """The indices that a quarantine file lists; none if it is not there yet.
 
@@ -108,10 +100,14 @@ class FailureLog:
     Args:
         policy: the loader's.
         dataset_name: named in the log.
+        planned: (epoch, index) -> the sample that whoever planned the stream took instead, or None; where plans read.
     """
 
-    def __init__(self, policy: ErrorPolicy, dataset_name: str) -> None:
+    def __init__(
+        self, policy: ErrorPolicy, dataset_name: str, planned: Callable[[int, int], int | None] | None = None
+    ) -> None:
         self._policy = policy
+        self._planned = planned
         self._dataset_name = dataset_name
         self._recorded = set(policy.known_bad)
         self.skipped = 0
@@ -119,10 +115,21 @@ class FailureLog:
         self._kinds: Counter[str] = Counter()
         self._examples: dict[str, SkippedSample] = {}
 
-    def deliver(self, rows: int, samples: Iterable[SkippedSample]) -> SampleError | None:
-        """Take note of a batch and its skipped samples; returns the error that ends the run if they are too many."""
-        self._delivered += rows
+    def deliver(self, read: int, samples: Sequence[SkippedSample]) -> SampleError | None:
+        """Take note of a batch, of how many samples were read for it and which were skipped.
+
+        Returns:
+            The error that ends the run: they are too many, or one could be read when the stream was planned.
+        """
+        self._delivered += read
         self._note(samples)
+        for sample in samples:
+            if self._planned is not None and self._planned(sample.epoch, sample.index) != sample.substitute:
+                return SampleError(
+                    f"sample {sample.index} of {self._dataset_name} (epoch {sample.epoch}) could be read when the "
+                    f"stream was planned, but not afterwards: {sample.error}. What follows it was planned with its "
+                    "length, so nothing can take its place. Let a sample fail each time or never"
+                )
         replaced, budget = sum(self._kinds.values()), self._policy.replacement_budget
         if self._delivered < SAMPLES_BEFORE_BUDGET or replaced <= budget * self._delivered:
             return None

@@ -10,8 +10,8 @@ from typing import Any, Callable, Optional
 from libai_data.data.random.sample_random import end_blocks_since, reading_now
 from libai_data.data.samplers.sampler import Cursor
 from libai_data.errors import PassError
-from libai_data.loader.batches import BatchReader, PendingBatch, ReadyBatch
-from libai_data.loader.timing import LoaderTimes, summary
+from libai_data.loader.batch_reader import BatchReader, PendingBatch, ReadyBatch
+from libai_data.loader.stage_times import LoaderTimes, summary
 from libai_data.structures import Instance
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Pass:
         if self._is_over:
             raise StopIteration
         if self._is_taking:
-            raise PassError("this iterator was interrupted while it read a batch; take a new one, with iter(loader)")
+            raise PassError("this iterator was interrupted while it read a batch; make a new one, with iter(loader)")
         self._is_taking = True
         try:
             taken = self.take()

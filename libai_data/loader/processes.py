@@ -16,12 +16,12 @@ from libai_data.errors import SampleError
 from libai_data.loader.arena import Arena
 from libai_data.loader.executor import Executor, Task, TaskResult
 from libai_data.loader.retry import Retry
+from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
 from libai_data.loader.starting import WorkerStarter
 from libai_data.loader.task_queue import Entry, TaskQueue
 from libai_data.loader.worker import RemoteFailure, SlotIndices
 from libai_data.loader.worker_pool import WorkerPool
-from libai_data.structures import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ProcessExecutor(Executor):
         starter: starts workers of one loader.
         workers: number of processes.
         arena: where the slots lie.
-        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits for ever.
+        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
     """
 
     collates_into_slots = True
@@ -85,7 +85,7 @@ class ProcessExecutor(Executor):
         """Process ids of the workers."""
         return [process.pid for process in self._pool.processes]
 
-    def first_sample(self, epoch: int, index: int) -> Fields:
+    def first_sample(self, epoch: int, index: int) -> SampleForm:
         """Let the first worker read the sample from which the schema is learned.
 
         Raises:
@@ -118,6 +118,8 @@ class ProcessExecutor(Executor):
                 self._end_hung(0, f"reading sample {int(task.indices[0])}", seconds)
 
     def use_schema(self, schema: SampleSchema) -> None:
+        if schema.has_text:
+            self._retry.keep_whole()
         self._pool.tell_all(("schema", schema))
 
     def submit(self, task: Task) -> None:
@@ -172,7 +174,7 @@ class ProcessExecutor(Executor):
 
     def _check_open(self) -> None:
         if not len(self._pool):
-            raise RuntimeError("the loader has been closed while its batches were being taken")
+            raise RuntimeError("the loader has been closed while a batch was being read")
 
     def _collect(self) -> None:
         """Take from the task queue what has been done."""
@@ -205,6 +207,8 @@ class ProcessExecutor(Executor):
         elif kind == "ready":
             self._is_ready[number] = True
             self._has_unpickled |= self._pool.processes[number].is_program
+        elif kind == "init failed":
+            raise SampleError(f"worker_init_fn: {self._told(content, number)}")
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
             self._restart(number)
         else:
@@ -223,8 +227,11 @@ class ProcessExecutor(Executor):
             self._ready.append(whole)
 
     def _sample_error(self, failure: RemoteFailure, number: int) -> SampleError:
+        return SampleError(self._told(failure, number))
+
+    def _told(self, failure: RemoteFailure, number: int) -> str:
         whose = f"worker {number} (process {self._pool.processes[number].pid})"
-        return SampleError(f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}")
+        return f"{failure.message}\n\nTraceback of {whose}:\n{failure.trace}"
 
     def _replace(self, number: int, hung: str = "") -> None:
         """Start a worker anew after its death, and have the task that it was at done again.

@@ -11,15 +11,18 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from libai_data.data.items import selected
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
+from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, error_text
-from libai_data.loader.failures import SUBSTITUTES, ErrorPolicy, SkippedSample, substitute_index
+from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
+from libai_data.loader.sample_form import SampleForm, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
-from libai_data.loader.timing import StageTimes
-from libai_data.structures import Fields, Instance, fields_of
+from libai_data.loader.stage_times import StageTimes
+from libai_data.structures import Instance, fields_of
 
 Result = TypeVar("Result")
 
@@ -36,16 +39,21 @@ class SampleReader:
             which slices of a sample's dims to read, {field: one slice a dim}, where that is not all of it.
         seed: with epoch and index it decides what random transforms draw.
         policy: what to do about a sample that fails.
+        names: of the fields of samples that have none, or those to take; see `named`.
     """
 
-    def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy) -> None:
+    def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None = None) -> None:
         self.dataset = dataset
         self.seed = seed
         self.draws = GlobalDraws(type(dataset).__name__)
         self._policy = policy
+        self._names = names
+        # It fills in all fields.
         self._read_batch: Callable[..., Any] | None = getattr(dataset, "read_batch", None)
+        if names is not None:
+            self._read_batch = None
         self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
-        self._reads_parts = reads_parts(dataset)
+        self._reads_parts = reads_parts(dataset, names)
         self._skipped: list[SkippedSample] = []
         self._times = StageTimes()
 
@@ -72,7 +80,7 @@ class SampleReader:
         """Count the time in which this thread has transformed what it had read."""
         self._times.transform += take_transform_time()
 
-    def sample(self, epoch: int, index: int) -> Fields:
+    def sample(self, epoch: int, index: int) -> Any:
         """Read one sample, or its substitute.
 
         Raises:
@@ -80,7 +88,7 @@ class SampleReader:
         """
         return self._or_substitute(epoch, index, lambda chosen: self._get(epoch, chosen))
 
-    def first_sample(self, epoch: int, index: int, hopeless: bool = False) -> Fields:
+    def first_sample(self, epoch: int, index: int, hopeless: bool = False) -> SampleForm:
         """Read the sample from which the schema is learned, or its substitute.
 
         Args:
@@ -97,13 +105,18 @@ class SampleReader:
         else:
             sample = self.sample(epoch, index)
         try:
-            SampleSchema.of(sample)
+            form = form_of(sample, self._names)
+            SampleSchema.of(form)
         except SchemaError as error:
             raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
-        return sample
+        return form
 
-    def samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Fields]:
-        """Read some samples, in this order; see `sample`."""
+    def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+        """Read some samples, in this order, with the fields that were asked for."""
+        samples = self._samples(epochs, indices)
+        return samples if self._names is None else [selected(sample, self._names) for sample in samples]
+
+    def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         if self._get_items is not None and self._may_read_together(indices):
             try:
                 return self._get_together(epochs, indices)
@@ -142,7 +155,7 @@ class SampleReader:
                     raise
         write = row_writer(schema, rows)
         if self._read_batch is None and self._get_items is not None:
-            for row, sample in enumerate(self.samples(epochs, indices)):
+            for row, sample in enumerate(self._samples(epochs, indices)):
                 self._write(schema, write, row, sample, int(indices[row]))
             return
         if self._read_batch is None and not self._policy.substitutes:
@@ -163,10 +176,10 @@ class SampleReader:
             for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
                 self._write(schema, write, row, self._get(epoch, index), index)
             return
-        dataset = self.dataset
+        dataset, is_plain = self.dataset, schema.skeleton is None
         keys = SampleKey(self.seed, epochs, indices)
         copy, begin = 0.0, _started()
-        with reading_samples(keys):
+        with reading_samples(keys) as reading:
             for row, index in enumerate(indices.tolist()):
                 keys.row = row
                 try:
@@ -175,10 +188,12 @@ class SampleReader:
                     raise self._failure(f"sample {index}", error) from error
                 read = perf_counter()
                 try:
-                    write(row, sample._fields if type(sample) is Instance else fields_of(sample))
+                    is_quick = is_plain and type(sample) is Instance
+                    write(row, sample._fields if is_quick else self._fields(schema, sample))
                 except SchemaError as error:
                     raise self._mismatch(schema, index, str(error)) from error
                 copy += perf_counter() - read
+        self._note_replaced(reading)
         self._count(perf_counter() - begin - copy, copy, len(indices))
 
     def _row_filler(
@@ -221,19 +236,24 @@ class SampleReader:
             return result
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
-    def _get(self, epoch: int, index: int) -> Fields:
+    def _get(self, epoch: int, index: int) -> Any:
         key = self.seed, epoch, index
         return self.draws.around(partial(self._get_watched, key), key)
 
-    def _get_watched(self, key: tuple[int, int, int]) -> Fields:
+    def _get_watched(self, key: tuple[int, int, int]) -> Any:
         start = _started()
         try:
-            with reading_samples((key,)):
-                return self.dataset[key[2]]
+            with reading_samples((key,)) as reading:
+                sample = self.dataset[key[2]]
+            self._note_replaced(reading)
+            return sample
         except Exception as error:
             raise self._failure(f"sample {key[2]}", error) from error
         finally:
             self._count_source(start, 1)
+
+    def _note_replaced(self, reading: reading_samples) -> None:
+        self._skipped += [SkippedSample(*note) for note in reading.replaced]
 
     def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
         """Read samples by one call, or by a call for each if they draw from generators that all code shares.
@@ -257,8 +277,8 @@ class SampleReader:
 
         return self.draws.around(read_all)
 
-    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Fields]:
-        def get(rows: slice, keys: SampleKeys) -> list[Fields]:
+    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+        def get(rows: slice, keys: SampleKeys) -> list[Any]:
             start, asked = _started(), indices[rows].tolist()
             try:
                 with reading_samples(keys):
@@ -311,7 +331,7 @@ class SampleReader:
             except SampleError:
                 continue
             try:
-                counts[SampleSchema.of(sample).describe()] += 1
+                counts[SampleSchema.of(form_of(sample, self._names)).describe()] += 1
             except SchemaError as error:
                 counts[f"({error})"] += 1
         return counts
@@ -319,14 +339,17 @@ class SampleReader:
     def _mismatch(self, schema: SampleSchema, index: int, problem: str) -> SchemaMismatch:
         return SchemaMismatch(type(self.dataset).__name__, index, problem, schema.describe())
 
-    def _write(self, schema: SampleSchema, write: RowWriter, row: int, sample: Fields, index: int) -> None:
+    def _write(self, schema: SampleSchema, write: RowWriter, row: int, sample: Any, index: int) -> None:
         start = perf_counter()
         try:
-            write(row, fields_of(sample))
+            write(row, self._fields(schema, sample))
         except SchemaError as error:
             raise self._mismatch(schema, index, str(error)) from error
         finally:
             self._times.copy += perf_counter() - start
+
+    def _fields(self, schema: SampleSchema, sample: Any) -> dict[str, Any]:
+        return fields_of(sample) if schema.skeleton is None else form_of(sample, self._names).fields
 
     def _count_source(self, start: float, samples: int) -> None:
         self._count(perf_counter() - start, 0.0, samples)
@@ -348,10 +371,10 @@ def _started() -> float:
     return perf_counter()
 
 
-def reads_parts(dataset: Any) -> bool:
-    """Whether a dataset can read parts of samples: its `read_batch` takes `parts`."""
+def reads_parts(dataset: Any, names: Sequence[str] | None = None) -> bool:
+    """Whether a dataset can read parts of samples: its `read_batch` takes `parts`, and fills in all fields wanted."""
     read_batch = getattr(dataset, "read_batch", None)
-    return read_batch is not None and "parts" in inspect.signature(read_batch).parameters
+    return names is None and read_batch is not None and "parts" in inspect.signature(read_batch).parameters
 
 
 def row_slices(count: int, parts: int, together: int = 1) -> Sequence[slice]:

@@ -7,7 +7,7 @@ from functools import reduce
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Task, TaskResult
 from libai_data.loader.schema import first_error
-from libai_data.loader.timing import StageTimes
+from libai_data.loader.stage_times import StageTimes
 
 DEATHS_ALLOWED = 3
 """How often workers may end over the same samples before these are given up."""
@@ -34,6 +34,10 @@ class Retry:
         self._parts: dict[int, int] = {}
         self._results: dict[int, list[tuple[int, TaskResult]]] = {}
 
+    def keep_whole(self) -> None:
+        """Part no task from now on, since a collator takes the whole batch."""
+        self._may_part = self._may_substitute = False
+
     def after_death(self, task: Task, who: str, hung: bool) -> list[Task]:
         """What to do in the place of a task whose worker ended.
 
@@ -59,7 +63,7 @@ class Retry:
         if self._may_substitute and not task.hopeless:
             return [task._replace(hopeless=True)]
         raise SampleError(
-            f"workers ended again and again over samples {task.indices.tolist()} of {self._dataset_name}; the last "
+            f"workers repeatedly ended on samples {task.indices.tolist()} of {self._dataset_name}; the last "
             f"one was {who}. If memory is short, use fewer workers or a lower prefetch"
         )
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from libai_data.config.argument_rules import MAPPING, check, or_none
+from libai_data.data.nesting import Skeleton
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
+from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
+from libai_data.mesh.arrays import as_array
 from libai_data.mesh.global_tensor import split_dims
-from libai_data.structures import DEFAULT_SBP, DistTensorData, Fields, as_array, fields_of
+from libai_data.structures import DEFAULT_SBP, DistTensorData
 
 _MOST_SCHEMAS_SHOWN = 8
 
@@ -73,9 +76,17 @@ class FieldSpec:
 
 @dataclass(frozen=True)
 class SampleSchema:
-    """The fields that every sample of a dataset has, in the order in which the first one names them."""
+    """The fields that every sample of a dataset has, in the order in which the first one names them.
+
+    Args:
+        fields: none if samples hold text, and are collated.
+        skeleton: how batches are nested; None if samples are Instances or dicts of tensors.
+        has_text: samples hold strings.
+    """
 
     fields: tuple[FieldSpec, ...]
+    skeleton: Skeleton | None = None
+    has_text: bool = False
 
     def describe(self) -> str:
         """Fields with dtypes, shapes and unusual layouts, whatever the order of the fields."""
@@ -98,7 +109,7 @@ class SampleSchema:
             place: of the rank.
             layouts: field name -> changed entries of its layout.
         """
-        return SampleSchema(tuple(_part_of(field, place, layouts.get(field.name, {})) for field in self.fields))
+        return replace(self, fields=tuple(_part_of(field, place, layouts.get(field.name, {})) for field in self.fields))
 
     @property
     def names(self) -> list[str]:
@@ -124,16 +135,16 @@ class SampleSchema:
         return self._batches[rows]
 
     @staticmethod
-    def of(sample: Fields) -> SampleSchema:
+    def of(sample: SampleForm) -> SampleSchema:
         """The schema of one sample.
 
         Raises:
             SchemaError: It has no fields, or one that cannot become a tensor.
         """
-        fields = tuple(_spec(name, value) for name, value in fields_of(sample).items())
-        if not fields:
+        fields = tuple(_spec(name, value) for name, value in sample.fields.items())
+        if not fields and not sample.has_text:
             raise SchemaError("the sample has no fields; return an Instance with the arguments of model.forward")
-        return SampleSchema(fields)
+        return SampleSchema(fields, sample.skeleton, sample.has_text)
 
 
 class SchemaMismatch(SchemaError, SampleError):

@@ -130,7 +130,7 @@ class SlotList:
             self._reported = True
             logger.warning(
                 "More than %d batches are in use at once, so the loader's memory grows by %.1f MB a batch; batches "
-                "that you keep stay valid, but copy what you keep for long.",
+                "that you keep stay valid, but copy batches that you keep for long.",
                 self.planned,
                 size / 1e6,
             )

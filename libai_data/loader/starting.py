@@ -83,7 +83,7 @@ class WorkerStarter:
         if pickled > _PICKLED_BYTES_WORTH_A_FORK:
             megabytes = pickled * _BYTES_OF_OBJECTS_PER_PICKLED_BYTE / 1e6
             self.fork_instead(
-                f"{self.dataset_name} has Python objects of about {megabytes:.0f} MB, for each worker anew"
+                f"{self.dataset_name} has Python objects of about {megabytes:.0f} MB, again for each worker"
             )
 
     def fork_instead(self, reason: str) -> bool:
@@ -138,32 +138,32 @@ class WorkerStarter:
 
     def _fork(self, handles: WorkerHandles, close_in_child: Channel, stderr: CapturedStderr) -> WorkerProcess:
         _flush()
-        pid = os.fork()
-        if pid == 0:
+        process = WorkerProcess(0, stderr)
+        process.pid = os.fork()
+        if process.pid == 0:
             self._live_as_fork(handles, close_in_child, stderr)
-        return WorkerProcess(pid, stderr)
+        return process
 
     def _live_as_fork(self, handles: WorkerHandles, close_in_child: Channel, stderr: CapturedStderr) -> NoReturn:
-        code = 1
         try:
             os.dup2(stderr.descriptor, STDERR)
             sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-            _forget_exit_handlers()
+            _run_only_new_exit_handlers()
             # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
             # lacks.
             gc.freeze()
             close_in_child.close()
             prepare_process(handles.parent_pipe)
             work(handles, self._payload)
-            # What the interpreter does at its end; the rest of it would free what the trainer made.
+            # What the interpreter does at its end; the rest of it would free what the trainer made. The last handler
+            # ends the fork.
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
-            code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             _flush()
-            os._exit(code)
+            os._exit(1)
 
     def close(self) -> None:
         """Let go of the shipped dataset."""
@@ -172,15 +172,24 @@ class WorkerStarter:
             self._shipment = None
 
 
-def _forget_exit_handlers() -> None:
-    """Leave to the trainer what its libraries registered; what the dataset registers in this fork is run at its end."""
-    atexit._clear()
+def _run_only_new_exit_handlers() -> None:
+    """Leave to the trainer what its libraries registered; what the dataset registers in this fork runs at its end.
+
+    Handlers run from the last to the first, so that the fork ends where the trainer's would begin. They stay
+    registered, since freeing them may free what only the trainer can free.
+    """
+    atexit.register(_end_fork)
     for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]
         finalizer.atexit = False
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
+
+
+def _end_fork() -> NoReturn:
+    _flush()
+    os._exit(0)
 
 
 def _flush() -> None:
@@ -236,26 +245,33 @@ class CapturedStderr:
 
     def _let_go(self) -> None:
         for name in ("descriptor", "_memory"):
-            number = getattr(self, name)
-            setattr(self, name, -1)
-            if number >= 0:
-                os.close(number)
+            if getattr(self, name) >= 0:
+                os.close(vars(self).pop(name))  # see `Event`
 
 
 class WorkerProcess:
-    """A worker process that this one started.
+    """A worker process that this one started. If nobody keeps it, since a Ctrl-C came first, it ends.
 
     Args:
-        pid: its process id.
+        pid: its process id; 0 until there is one.
         stderr: what it prints.
         program: the running program, unless it is a fork.
     """
+
+    pid = _parent = 0
 
     def __init__(self, pid: int, stderr: CapturedStderr, program: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
         self.stderr = stderr
         self._program = program
         self._code: int | None = None
+        self._parent = os.getpid()
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        is_own = not is_finalizing() and self._parent == os.getpid()  # see `Event`
+        if is_own and self.pid and self._program is None and self._poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait(deadline=time.monotonic() + _SECONDS_TO_END)
 
     @property
     def is_program(self) -> bool:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Callable, NamedTuple
 
 from libai_data.loader.event import Event
-from libai_data.loader.timing import StageTimes
+from libai_data.loader.stage_times import StageTimes
 
 CAPACITY = 4096
 """Tasks that may wait, or be under way, at once."""
@@ -305,9 +305,8 @@ class TaskQueue:
         self._close_memory()
 
     def _close_memory(self) -> None:
-        descriptor, self._memory = self._memory, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        if self._memory >= 0:
+            os.close(vars(self).pop("_memory"))  # see `Event`
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # An interrupt may have come before there was anything else; see `Event`, too.

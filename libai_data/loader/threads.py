@@ -14,8 +14,8 @@ import numpy as np
 from libai_data.data.random.global_generators import WHAT_TO_WRITE, share_generators, take_doubt, tell_once
 from libai_data.errors import SampleError
 from libai_data.loader.executor import Executor, Task, TaskResult, TaskRunner, wants_to_end
+from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.schema import SampleSchema
-from libai_data.structures import Fields
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 _ORDINARY = 0
@@ -32,7 +32,7 @@ class ThreadExecutor(Executor):
     Args:
         make_runner: makes each thread's runner.
         workers: number of threads.
-        timeout: seconds after which a task that is not done is given up; 0 waits for ever.
+        timeout: seconds after which a task that is not done is given up; 0 waits forever.
     """
 
     collates_into_slots = False
@@ -42,7 +42,7 @@ class ThreadExecutor(Executor):
         self._name = type(self._runners[0].reader.dataset).__name__
         self._timeout = timeout
         self._closed = False
-        self._first_samples: dict[int, Fields] = {}
+        self._first_samples: dict[int, SampleForm] = {}
         self._firsts_asked, self._wanted_first = 0, _ORDINARY
         self._first_guard = threading.Lock()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
@@ -99,7 +99,7 @@ class ThreadExecutor(Executor):
             return TaskResult(task.number, error)
         return TaskResult(task.number)
 
-    def first_sample(self, epoch: int, index: int) -> Fields:
+    def first_sample(self, epoch: int, index: int) -> SampleForm:
         """Read the sample from which the schema is learned, in one of the threads; see `next_result`."""
         self._firsts_asked += 1
         self._wanted_first = number = _ORDINARY - self._firsts_asked
@@ -186,7 +186,7 @@ class ThreadExecutor(Executor):
                 return self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
             except queue.Empty:
                 if self._closed:
-                    raise RuntimeError("the loader has been closed while its batches were being taken") from None
+                    raise RuntimeError("the loader has been closed while a batch was being read") from None
                 if self._timeout:
                     self._check_timeout()
 

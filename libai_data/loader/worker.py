@@ -12,8 +12,8 @@ import sys
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Callable
 
 import numpy as np
 
@@ -29,10 +29,12 @@ from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import SchemaMismatch, array_of, layout_of
 from libai_data.loader.shipping import unship
 from libai_data.loader.slots import Slot, SlotList, bytes_of, lay_out, views
+from libai_data.loader.stage_times import StageTimes
 from libai_data.loader.task_queue import Entry, TaskQueue
-from libai_data.loader.timing import StageTimes
+from libai_data.loader.threaded_reader import ThreadedReader
+from libai_data.loader.worker_info import WorkerInfo, set_worker_info
 from libai_data.mesh.peers.channel import Channel
-from libai_data.structures import DistTensorData, fields_of
+from libai_data.structures import DistTensorData
 
 JOB_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "GLOG_log_dir")
 """What tells OneFlow that a process is a rank of a job; a worker must never join one."""
@@ -53,6 +55,15 @@ class Payload:
     seed: int
     policy: ErrorPolicy
     batch_transform: BatchTransform | None = None
+    names: tuple[str, ...] | None = None
+    init: Callable[[int], Any] | None = None
+    threads: int = 1
+
+    def runner(self, slot_list: SlotList) -> TaskRunner:
+        """Make what does tasks, for one process or thread."""
+        common = self.dataset, self.seed, self.policy, self.names
+        reader = ThreadedReader(*common, self.threads) if self.threads > 1 else SampleReader(*common)
+        return TaskRunner(reader, self.collator, slot_list, self.batch_transform, self.names)
 
 
 @dataclass(frozen=True)
@@ -110,8 +121,15 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
     wakers = [handles.waker] * handles.workers
     task_queue = TaskQueue(handles.workers, (handles.queue_memory, handles.trainers_event, wakers))
     arena = Arena(handles.arena)
-    reader = SampleReader(payload.dataset, payload.seed, payload.policy)
-    runner = TaskRunner(reader, payload.collator, SlotList(arena), payload.batch_transform)
+    runner = payload.runner(SlotList(arena))
+    set_worker_info(WorkerInfo(handles.number, handles.workers, payload.seed, payload.dataset))
+    try:
+        if payload.init is not None:
+            payload.init(handles.number)
+    except Exception as error:
+        with suppress(OSError):
+            channel.send(("init failed", remote_failure(error)))
+        return
     with suppress(_TrainerGone):
         _Worker(handles.number, channel, task_queue, arena, runner).run()
     # The trainer sees by this that the process is about to end, and waits longer for it.
@@ -177,8 +195,8 @@ class _Worker:
 
     def _first_sample(self, epoch: int, index: int, hopeless: bool) -> Any:
         try:
-            fields = fields_of(self._reader.first_sample(epoch, index, hopeless))
-            return {name: _sendable(name, value) for name, value in fields.items()}
+            form = self._reader.first_sample(epoch, index, hopeless)
+            return form._replace(fields={name: _sendable(name, value) for name, value in form.fields.items()})
         except BaseException as error:
             return remote_failure(error)
 
@@ -207,8 +225,8 @@ class _Worker:
 
     def _put_into_slot(self, entry: Entry, result: TaskResult) -> Collated:
         """Copy a collated batch into its slot, or into more room that the trainer allocates."""
-        made = result.collated
-        arrays = made.arrays  # type: ignore[union-attr]
+        made: Collated = result.collated  # type: ignore[assignment]
+        arrays = made.arrays
         specs = lay_out((name, array.dtype, array.shape) for name, array in arrays.items())
         room, needed = (entry.offset, entry.size), bytes_of(specs)
         if needed > entry.size:
@@ -219,7 +237,7 @@ class _Worker:
         for name, target in views(self._arena.lease(*room), specs).items():
             target[...] = arrays[name]
         moved = room if needed > entry.size else None
-        return Collated(made.layouts, specs=specs, moved_to=moved)  # type: ignore[union-attr]
+        return replace(made, arrays={}, specs=specs, moved_to=moved)
 
 
 def _sendable(name: str, value: Any) -> DistTensorData:

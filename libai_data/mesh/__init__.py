@@ -1,4 +1,4 @@
-"""Where each rank stands, and how a local tensor becomes a global one."""
+"""The coordinates of each rank, and how a local tensor becomes a global one."""
 
 from libai_data.mesh.current import (
     broadcast_py_object,
@@ -15,6 +15,7 @@ from libai_data.mesh.current import (
     get_rank,
     get_tensor_parallel_size,
     get_world_size,
+    init,
     is_last_process,
     is_main_process,
     set_mesh,
@@ -40,6 +41,7 @@ __all__ = [
     "get_rank",
     "get_tensor_parallel_size",
     "get_world_size",
+    "init",
     "is_last_process",
     "is_main_process",
     "set_mesh",

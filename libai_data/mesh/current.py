@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 from collections.abc import MutableMapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.mesh.peers.liveness import begin_collective
+from libai_data.mesh.peers.liveness import begin_collective, watch_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +31,52 @@ def set_mesh(mesh: ParallelMesh | None) -> None:
 def get_mesh() -> ParallelMesh:
     """Returns the mesh of this job.
 
-    Before one is set, it is LiBai's where that has set up its own (`libai.utils.distributed`), and else all ranks that
-    were started lie on the data axis.
+    Before a mesh is set, it is LiBai's mesh if LiBai has one (`libai.utils.distributed`). Otherwise all started ranks
+    are on the data axis.
     """
     if _MESH is not None:
         return _MESH
+    if "oneflow" not in sys.modules and int(os.environ.get("WORLD_SIZE") or 1) == 1:
+        # No rank of a job: whoever only reads data need not load OneFlow to know.
+        return ParallelMesh(1, 1, 1)
     dist_util = getattr(sys.modules.get("libai.utils.distributed"), "_DIST_UTIL", None)
-    return _mesh_from_environment({}) if dist_util is None else _mesh_of_libai(dist_util)
+    return _mesh_of_all_ranks() if dist_util is None else _mesh_of_libai(dist_util)
+
+
+def init(
+    data: int | None = None,
+    tensor: int | None = None,
+    pipeline: int | None = None,
+    *,
+    layers: int | None = None,
+    device: str = "cuda",
+) -> ParallelMesh:
+    """Begins a job without the trainer: lays out the ranks, meets them, and from now on ends all if one fails.
+
+    Collective. Call it first: loaders are built for the current mesh.
+
+    Args:
+        data: ranks that a global batch is split over; by default those that the other axes leave.
+        tensor: ranks that a layer is split over; by default 1.
+        pipeline: stages that the layers are spread over; by default 1.
+        layers: layers of the model, for a pipeline.
+        device: `"cuda"` or `"cpu"`; `"cpu"` if there is no GPU.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        ConfigError: a size is impossible.
+        MeshError: the sizes do not fit the ranks that were started, or this job already has another mesh.
+        PeerError: some ranks do not start.
+    """
+    sizes = {"data_parallel_size": data, "tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    try:
+        mesh = setup_dist_util({**sizes, "pipeline_num_layers": layers, "device_type": device})
+    except (ConfigError, MeshError) as error:
+        raise type(error)(f"init(data={data}, tensor={tensor}, pipeline={pipeline}): {error}") from None
+    watch_over_ranks()
+    return mesh
 
 
 def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
@@ -75,7 +115,7 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
 
     Args:
         layer_idx: the layer; a negative one counts from the end.
-        device_type: `"cuda"` or `"cpu"`; the mesh's own by default, and `"cpu"` wherever there is no GPU.
+        device_type: `"cuda"` or `"cpu"`; the mesh's own by default, and `"cpu"` if there is no GPU.
 
     Returns:
         A `oneflow.placement` of shape `(data, tensor)` when both axes exist, else a flat one.
@@ -183,7 +223,7 @@ def is_last_process() -> bool:
 
 
 def synchronize() -> None:
-    """Waits until every rank has come here."""
+    """Waits until every rank has called this function."""
     if get_world_size() > 1:
         import oneflow as flow
 
@@ -201,10 +241,10 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
     Returns:
         The object of rank `src`; the sender gets a copy too, so that no rank shares state with its own argument.
     """
-    import oneflow as flow
-
     sent = pickle.dumps(obj) if get_rank() == src else None
     if get_world_size() > 1:
+        import oneflow as flow
+
         begin_collective()
         sent = flow._oneflow_internal.cpu_broadcast(sent, src)
     return pickle.loads(sent or b"")
@@ -250,6 +290,12 @@ def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
     if tensor.is_global:
         return tensor.to_global(placement=flow.placement(get_mesh().device_type, tensor.placement.ranks))
     return tensor.to_global(sbp=get_nd_sbp([flow.sbp.broadcast, flow.sbp.broadcast]), placement=get_layer_placement(0))
+
+
+# The ranks of a process do not change, and each batch asks.
+@lru_cache(maxsize=1)
+def _mesh_of_all_ranks() -> ParallelMesh:
+    return _mesh_from_environment({})
 
 
 # LiBai replaces the object when it sets its mesh up anew.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.errors import SchemaError
+from libai_data.mesh.arrays import as_flow_tensor
 from libai_data.mesh.current import get_layer_placement, get_mesh, get_nd_sbp
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
@@ -52,28 +53,6 @@ def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
     import oneflow as flow
 
     return get_nd_sbp([flow.sbp.broadcast if dim is None else flow.sbp.split(dim) for dim in split_dims(sbp_list)])
-
-
-def as_flow_tensor(tensor: Any) -> Any:
-    """A OneFlow tensor over the same memory; an array that is not contiguous is copied.
-
-    Raises:
-        SchemaError: OneFlow has no such dtype.
-    """
-    import oneflow as flow
-
-    if not isinstance(tensor, np.ndarray):
-        return tensor
-    try:
-        return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
-    except RuntimeError as error:
-        # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
-        if min(tensor.strides, default=0) < 0:
-            return as_flow_tensor(np.ascontiguousarray(tensor).copy())
-        raise SchemaError(
-            f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
-            "float16, float32 or float64"
-        ) from error
 
 
 def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""`ParallelMesh`: how the ranks of a job lie on the data, tensor and pipeline axes. A plain value; needs no OneFlow."""
+"""`ParallelMesh`: the ranks of a job on the data, tensor and pipeline axes. A plain value; needs no OneFlow."""
 
 from __future__ import annotations
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Callable
 
-from libai_data.errors import ConfigError
+from libai_data.commands.console import aligned
+from libai_data.errors import ConfigError, ContractError
 from libai_data.testing.recording import Factory, Pass, Step
-from libai_data.testing.report import CHECKS, Finding, Report
 
 _SHOWN = 5
 
@@ -31,11 +32,11 @@ def check_conformance(
 
     Args:
         make_loader: makes the loader of one rank: `make_loader(rank, world, state)`, where `state` is None or what
-            `loader.state_dict()` returned; a loader without `state_dict` is not asked to go on. If it has a parameter
+            `loader.state_dict()` returned; a loader without `state_dict` is not resumed. If it has a parameter
             `workers`, it is also called with other numbers of workers. Loaders are iterables of batches; the stream
             is to be the same on all worlds, so keep the global batch size.
         samples: length of the dataset. Some dozens that no batch size divides show the most.
-        endless: the loader goes on from epoch to epoch; otherwise each `iter(loader)` is an epoch.
+        endless: the loader continues from epoch to epoch; otherwise each `iter(loader)` is an epoch.
         worlds: numbers of ranks to try.
         workers: numbers of workers to try, the first of them throughout.
         indices_of: returns the index of each row of a batch, and a negative number for padding. By default a batch is
@@ -49,7 +50,7 @@ def check_conformance(
         ConfigError: The arguments are out of range, or the batches cannot be read.
     """
     if samples < 1 or not worlds or min(worlds) < 1:
-        raise ConfigError(f"samples is {samples} and worlds {list(worlds)}; both take numbers of at least 1")
+        raise ConfigError(f"samples is {samples} and worlds {list(worlds)}; both need numbers of at least 1")
     factory = Factory(make_loader, samples, endless, indices_of)
     return _Examination(factory, tuple(worlds), tuple(workers) if factory.takes_workers else ()).report(title)
 
@@ -251,3 +252,92 @@ def _listed(indices: Sequence[int]) -> str:
 
 def _ordinal(number: int) -> str:
     return {2: "2nd", 3: "3rd"}.get(number, f"{number}th")
+
+
+CHECKS: dict[str, str] = {
+    "once": "every index once an epoch",
+    "steps": "equal steps on all ranks",
+    "world": "same stream on other world sizes",
+    "state": "state restored at every step",
+    "elastic": "state restored on other world sizes",
+    "workers": "same stream with other worker counts",
+    "epochs": "epochs whole after a resume",
+}
+"""Name of each check -> the promise that it checks."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        check: its name, a key of `CHECKS`.
+        cases: how many cases were tried; 0 if it does not apply.
+        failed: how many of them failed.
+        detail: the first failure, or why nothing was tried.
+    """
+
+    check: str
+    cases: int
+    failed: int
+    detail: str
+
+    @property
+    def verdict(self) -> str:
+        """ "kept", "BROKEN" or "not checked"."""
+        if not self.cases:
+            return "not checked"
+        return "BROKEN" if self.failed else "kept"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The results of all checks, in the order of `CHECKS`.
+
+    Args:
+        title: what was checked.
+        findings: one for each check.
+    """
+
+    title: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no promise was found broken."""
+        return not self.broken
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of the checks that failed."""
+        return [finding.check for finding in self.findings if finding.failed]
+
+    def __str__(self) -> str:
+        """The table as text."""
+        lines = aligned([("promise", "verdict", "cases", "first failure"), *self._rows()])
+        return "\n".join([self.title, "", lines[0], "-" * len(lines[0]), *lines[1:]])
+
+    def markdown(self) -> str:
+        """The table in Markdown."""
+        rows = [("promise", "verdict", "cases", "first failure"), ("---",) * 4, *self._rows()]
+        return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+
+    def raise_if_broken(self) -> None:
+        """Raise with the table, if a promise is broken.
+
+        Raises:
+            ContractError: One is.
+        """
+        if not self.passed:
+            raise ContractError(f"the loader breaks {len(self.broken)} promise(s):\n{self}")
+
+    def _rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (
+                CHECKS[finding.check],
+                finding.verdict,
+                f"{finding.failed} of {finding.cases}" if finding.failed else str(finding.cases),
+                finding.detail,
+            )
+            for finding in self.findings
+        ]

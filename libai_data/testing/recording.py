@@ -147,5 +147,5 @@ def _counting_rows(batch: Instance, rank: int) -> np.ndarray:
     """The indices of a batch of ours, without padding: `valid` counts rows of the whole batch."""
     info, rows, *_ = origin_of(batch)
     if rows is None or info is None:
-        raise ConfigError("this Instance does not say which samples it holds; pass indices_of")
+        raise ConfigError("this Instance has no indices of its samples; pass indices_of")
     return rows.indices[: max(0, info.valid - rank * len(rows.indices))]

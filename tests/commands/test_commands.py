@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,11 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     for name, command in COMMANDS.items():
         assert f"  {name}" in shown and command.summary in shown
+
+
+def test_the_page_of_commands_lists_each(repository: Path) -> None:
+    page = (repository / "docs" / "commands.md").read_text()
+    assert [name for name in COMMANDS if f"| `{name}` |" not in page] == []
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,10 +61,13 @@ def test_the_command_gets_the_arguments_after_its_name(tmp_path: Path) -> None:
         ("profile CONFIG --seconds nan", "--seconds is nan"),
         ("profile CONFIG --seconds inf", "--seconds is inf"),
         ("plan CONFIG --nodes 0", "--nodes is 0"),
+        ("plan CONFIG train.seed=1 --nodes 0 train.seed=2", "--nodes is 0"),
+        ("train train.seed=1 --resume", "which config?"),
         ("doctor --config-file CONFIG --seconds nan", "--seconds is nan"),
         ("train-tokenizer --input TEXT --output OUT --min-frequency -1", "min_frequency is -1"),
         ("train-tokenizer --input TEXT --output OUT --extra-ids -1", "extra_ids is -1"),
         ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --log-interval 0", "--log-interval is 0"),
+        ("preprocess --input TEXT --tokenizer JSON --output-prefix=", "--output-prefix is ''"),
         ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --keep-newlines", "with --split-sentences"),
         ("preprocess --input TEXT --tokenizer JSON --output-prefix OUT --do-lower-case", "lower_case is for BERT"),
         ("preprocess --input TEXT --tokenizer TXT --output-prefix OUT --merges-file TXT", "merges are for BPE"),
@@ -81,3 +91,37 @@ def test_flags_with_odd_values_or_without_effect_are_refused(
     assert code in (1, 2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("command", ["train-tokenizer --output", "preprocess --tokenizer JSON --output-prefix"])
+def test_an_output_that_cannot_be_written_is_told_in_a_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a b c"}\n')
+    json = str(tmp_path / "t.json")
+    train = ["train-tokenizer", "--input", str(tmp_path / "a.jsonl"), "--vocab-size", "300", "--output"]
+    assert main([*train, json]) == 0
+    name, *options = command.replace("JSON", json).split()
+    assert main([name, "--input", str(tmp_path / "a.jsonl"), *options, "/proc/nowhere/out"]) == 1
+    assert f"libai-data {name}: [Errno 2] No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", ["--help", "launch --help", "train-tokenizer --input TEXT --output JSON"])
+def test_a_reader_that_wants_no_more_lines_ends_a_command_silently(arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a b c"}\n')
+    names = {"TEXT": str(tmp_path / "a.jsonl"), "JSON": str(tmp_path / "t.json")}
+    heard, told = os.pipe()
+    os.close(heard)
+    command = [sys.executable, "-m", "libai_data", *(names.get(word, word) for word in arguments.split())]
+    ended = subprocess.run(command, stdout=told, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(told)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_ctrl_c_ends_a_command_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(argv: list[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("libai_data.commands.plan.main", interrupted)
+    assert main(["plan"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == "libai-data plan: interrupted\n"

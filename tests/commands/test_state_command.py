@@ -61,7 +61,7 @@ def test_show_says_in_plain_words_what_comes(folder: Path, path: str, capsys: An
         "written after 6 steps on a mesh of data 1 x tensor 1 x pipeline 1",
         "It continues with step 6, which takes 8 samples from position 48 on",
         "Taken so far: 48 samples of all ranks. Epoch 0 is at 48 of 160 samples (30.0%); the next epoch begins in 112",
-        "Dataset: TinyDataset, 160 samples, shuffled anew each epoch with seed 1234",
+        "Dataset: TinyDataset, 160 samples, shuffled in each epoch with seed 1234",
         f"Next samples: {', '.join(map(str, indices_of_step(6)))}",
     ):
         assert words in shown
@@ -87,7 +87,7 @@ def test_verify_checks_against_a_config(folder: Path, tmp_path: Path, capsys: An
     def checked(*opts: str, code: int = 0) -> str:
         return said(capsys, "verify", folder, "--config-file", config, *opts, code=code)
 
-    assert "would go on from it without a difference" in checked()
+    assert "would continue from it without a difference" in checked()
     assert "seed was 1234 and is now 7" in checked("train.seed=7", code=1)
     assert "global_batch_size was 8 and is now 16" in checked("train.global_batch_size=16", code=1)
     assert "samples was 160 and is now 80" in checked("dataloader.train.dataset.length=80", code=1)
@@ -153,7 +153,7 @@ def test_a_step_and_a_sample_lead_to_each_other(folder: Path, capsys: Any) -> No
     assert f"Sample {found[3]} (TinyDataset, {found[3]}) was used 1 time(s) in the 6 steps done" in uses
     assert "step 4  row 3  epoch 0" in uses
     assert "was used 0 time(s)" in said(capsys, "samples", folder, "--sample", indices_of_step(7)[0])
-    assert "lies outside a dataset of 160" in said(capsys, "samples", folder, "--sample", "160", code=1)
+    assert "is outside a dataset of 160" in said(capsys, "samples", folder, "--sample", "160", code=1)
 
 
 def test_a_config_names_the_sources_that_a_checkpoint_has_no_room_for(

@@ -22,11 +22,20 @@ def test_every_argument_has_a_default() -> None:
         ["--config-file", "c.py", "--resume", "a=1", "~b"],
         ["--resume", "--config-file", "c.py", "a=1", "~b"],
         ["a=1", "~b", "--config-file", "c.py", "--resume"],
+        ["a=1", "--resume", "~b", "--config-file", "c.py"],
+        ["c.py", "a=1", "--resume", "~b"],
+        ["a=1", "--resume", "c.py", "~b"],
+        ["--resume", "a=1", "~b", "c.py"],
     ],
 )
-def test_options_stand_before_or_after_the_overrides(line: list[str]) -> None:
+def test_config_options_and_overrides_stand_in_any_order(line: list[str]) -> None:
     args = default_argument_parser().parse_args(line)
     assert (args.config_file, args.resume, args.opts) == ("c.py", True, ["a=1", "~b"])
+
+
+def test_a_second_config_is_left_to_the_overrides_which_refuse_it() -> None:
+    args = default_argument_parser().parse_args(["--config-file", "c.py", "other.py", "a=1"])
+    assert (args.config_file, args.opts) == ("c.py", ["other.py", "a=1"])
 
 
 def test_the_help_shows_examples_unless_given_others() -> None:

@@ -224,7 +224,7 @@ def test_a_target_that_is_not_there_is_said_to_be_so(target: str, message: str) 
 
 
 def test_lazy_call_refuses_what_cannot_be_called_and_positional_arguments() -> None:
-    with pytest.raises(ConfigError, match="wants something to call"):
+    with pytest.raises(ConfigError, match="needs something to call"):
         LazyCall(3)
     with pytest.raises(ConfigError, match="keyword arguments only"):
         LazyCall(Scale)(2.0)

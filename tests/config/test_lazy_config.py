@@ -12,7 +12,7 @@ from typing import Callable
 import pytest
 from omegaconf import DictConfig
 
-from libai_data.config import LazyCall, LazyConfig, instantiate
+from libai_data.config import LazyCall, LazyConfig, get_config, instantiate
 from libai_data.errors import ConfigError
 
 Write = Callable[[str, str], str]
@@ -98,11 +98,39 @@ def test_configs_imported_from_a_package_are_copies(write: Write, monkeypatch: p
 def test_loading_leaves_imports_and_modules_as_they_were(write: Write) -> None:
     write("bad.py", "raise KeyError('mine')\n")
     before_import, before_modules = builtins.__import__, set(sys.modules)
-    with pytest.raises(KeyError, match="mine"):
+    with pytest.raises(ConfigError, match=r"bad\.py, line 1: KeyError: 'mine'"):
         LazyConfig.load(write("c.py", "from .bad import x\n"))
     LazyConfig.load(write("d.py", "import math\nx = dict(a=1)\n"))
     assert builtins.__import__ is before_import
     assert not [name for name in set(sys.modules) - before_modules if "config_file" in name]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\nimport no_such_module\n", "line 2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("a = {}\nb = a['c']\n", "line 2: KeyError: 'c'"),
+        (
+            "from omegaconf import DictConfig\nx = DictConfig({}, flags={'struct': True}).a\n",
+            "line 2: ConfigAttributeError",
+        ),
+        ("from libai_data.config import LazyCall\n\nx = LazyCall(dict)(1)\n", "line 3: LazyCall.dict. takes keyword"),
+    ],
+)
+def test_what_a_config_file_raises_is_told_with_file_and_line_alone(write: Write, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"c\.py, {message}") as raised:
+        LazyConfig.load(write("c.py", text))
+    assert raised.value.__cause__ is None
+
+
+def test_what_a_users_module_raises_while_a_config_imports_it_keeps_its_traceback(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = pathlib.Path(write("a_broken_module.py", "def broken():\n    return 1 / 0\n\n\nbroken()\n")).parent
+    monkeypatch.syspath_prepend(str(root))
+    with pytest.raises(ConfigError, match=r"c\.py, line 1: ZeroDivisionError") as raised:
+        LazyConfig.load(write("c.py", "import a_broken_module\n"))
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 def test_threads_load_at_the_same_time(write: Write) -> None:
@@ -193,6 +221,28 @@ def test_load_rel_counts_from_the_file_that_calls(write: Write) -> None:
     assert LazyConfig.load(file).train.lr == 3
     with pytest.raises(ConfigError, match="load_rel"):
         exec("LazyConfig.load_rel('x.py')", {"LazyConfig": LazyConfig})
+
+
+@pytest.mark.parametrize(
+    ("path", "keys"),
+    [
+        ("common/train.py", ["train"]),
+        ("common/optim.py", ["optim"]),
+        ("common/models/graph.py", ["graph"]),
+        ("common/data/cifar100.py", ["dataloader", "test_aug", "train_aug"]),
+        ("common/data/imagenet.py", ["dataloader", "test_aug", "train_aug"]),
+    ],
+)
+def test_the_configs_of_the_package_are_loaded_anew_by_libais_paths(path: str, keys: list[str]) -> None:
+    cfg = get_config(path)
+    assert sorted(cfg) == keys
+    del cfg[keys[0]]
+    assert sorted(get_config(path)) == keys
+
+
+def test_a_config_that_the_package_does_not_have_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"Did you mean 'train\.py'"):
+        get_config("common/trian.py")
 
 
 def test_yaml_is_read_as_configs_mean_it(write: Write) -> None:

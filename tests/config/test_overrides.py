@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
-from libai_data.config import LazyCall, LazyConfig, default_train, instantiate
+from libai_data.config import LazyCall, LazyConfig, check_values, default_train, instantiate
 from libai_data.errors import ConfigError
 from tests.properties import examples
 
@@ -114,7 +114,7 @@ def test_a_deleted_key_is_gone() -> None:
         ("tensor_parallel_size=2", "There is train.dist.tensor_parallel_size."),
         ("train.train_iters=5", "To add it, write +train.train_iters="),
         ("optim.learning=1", "there is no key optim.learning"),
-        ("optim.learning=1", "AdamW takes no such argument. Keys in optim: lr, betas"),
+        ("optim.learning=1", "AdamW has no such argument. Keys in optim: lr, betas"),
         ("optim.beta=1", "Did you mean 'betas'?"),
         ("train={train_iters:5}", "train.train_iters. Did you mean 'train_iter'?"),
         ("train.amp=true", "train.amp is a section with the keys enabled; true cannot stand in its place"),
@@ -134,7 +134,7 @@ def test_a_deleted_key_is_gone() -> None:
         ("~train.seed=5", "train.seed is 1234, not 5"),
         ("~sizes.9", "there is no sizes.9"),
         ("train.seed", "there is no '='"),
-        ("--resume", "options go before the first override"),
+        ("--resume", "this looks like an option of the command"),
         ("a=b=c", "in quotes"),
         ("=1", "names joined by dots"),
         ("train@x=1", "names joined by dots"),
@@ -146,6 +146,15 @@ def test_a_wrong_override_is_refused_with_what_was_meant(override: str, message:
         changed(override)
     assert message in str(raised.value)
     assert str(raised.value).startswith(f"Override {override!r}")
+    has_no_such_key = "there is no " in message and "=" not in message and "module" not in message
+    assert isinstance(raised.value, KeyError) or not has_no_such_key
+
+
+def test_a_text_in_quotes_may_replace_a_number() -> None:
+    assert changed('optim.lr="0.1"').optim.lr == "0.1"
+    assert changed("sizes.0='7'").sizes[0] == "7"
+    with pytest.raises(ConfigError, match=r"train\.seed is '7'; it must be an int"):
+        check_values(changed("train.seed='7'"))
 
 
 def test_arguments_of_a_target_need_no_plus() -> None:

@@ -32,11 +32,7 @@ CHECKED_ELSEWHERE = {
     # By the mesh, the step plan, and `instantiate`.
     *(f"train.dist.{name}_parallel_size" for name in ("data", "tensor", "pipeline")),
     "train.dist.device_type",
-    "train.batch_size_schedule",
-    "train.skip_steps",
     "train.start_iter",
-    "train.scheduler",
-    "train.evaluation.evaluator",
     "graph.train_graph",
     "graph.eval_graph",
     "tokenization.tokenizer",
@@ -90,8 +86,17 @@ def test_a_missing_key_gets_its_default_and_an_open_one_is_refused() -> None:
     del cfg.train["log_period"]
     check_values(cfg)
     assert cfg.train.log_period == default_train().log_period
-    cfg.train.log_period = "???"
-    with pytest.raises(ConfigError, match=r"train.log_period"):
+    cfg = DictConfig({"train": {}})
+    check_values(cfg)
+    assert cfg.train == default_train()
+
+
+@pytest.mark.parametrize("value", ["???", "${no.such.key}"])
+@pytest.mark.parametrize("key", ["train", "train.amp", "train.dist.device_type", "train.checkpointer.stop_signals.0"])
+def test_a_key_that_is_open_or_refers_to_nothing_is_refused_by_name(key: str, value: str) -> None:
+    cfg = config()
+    OmegaConf.update(cfg, key, value, merge=False)
+    with pytest.raises(ConfigError, match=f"^{key} has no value"):
         check_values(cfg)
 
 

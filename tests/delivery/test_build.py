@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
+import libai_data
 from libai_data.config import LazyCall, instantiate
 from libai_data.data.datasets import ConcatDataset
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
@@ -107,6 +108,13 @@ def test_only_image_test_loaders_shuffle_by_default_as_libais_do() -> None:
     assert labels_of(build_image_test_loader(Numbers(8), 4, num_workers=0)) != list(range(8))
 
 
+@pytest.mark.parametrize("name", ["build_image_train_loader", "build_nlp_train_loader"])
+def test_an_error_names_the_builder_that_the_config_names(name: str) -> None:
+    section = LazyCall(getattr(libai_data, name))(dataset=[Numbers(8)], train_batch_size=4, colator=1)
+    with pytest.raises(ConfigError, match=rf"calling libai_data\.{name} failed: a loader has no argument 'colator'"):
+        instantiate(section)
+
+
 @pytest.mark.parametrize("builder", [*TRAIN_BUILDERS, *TEST_BUILDERS, build_nlp_train_val_test_loader])
 def test_the_signature_begins_as_libais(builder: Callable[..., Any]) -> None:
     libais = {
@@ -116,7 +124,7 @@ def test_the_signature_begins_as_libais(builder: Callable[..., Any]) -> None:
         "build_image_test_loader": "dataset test_batch_size sampler num_workers seed collate_fn",
         "build_nlp_train_val_test_loader": "dataset splits weights train_val_test_num_samples train_batch_size "
         "test_batch_size train_sampler test_sampler num_workers consumed_samples seed collate_fn dataset_mixer",
-    }[builder.__name__].split()
+    }[builder.__name__.replace("build_image_train", "build_nlp_train")].split()
     parameters = inspect.signature(builder).parameters
     assert list(parameters)[: len(libais)] == libais
     assert parameters["num_workers"].default == 4
@@ -261,7 +269,7 @@ TWO: dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]
         ({"splits": [None]}, r"splits is \[None\]"),
         ({"splits": [[98, 1, 1]]}, r"splits are \[\[98, 1, 1\]\], which leave no sample for validation"),
         ({**TWO, "weights": [1, -2]}, r"weights of a blend are \[1, -2\]"),
-        ({**TWO, "weights": [1, 2], "dataset_mixer": list}, r"weights are \[1, 2\], and there is a dataset_mixer"),
+        ({**TWO, "weights": [1, 2], "dataset_mixer": list}, r"weights are \[1, 2\], and there is also a dataset_mixer"),
         ({"train_batch_size": 0}, "train_batch_size is 0"),
         ({"test_batch_size": None}, "test_batch_size is None"),
     ],
@@ -288,7 +296,6 @@ def config_of(builder: Callable[..., Any], **arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataset": LazyCall(Numbers)(size=3), "train_batch_size": 4}, "3 samples, fewer than one global batch of 4"),
         ({"dataset": LazyCall(Numbers)(size=0), "train_batch_size": 4}, "the dataset is empty"),
         ({"dataset": [], "train_batch_size": 4}, "dataset is an empty list"),
         ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 0}, "train_batch_size is 0"),
@@ -298,7 +305,7 @@ def config_of(builder: Callable[..., Any], **arguments: Any) -> Any:
         ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "num_workers": -1}, "num_workers is -1"),
         (
             {"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "prefetc": 3},
-            "a loader takes no 'prefetc'.*Did you mean 'prefetch'",
+            "a loader has no argument 'prefetc'.*Did you mean 'prefetch'",
         ),
         (
             {"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "readers": "nodes"},

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data.data.samplers import CyclicSampler
-from libai_data.delivery.read_plan import READERS, ReadPlan
-from libai_data.delivery.traffic import FieldSize, node_traffic, times_read
+from libai_data.delivery.read_plan import READERS, FieldSize, ReadPlan, node_traffic, times_read
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.properties import examples
 

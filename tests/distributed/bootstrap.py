@@ -59,6 +59,7 @@ def serve(address: str) -> None:
     from libai_data.mesh.current import set_mesh
 
     flow.env.get_rank()
+    gc.freeze()  # What is imported stays.
     environment, folder = dict(os.environ), os.getcwd()
     with Client(address) as pool:
         while True:

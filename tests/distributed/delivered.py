@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from libai_data.delivery.read_plan import ReadPlan
-from libai_data.delivery.traffic import FieldSize, NodeTraffic, node_traffic
+from libai_data.delivery.read_plan import FieldSize, NodeTraffic, ReadPlan, node_traffic
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
 SCHEMA_SCRIPT = Path(__file__).parent / "scripts" / "delivery_schema.py"

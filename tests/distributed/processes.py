@@ -48,11 +48,10 @@ def ranks_environment(extra: Mapping[str, str] | None = None, end_on_error: bool
 
 def dump_stacks(launcher_pid: int) -> None:
     """Make every rank print the stacks of its threads (bootstrap.py registered the signal)."""
-    for pid in session_members(launcher_pid):
-        if parent_of(pid) == launcher_pid:
-            _send(pid, signal.SIGUSR2)
-            # One after the other: they share the output.
-            time.sleep(STACK_DUMP_SECONDS)
+    for pid in children_of(launcher_pid):
+        _send(pid, signal.SIGUSR2)
+        # One after the other: they share the output.
+        time.sleep(STACK_DUMP_SECONDS)
 
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
@@ -87,6 +86,19 @@ def parent_of(pid: int) -> int | None:
     """The process that started another; None if that has ended."""
     fields = _stat(pid)
     return int(fields[1]) if fields else None
+
+
+def children_of(pid: int) -> set[int]:
+    """The processes that a process started, also those that have ended and that nobody has waited for."""
+    return {int(name) for name in os.listdir("/proc") if name.isdigit() and parent_of(int(name)) == pid}
+
+
+def command_of(pid: int) -> bytes:
+    """The words of a process's command line, with a null byte behind each; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def _stat(pid: int) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.samplers import Order
-from libai_data.engine.evaluation.classification import correct_in_top_k
+from libai_data.engine.evaluation.metrics import correct_in_top_k
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.evaluation_cases import CASES, LENGTH, MICRO_BATCH, Case, Sentences
 from tests.properties import slowly

@@ -31,7 +31,7 @@ def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is
     full = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), "8", timeout=90, env=JOB, end_on_error=False)
     assert full.returncode == 1, full.output
     for step in (7, 9, 11):
-        said = f"model_{step:07d} could not be written: [Errno 28] No space left on device. The training goes on"
+        said = f"model_{step:07d} could not be written: [Errno 28] No space left on device. The training continues"
         assert full.output.count(said) == RANKS, full.output
     assert "iteration 11/11" in full.output
     # The training reached its end, but has not kept it.

@@ -31,7 +31,7 @@ def train(folder: Path, output: str, ranks: int, *overrides: str) -> None:
     command += ["train.evaluation.eval_iter=4", f"train.dist.tensor_parallel_size={2 if ranks == 4 else 1}"]
     env = {name: value for name, value in os.environ.items() if name not in JOB_VARIABLES}
     env["PYTHONPATH"] = str(REPOSITORY)
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -18,11 +18,11 @@ import pytest
 from libai_data.data.samplers import Order
 from libai_data.launch.launcher import STOPPED
 from tests.distributed.jobs import Ended, Job, start_by_launcher
-from tests.distributed.processes import parent_of, session_members
-from tests.properties import is_long_run, slowly
+from tests.distributed.processes import children_of
+from tests.properties import is_long_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "interrupted_training.py"
-RANKS, STEPS, PERIOD = 4, 100 if is_long_run() else 50, 3
+RANKS, STEPS, PERIOD = 4, 100 if is_long_run() else 25, 3
 SAMPLES, BATCH, SEED = 40, 8, 1234
 WATCHDOG = 90.0
 KILLS = 6
@@ -162,8 +162,7 @@ def signal_to_the_launcher(launcher: int) -> None:
 
 
 def signal_to_rank_2_alone(launcher: int) -> None:
-    ranks = [pid for pid in session_members(launcher) if parent_of(pid) == launcher]
-    alone = [pid for pid in ranks if b"\0RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()]
+    alone = [pid for pid in children_of(launcher) if b"\0RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()]
     assert len(alone) == 1
     os.kill(alone[0], signal.SIGUSR1)
 
@@ -179,12 +178,13 @@ def stop(folder: Path, steps: int, send: Callable[[int], None]) -> Ended:
 TO_ALL, TO_ONE = (signal_to_the_launcher, "SIGTERM"), (signal_to_rank_2_alone, "another rank's signal")
 
 
-@pytest.mark.parametrize("signals", [[TO_ONE], slowly([TO_ALL, TO_ONE])], ids=["one rank", "all, then one rank"])
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [[TO_ONE], [TO_ALL, TO_ONE]], ids=["one rank", "all, then one rank"])
 def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_checkpoint(
     signals: Sequence[tuple[Callable[[int], None], str]], tmp_path: Path, whole: Path
 ) -> None:
     for send, name in signals:
-        ended = stop(tmp_path, 20, send)
+        ended = stop(tmp_path, STEPS // 3, send)
         assert ended.codes == [STOPPED], ended.output
         assert not ended.left
         last = {noted(tmp_path, rank)[-1].split()[0] for rank in range(RANKS)}

@@ -20,7 +20,7 @@ from libai_data.data.samplers import Order
 from libai_data.launch.exit_codes import STOPPED
 from tests.distributed.jobs import Job
 from tests.distributed.namespaces import Node, two_nodes, why_not
-from tests.distributed.processes import REPOSITORY, parent_of, ranks_environment
+from tests.distributed.processes import REPOSITORY, children_of, command_of, ranks_environment
 from tests.distributed.secure_shell import (
     kill_all_on,
     reachable_by_ssh,
@@ -170,7 +170,7 @@ def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster:
         kill_all_on(cluster.nodes[1])
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
-    assert "no answer from 10.77.0.2; goes on with 1 of 2 machines: 10.77.0.1" in ended.output
+    assert "no answer from 10.77.0.2; continues with 1 of 2 machines: 10.77.0.1" in ended.output
     assert re.search(r"libai_data.launch: restart 1 of 2, from checkpoint model_\d+", ended.output)
     assert "2 rank(s) on 1 node(s)" in ended.output
     before, after = runs_of(output, 0)
@@ -234,14 +234,7 @@ def save_and_stop(job: Job) -> None:
 
 
 def ssh_processes(job: Job) -> list[int]:
-    launcher = job.processes[0].pid
-    return [
-        int(name)
-        for name in os.listdir("/proc")
-        if name.isdigit()
-        and parent_of(int(name)) == launcher
-        and Path(f"/proc/{name}/cmdline").read_bytes().startswith(b"ssh")
-    ]
+    return [pid for pid in children_of(job.processes[0].pid) if command_of(pid).startswith(b"ssh")]
 
 
 def kill_one_ssh(job: Job) -> None:

@@ -17,5 +17,4 @@ def neither_mesh_nor_log_is_left() -> Iterator[None]:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
-    logger.propagate = True
     logger.setLevel(logging.NOTSET)

@@ -24,6 +24,7 @@ from libai_data.engine.agreement import (
     needed_versions,
     own_version,
 )
+from libai_data.errors import ConfigError
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.distributed.jobs import Job
@@ -86,12 +87,20 @@ def test_configs_have_equal_values_where_they_are_equal(values: dict[str, Any]) 
 
 def test_what_may_differ_is_not_compared() -> None:
     def values(**changed: Any) -> dict[str, str]:
-        train = {"may_differ": ["data.root", "seed"], "output": "a"}
-        return config_values(OmegaConf.create({"train": train, "data": {"root": {"path": 1}, "rooted": 2, **changed}}))
+        train = {"may_differ": ["data.root", "data.pace"], "output": "a"}
+        data = {"root": {"path": 1}, "rooted": 2, "pace": 3, **changed}
+        return config_values(OmegaConf.create({"train": train, "data": data}))
 
     assert values(root="/other") == values()
     assert values(rooted=3) != values()
+    assert values(pace=4) == values()
     assert values(seed=3) != values()
+
+
+def test_a_key_that_may_differ_and_does_not_exist_is_refused() -> None:
+    cfg = OmegaConf.create({"train": {"may_differ": ["data.rot"]}, "data": {"root": 1}})
+    with pytest.raises(ConfigError, match=r"names 'data\.rot', which the config lacks\. Did you mean 'data\.root'"):
+        config_values(cfg)
 
 
 def test_targets_and_objects_have_their_names_and_no_addresses() -> None:

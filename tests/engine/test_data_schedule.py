@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from libai_data.data.samplers import Ledger, Order
-from libai_data.engine.data_state import tokens_per_sample
 from libai_data.errors import CheckpointError, ConfigError
 from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset
@@ -123,7 +121,7 @@ def test_another_batch_size_on_purpose_loses_nothing_and_is_remembered(tmp_path:
     second = train(config_of(tmp_path, **larger), resume=True, stop_after=7)
     third = train(config_of(tmp_path, global_batch_size=16), resume=True)
     assert samples({**first.steps, **second.steps, **third.steps}) == stream(48 + 6 * 16)
-    assert "8, 16 from step 6 on. The stream goes on at position 48" in (tmp_path / "log.txt").read_text()
+    assert "8, 16 from step 6 on. The stream continues at position 48" in (tmp_path / "log.txt").read_text()
     assert metric(tmp_path, "consumed_samples")[11] == 48 + 96
 
 
@@ -131,7 +129,7 @@ def test_another_seed_on_purpose_says_what_is_repeated_and_then_goes_on(tmp_path
     train(config_of(tmp_path), stop_after=5)
     resumed = train(config_of(tmp_path, seed=5, resume_override=["seed"]), resume=True)
     assert resumed.steps[6] == Order(40, seed=5).locate(np.arange(48, 56))[1].tolist()
-    assert "epoch 1 after 8 of its 40 samples. Some samples come twice" in (tmp_path / "log.txt").read_text()
+    assert "epoch 1 after 8 of its 40 samples. Some samples are used twice" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize(
@@ -166,11 +164,3 @@ def test_tokens_are_counted_where_each_sample_has_as_many(
     log = (tmp_path / "log.txt").read_text()
     assert "epoch 0.200  samples 8  tokens 48" in log
     assert "epoch 2.400  samples 96  tokens 576" in log
-
-
-def test_tokens_are_those_of_the_field_that_is_called_so_unless_a_collator_may_pad() -> None:
-    inputs = {"images": np.zeros((4, 3, 8)), "input_ids": np.zeros((4, 128))}
-    assert tokens_per_sample(SimpleNamespace(collates=False), inputs) == 128
-    assert tokens_per_sample(SimpleNamespace(collates=True), inputs) == 0
-    assert tokens_per_sample(SimpleNamespace(collates=False), {"images": inputs["images"]}) == 0
-    assert tokens_per_sample([], inputs) == 0

@@ -123,7 +123,7 @@ def test_data_begin_anew_only_where_that_is_asked_for(caplog: pytest.LogCaptureF
             DataState([1, 2]).load_state_dict(state)
         data = DataState([1, 2], ["restart_data"])
         data.load_state_dict(state)
-        assert "begins its data anew" in caplog.text
+        assert "restarts its data" in caplog.text
         assert BatchFeed(data.loader).next() == 1
     with pytest.raises(ConfigError, match="restart_data"):
         CyclicSampler(range(9), 3).load_state_dict(sampler, override=["restart"])

@@ -10,7 +10,7 @@ import pytest
 from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.engine.datamodule.data_stages import DataStages
 from libai_data.engine.datamodule.datamodule import DataModule
-from libai_data.errors import ConfigError
+from libai_data.errors import CheckpointError, ConfigError, DataPipelineError
 from libai_data.iterables import from_iterable
 from libai_data.structures import batch_info
 
@@ -116,6 +116,65 @@ def test_what_cannot_be_is_refused() -> None:
         DataStages(Several()).loaders("train")
     with pytest.raises(NotImplementedError, match="DataModule has no train_dataloader"):
         DataStages(DataModule()).loaders("train")
+
+
+@pytest.mark.parametrize("module", [None, 5, object(), len, Recorded])
+def test_what_is_no_data_module_is_refused(module: Any) -> None:
+    with pytest.raises(ConfigError, match=r"datamodule is .*(derive it from libai_data.DataModule|an object of it)"):
+        DataStages(module)
+
+
+@pytest.mark.parametrize("kind", ["fit", "x", None, 5, ["train"]])
+def test_a_kind_of_loader_that_there_is_not_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=r"kind is .* must be 'train' or 'val'"):
+        DataStages(Recorded(3)).loaders(kind)
+
+
+@pytest.mark.parametrize("names", [5, "xy", [5], {"a": 1}, [None]])
+def test_names_that_are_none_are_refused(names: Any) -> None:
+    with pytest.raises(ConfigError, match="argument_names is"):
+        DataStages(Recorded(3), argument_names=names)
+
+
+@pytest.mark.parametrize("arguments", [{"names": [5]}, {"names": [[]]}, {"ignore": 5}, {"ignore": [None]}])
+def test_names_of_hyperparameters_that_are_none_are_refused(arguments: dict[str, Any]) -> None:
+    class Own(DataModule):
+        def __init__(self) -> None:
+            self.save_hyperparameters(*arguments.get("names", ()), ignore=arguments.get("ignore"))
+
+    with pytest.raises(ConfigError, match=r"names is|ignore is"):
+        Own()
+
+
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
+def test_a_hook_that_returns_nothing_is_refused(hook: str) -> None:
+    module = DataModule()
+    setattr(module, hook, lambda *arguments: None)
+    batch = next(iter(from_iterable([{"x": np.ones(2)}] * 4, 2)))
+    with pytest.raises(DataPipelineError, match=r"DataModule|NoneType"):
+        DataStages(module).inputs(batch)
+
+
+NO_MAPPINGS: list[Any] = [None, 5, "x", []]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        *((state, "datamodule is") for state in NO_MAPPINGS),
+        *((state, "lacks \\['state'\\]") for state in ({}, {"other": 1})),
+        *(({"state": own}, "datamodule.state is") for own in (None, 5, {"a": 1})),
+        *(({"state": text}, "a saved state cannot be read") for text in ("x", "[1", '{"__kind__": "torch"}')),
+        ({"state": "{}"}, "load_state_dict of Keeps raised KeyError: 'seen', for the state {}"),
+    ],
+)
+def test_a_state_that_is_none_of_a_data_module_is_refused(state: Any, words: str) -> None:
+    class Keeps(DataModule):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.seen = state["seen"]
+
+    with pytest.raises(CheckpointError, match=words):
+        DataStages(Keeps()).load_state_dict(state)
 
 
 def test_a_state_of_any_kind_survives_a_checkpoint() -> None:

@@ -104,7 +104,7 @@ def test_it_validates_tests_and_predicts(tmp_path: Path) -> None:
     assert module.calls[2:] == [
         each for stage in ("validate", "test", "predict") for each in (stage, f"end of {stage}")
     ]
-    with pytest.raises(ConfigError, match="only 'validate' and 'test' are evaluated"):
+    with pytest.raises(ConfigError, match="stage is 'fit'; it must be 'validate' or 'test'"):
         trainer.evaluate("fit")
     cfg = config(tmp_path)
     cfg.datamodule = LazyCall(TinyModule)()

@@ -213,11 +213,11 @@ def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(tmp_path
 
 
 def test_a_resume_without_a_checkpoint_is_refused_in_training_and_evaluation(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="--resume found no sound checkpoint"):
+    with pytest.raises(CheckpointError, match="--resume found no intact checkpoint"):
         trained(tiny_config(str(tmp_path), train_iter=2), resume=True)
     command(tmp_path / "other", "train.train_iter=5")
     for more in ((), ("--eval-only", f"train.load_weight={tmp_path}/other/model_final")):
-        with pytest.raises(CheckpointError, match="--resume found no sound checkpoint"):
+        with pytest.raises(CheckpointError, match="--resume found no intact checkpoint"):
             command(tmp_path / "empty", "--resume", *more)
 
 
@@ -482,3 +482,33 @@ def test_a_trainer_class_of_ones_own_can_be_run(tmp_path: Path) -> None:
     )
     run(args, Own)
     assert built == ["model"]
+
+
+def test_checkpoints_keep_the_state_of_hooks_that_have_one(tmp_path: Path) -> None:
+    class Counts(HookBase):
+        steps = 0
+
+        def after_step(self) -> None:
+            self.steps += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": self.steps}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.steps = state["steps"]
+
+    first, second = Counts(), Counts()
+    for hooks in ([first], [second, Counts()]):
+        cfg = tiny_config(str(tmp_path), train_iter=3 if hooks == [first] else 5, resume=hooks != [first])
+        default_setup(cfg)
+        trainer = DefaultTrainer(cfg)
+        trainer.register_hooks(hooks)
+        trainer.train()
+    assert (first.steps, second.steps, hooks[1].steps) == (3, 5, 2)
+
+    class Holds(Counts):
+        def state_dict(self) -> dict[str, Any]:
+            return {"steps": object()}
+
+    with pytest.raises(TypeError, match="checkpoints cannot keep the state_dict of the hook Holds"):
+        trainer.register_hooks([Holds()])

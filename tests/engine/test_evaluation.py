@@ -20,7 +20,7 @@ from libai_data.engine.evaluation import (
     flatten_results_dict,
     inference_on_dataset,
 )
-from libai_data.engine.evaluation.classification import correct_in_top_k
+from libai_data.engine.evaluation.metrics import correct_in_top_k
 from libai_data.errors import ConfigError, SchemaError
 from tests.engine.tiny import TinyDataset, TinyModel
 

@@ -14,6 +14,8 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from libai_data.config import LazyCall, default_graph, default_train
+from libai_data.config.defaults import KEYS
+from libai_data.data.datasets import ConcatDataset, Subset
 from libai_data.delivery.build import build_nlp_train_val_test_loader
 from libai_data.engine import DefaultTrainer, default_setup, setup
 from libai_data.engine.loaders import build_configured_test_loaders, build_configured_train_loader
@@ -60,7 +62,7 @@ class Checkpointed(TinyModel):
 def test_a_training_reads_every_default_key(tmp_path: Path, graph: bool) -> None:
     cfg = tiny_config(str(tmp_path), train_iter=2, graph=graph, load_weight=str(tmp_path / "model_final"))
     cfg.model._target_ = Checkpointed
-    cfg.train.checkpointer.period = 1
+    cfg.train.checkpointer.period, cfg.train.early_stopping.patience = 1, 9
     if graph:
         cfg.train.activation_checkpoint.enabled = True
     with reads() as found:
@@ -88,6 +90,17 @@ def test_a_training_reads_every_default_key(tmp_path: Path, graph: bool) -> None
         keys -= {f"train.{name}" for name in ("zero_optimization.stage", "zero_optimization.enabled")}
         keys -= {"train.activation_checkpoint.enabled"}
     assert sorted(keys - found - NOT_READ) == []
+    # And it reads no other: the table of keys is complete.
+    known = {*KEYS, *(name[: name.rindex(".")] for name in KEYS)}
+    other = {key for key in found - known if key.startswith(("train.", "graph."))}
+    calls = (
+        "train.scheduler.",
+        "train.evaluation.evaluator.",
+        "train.computed.",
+        "graph.train_graph.",
+        "graph.eval_graph.",
+    )
+    assert {key for key in other if not key.startswith(calls) and not key.endswith("_")} == set()
 
 
 def test_a_given_warm_up_and_horizon_are_kept(tmp_path: Path) -> None:
@@ -182,10 +195,12 @@ def test_the_tokenizer_reaches_the_datasets_that_take_one_and_have_none(tmp_path
         LazyCall(Tokenizing)(),
         LazyCall(TinyDataset)(length=40),
         LazyCall(Tokenizing)(tokenizer=LazyCall(new_tokenizer)(name="lower")),
+        LazyCall(Subset)(dataset=LazyCall(ConcatDataset)(datasets=[LazyCall(Tokenizing)()]), start=0, stop=10),
     ]
     default_setup(cfg)
     trainer = DefaultTrainer(cfg)
-    with_it, without, own = trainer.train_loader.dataset.datasets
+    with_it, without, own, around = trainer.train_loader.dataset.datasets
+    assert around.dataset.datasets[0].tokenizer is upper
     assert with_it.tokenizer is upper
     assert own.tokenizer is lower
     assert not hasattr(without, "tokenizer")
@@ -235,6 +250,13 @@ ODD_BUT_ALLOWED = [
 ]
 
 
+def test_a_graph_trains_with_an_empty_section_of_global_mode(tmp_path: Path) -> None:
+    cfg = tiny_config(str(tmp_path), train_iter=1, graph=True)
+    cfg.graph.global_mode = {}
+    default_setup(cfg)
+    assert "Acc@1" in DefaultTrainer(cfg).train()
+
+
 @pytest.mark.parametrize("changes", ODD_BUT_ALLOWED)
 def test_a_training_runs_with_odd_values_that_are_allowed(tmp_path: Path, changes: dict[str, Any]) -> None:
     cfg = tiny_config(str(tmp_path), train_iter=3)
@@ -252,11 +274,13 @@ def test_a_training_runs_with_odd_values_that_are_allowed(tmp_path: Path, change
     [
         ({"train_iter": 0}, r"train.train_iter is 0 and train.train_epoch 0: there is nothing to train"),
         ({"global_batch_size": None}, r"neither train.train_micro_batch_size nor train.global_batch_size"),
-        ({"global_batch_size": 41}, r"train_micro_batch_size"),
         ({"train_epoch": 1e9}, None),
         ({"scheduler.warmup_factor": float("nan")}, r"warmup_factor is nan"),
         ({"scheduler.warmup_method": "cubic"}, r"warmup_method is 'cubic'"),
         ({"scheduler.max_iter": 0}, r"train.scheduler"),
+        ({"scheduler.alpha": float("nan")}, r"alpha is nan"),
+        ({"skip_steps": 0}, r"train.skip_steps is 0"),
+        ({"batch_size_schedule": {}}, r"train.batch_size_schedule is {}"),
         ({"scheduler.max_iter": 1.5}, r"max_iter is 1.5"),
         ({"scheduler.alpha": "x"}, r"train.scheduler"),
         ({"skip_steps": [[2, 1]]}, r"train.skip_steps has \[2, 1\]"),
@@ -277,6 +301,19 @@ def test_values_that_cannot_work_are_refused_by_name(
         assert DefaultTrainer(cfg).max_iter == 5 * 10**9
         return
     with pytest.raises(ConfigError, match=message):
+        default_setup(cfg)
+        DefaultTrainer(cfg)
+
+
+CALLS = ("model", "optim", "optim.params", "train.scheduler", "graph.train_graph", "dataloader", "dataloader.train")
+
+
+@pytest.mark.parametrize("value", ["x", 5, ["x"], {"a": 1}, int, "${no.such.key}"])
+@pytest.mark.parametrize("key", [*CALLS, "train.evaluation.evaluator", "dataloader.test.0", "model._target_"])
+def test_what_is_no_lazy_call_is_refused_by_its_key(tmp_path: Path, key: str, value: Any) -> None:
+    cfg = tiny_config(str(tmp_path), graph=key.startswith("graph"))
+    OmegaConf.update(cfg, key, value, merge=False, force_add=True)
+    with pytest.raises(ConfigError, match=key.split("._target_")[0]):
         default_setup(cfg)
         DefaultTrainer(cfg)
 

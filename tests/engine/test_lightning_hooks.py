@@ -88,7 +88,7 @@ def test_lightnings_hooks_get_what_its_loader_yields_in_lightnings_order(form: s
 
 
 def test_hooks_keep_the_layouts_of_fields_and_the_batch_that_was_given() -> None:
-    from libai_data.engine.datamodule.lightning import changed_by_hooks
+    from libai_data.engine.datamodule.data_stages import changed_by_hooks
 
     module = lightning("dict", [])
     array = np.ones((2, 2), np.float32)
@@ -105,7 +105,7 @@ def test_hooks_keep_the_layouts_of_fields_and_the_batch_that_was_given() -> None
 
 def test_a_module_without_hooks_of_its_own_is_not_asked() -> None:
     pl = pytest.importorskip("pytorch_lightning")
-    from libai_data.engine.datamodule.lightning import overrides_hooks
+    from libai_data.engine.datamodule.data_stages import overrides_hooks
 
     assert not overrides_hooks(pl.LightningDataModule())
     assert overrides_hooks(lightning("dict", []))

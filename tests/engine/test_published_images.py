@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai_data.config import LazyConfig, instantiate
+from libai_data.config import LazyConfig, get_config, instantiate
 from libai_data.mesh import ParallelMesh, set_mesh
 from tests.data.sources.published_files import jpeg
 
@@ -32,6 +32,7 @@ def write_two_classes(root: Path) -> None:
     (folder / "fine_label_names.txt").write_text("".join(f"class{number}\n" for number in range(100)))
 
 
+@pytest.mark.slow
 def test_a_config_in_the_form_of_libai_trains_on_cifar_with_mixed_labels(repository: Path, tmp_path: Path) -> None:
     write_two_classes(tmp_path / "data")
     overrides = [
@@ -61,13 +62,13 @@ def test_a_config_in_the_form_of_libai_trains_on_cifar_with_mixed_labels(reposit
     assert scores[-1] > 90
 
 
-def test_the_config_of_imagenet_gives_batches_with_mixed_labels(repository: Path, tmp_path: Path) -> None:
+def test_the_config_of_imagenet_gives_batches_with_mixed_labels(tmp_path: Path) -> None:
     for part in ("train", "val"):
         for name in ("n01", "n02"):
             (tmp_path / part / name).mkdir(parents=True)
             for number in range(4):
                 (tmp_path / part / name / f"{number}.JPEG").write_bytes(jpeg(20 * number, (260, 300)))
-    dataloader = LazyConfig.load(str(repository / "configs" / "common" / "data" / "imagenet.py")).dataloader
+    dataloader = get_config("common/data/imagenet.py").dataloader
     for config in (dataloader.train.dataset[0], dataloader.test[0].dataset):
         config.root = str(tmp_path)
     set_mesh(ParallelMesh(1, 1, 1))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from oneflow import nn
@@ -128,6 +129,18 @@ def test_a_metric_that_the_evaluation_has_not_ends_the_training_at_the_first_eva
     with pytest.raises(ConfigError, match=message):
         trainer.train(0, 8)
     assert trainer.iter == 1
+
+
+def test_the_loss_of_an_evaluation_has_another_name_than_that_of_the_training() -> None:
+    trainer = CountingTrainer([])
+    results = {"loss": 1.0, "lm_loss": 2.0, "val_loss_a": 3.0, "Acc@1": 4.0, "Other": {"loss": 5.0}}
+    best = hooks.BestCheckpointer(2, mock.Mock(), "loss", mode="min")
+    trainer.register_hooks([hooks.EvalHook(2, lambda: results), best])
+    trainer.train(0, 4)
+    latest = {name: value for name, (value, _) in trainer.storage.latest().items() if value in range(1, 6)}
+    names = {"val_loss": 1.0, "val_lm_loss": 2.0, "val_loss_a": 3.0, "Acc@1": 4.0, "Other/val_loss": 5.0}
+    assert names.items() <= latest.items() and "loss" not in latest
+    assert best.best_metric == 1.0
 
 
 def test_the_default_metric_may_be_missing_and_is_missed_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,8 +5,8 @@ import io
 import json
 import logging
 import os
+import re
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from libai_data.config import default_argument_parser
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.events import EventStorage
 from libai_data.engine.hooks import PeriodicWriter, ProgressBar
-from libai_data.engine.logging_setup import ON_BAR, setup_logger
+from libai_data.engine.logging_setup import ON_BAR, set_bar, setup_logger
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from tests.engine.data_runs import config_of, train
 from tests.engine.tiny import tiny_config
 from tests.full_disk import fill, small_disk
 
@@ -148,14 +149,14 @@ def test_lines_that_the_bar_shows_are_left_out_of_the_terminal_alone(tmp_path: P
     assert isinstance(console, logging.StreamHandler)
     console.setStream(terminal)
     terminal.watched = watched
-    before, sys.stderr = sys.stderr, terminal
-    try:
-        logger.info("a metric", extra=ON_BAR)
-        logger.info("an event")
-    finally:
-        sys.stderr = before
+    set_bar(True)
+    logger.info("a metric", extra=ON_BAR)
+    logger.info("an event")
+    set_bar(False)
+    logger.info("a later metric", extra=ON_BAR)
     lines = (tmp_path / "log.txt").read_text().splitlines()
     assert [line.endswith(end) for line, end in zip(lines, ("a metric", "an event"))] == [True, True]
+    assert "a later metric" in terminal.getvalue()
     assert ("a metric" in terminal.getvalue()) is not watched
     assert "an event" in terminal.getvalue()
 
@@ -195,7 +196,7 @@ def test_a_writer_on_a_full_disk_is_named_once_and_the_training_goes_on(caplog: 
 
     full = Full()
     # Before it could write at the third try, and after.
-    said = "Full cannot write: [Errno 28] No space left on device. The training goes on."
+    said = "Full cannot write: [Errno 28] No space left on device. The training continues."
     assert [record.getMessage() for record in errors_with(full, caplog)] == [said, said]
     assert full.tries == 5
 
@@ -208,7 +209,7 @@ def test_a_writer_with_a_bug_is_named_with_its_traceback_and_the_training_goes_o
             raise RuntimeError("no such project")
 
     (record,) = errors_with(Wrong(), caplog)
-    assert record.getMessage() == "Wrong cannot write: no such project. The training goes on."
+    assert record.getMessage() == "Wrong cannot write: no such project. The training continues."
     assert record.exc_info is not None
 
 
@@ -258,7 +259,7 @@ def test_a_disk_that_is_full_for_a_while_costs_what_was_logged_meanwhile_and_not
     shown = capfd.readouterr()
     assert shown.err.count("log lines cannot be written to") == 1
     for name in ("JSONWriter", "TensorboardXWriter"):
-        assert shown.out.count(f"{name} cannot write: [Errno 28] No space left on device. The training goes on.") == 1
+        assert shown.out.count(f"{name} cannot write: [Errno 28] No space left on device. The training continues.") == 1
     assert "iteration 59/59" in lines[-1] or any("iteration 59/59" in line for line in lines)
 
 
@@ -278,3 +279,15 @@ def trained_on(disk: Path, signal_at: int) -> None:
     trainer = DefaultTrainer(cfg)
     trainer.register_hooks([FillsUp(disk, signal_at)])
     trainer.train()
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_a_bar_is_shown_where_it_is_asked_for_and_breaks_no_log_line(
+    asked: bool | None, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    train(config_of(tmp_path, train_iter=3, progress_bar=asked))
+    printed = capsys.readouterr()
+    # There is no terminal here.
+    assert ("3/3 [" in printed.err) == bool(asked)
+    lines = [line for line in printed.out.splitlines() if "iteration" in line]
+    assert len(lines) == 3 + 1 and all(re.match(r"\[\d\d/\d\d .*\] INFO libai_data", line) for line in lines)

@@ -10,7 +10,7 @@ import pytest
 from libai_data import from_iterable
 from libai_data.errors import CheckpointError
 from libai_data.integrations.libai import LiBaiLoader, build_nlp_train_loader, loader
-from libai_data.integrations.libai.trainer import _Place
+from libai_data.integrations.libai.loader import _Place
 from tests.iterables.rows import numbers
 
 

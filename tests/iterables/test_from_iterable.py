@@ -373,7 +373,7 @@ def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends
         holder._iterator = numbers()
         loader = from_iterable(source, 4, ends=ends)
         assert len(taken(loader, 5)) == 5
-        with pytest.raises((ConfigError, SampleError), match="can be gone through only once"):
+        with pytest.raises((ConfigError, SampleError), match="can be iterated only once"):
             taken(loader, 6 if ends == "cycle" else None)
         loader.close()
 
@@ -381,7 +381,7 @@ def test_what_holds_an_iterator_has_no_empty_second_round(is_wrapped: bool, ends
 def test_an_iterator_can_be_gone_through_once() -> None:
     loader = from_iterable(numbers(), 4)
     assert len(taken(loader)) == 6
-    with pytest.raises(SampleError, match="can be gone through only once; pass the function that makes it"):
+    with pytest.raises(SampleError, match="can be iterated only once; pass the function that makes it"):
         taken(loader)
     loader.close()
 
@@ -393,13 +393,12 @@ def test_an_iterator_can_be_gone_through_once() -> None:
         (numbers, {"micro_batch_size": 0}, "micro_batch_size"),
         (numbers, {"micro_batch_size": 2, "ends": "padd"}, "Did you mean 'pad'"),
         (numbers, {"micro_batch_size": 2, "shuffle": True}, "shuffle=True is for sources that give samples by their"),
-        (numbers, {"micro_batch_size": 2, "num_workers": 2}, "num_workers=2 is for sources"),
         (numbers, {"micro_batch_size": 2, "on_error": "skip"}, "on_error='skip' is for sources"),
         (numbers, {"micro_batch_size": 2, "fields": "x"}, "fields is 'x'"),
         (numbers, {"micro_batch_size": 2, "readers": "rank1"}, "Did you mean 'rank0'"),
         (5, {"micro_batch_size": 2}, "a loader cannot be made of 5"),
-        ("data.tar", {"micro_batch_size": 2}, "a str is no iterable of samples"),
-        ({"train": []}, {"micro_batch_size": 2}, "a dict is no iterable of samples"),
+        ("data.tar", {"micro_batch_size": 2}, "a str is not an iterable of samples"),
+        ({"train": []}, {"micro_batch_size": 2}, "a dict is not an iterable of samples"),
         ([], {"micro_batch_size": 2}, "is empty"),
         (
             lambda shard, num_shards: [],
@@ -416,7 +415,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options:
 @pytest.mark.parametrize(
     ("samples", "fields", "message"),
     [
-        ([(1, 2)], None, r"tuple without names; give fields=\[...\], 2 name"),
+        ([(1, 2)], None, r"tuple without names; name its 2 value"),
         ([(1, 2)], ["x"], r"1 name\(s\) \['x'\] for 2 value"),
         ([{"xs": 1}], ["x"], "Did you mean 'xs'"),
         ([np.ones(2)], None, "ndarray without names"),
@@ -487,7 +486,7 @@ def test_a_padding_loader_with_a_short_last_batch_is_refused_as_soon_as_lengths_
 
 def test_loaders_of_ours_are_no_iterables_of_samples() -> None:
     own = from_iterable([sample(number) for number in range(8)], 4)
-    with pytest.raises(ConfigError, match="a DataLoader of libai_data is a loader already; use it as it is"):
+    with pytest.raises(ConfigError, match="a BatchLoader of libai_data is a loader already; use it as it is"):
         from_iterable(own, 4)
     with pytest.raises(ConfigError, match="is a loader already"):
         from_iterable(from_iterable(numbers, 4), 4)
@@ -587,7 +586,7 @@ def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("ends", ["short", "cycle"])
 def test_what_decides_the_order_in_another_way_is_refused(name: str, ends: str) -> None:
     options: dict[str, Any] = {name: [[0]]}
-    with pytest.raises(ConfigError, match=f"takes no '{name}'.*use DataLoader"):
+    with pytest.raises(ConfigError, match=f"has no argument '{name}'.*use DataLoader"):
         from_iterable([sample(0), sample(1)], 1, ends=ends, **options)
 
 
@@ -619,4 +618,18 @@ def test_an_iterable_may_yield_the_same_item_again() -> None:
     kept = {"x": np.ones(4)}
     loader = from_iterable(lambda: iter([kept] * 20), 4)
     assert len(list(loader)) == 5
+    loader.close()
+
+
+@pytest.mark.parametrize("item", [{}, {"__key__": np.ones(3)}, Instance()])
+def test_an_item_without_a_field_is_refused(item: Any) -> None:
+    loader = from_iterable(lambda: iter([item] * 8), 2)
+    with pytest.raises(SampleError, match="without a field"):
+        next(iter(loader))
+    loader.close()
+
+
+def test_a_field_may_be_called_self() -> None:
+    loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
+    assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
     loader.close()

@@ -19,7 +19,7 @@ import pytest
 
 from libai_data.errors import SampleError
 from libai_data.iterables import from_iterable
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 from tests.iterables.rows import flat, numbers, resumed, sample, taken
 
 ROWS = 22
@@ -274,7 +274,7 @@ def test_each_row_comes_once_a_round_in_batches_of_the_size_asked_for(kind: Kind
         first = batches[0][0].position  # Of what gives samples by their index, positions go on.
         assert [info.position - first for info, _ in batches] == [0, 4, 8, 12, 16, 20]
     assert (flat(rounds[0]) != flat(rounds[1])) == kind.changes
-    assert isinstance(loader, DataLoader) == kind.is_map_style
+    assert isinstance(loader, BatchLoader) == kind.is_map_style
 
 
 def test_it_resumes_at_every_cut_point(kind: Kind) -> None:
@@ -385,6 +385,6 @@ def test_what_goes_on_in_the_middle_after_a_break_is_refused() -> None:
     for _ in range(2):
         assert len(flat(taken(loader))) == 22
     taken(loader, 2)
-    with pytest.raises(SampleError, match=r"ResumableShuffle was broken off in the middle.*set_epoch"):
+    with pytest.raises(SampleError, match=r"ResumableShuffle was interrupted in the middle.*set_epoch"):
         taken(loader, 1)
     loader.close()

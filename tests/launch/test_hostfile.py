@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.errors import ConfigError
-from libai_data.launch.hostfile import read_hostfile
+from libai_data.launch.hosts import read_hostfile
 
 
 def test_machines_come_in_their_order_without_comments_and_empty_lines(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from libai_data.data.datasets import RandomMap
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 
 SOURCES = ("python", "numpy", "normal", "torch", "oneflow")
 
@@ -104,7 +104,7 @@ class ReadsByALoader(Draws):
     def __getitem__(self, index: int) -> Any:
         before = super().__getitem__(index)["drawn"]
         inner = RandomMap(Draws(["python", "numpy"]), with_noise)
-        loader = DataLoader(inner, CyclicSampler(inner, 4), seed=5, **self.arguments)
+        loader = BatchLoader(inner, CyclicSampler(inner, 4), seed=5, **self.arguments)
         sums = [float(batch.noise.tensor.numpy().sum()) for batch in islice(iter(loader), 2)]
         sums.append(float(batch_sum(loader)))
         loader.close()
@@ -113,7 +113,7 @@ class ReadsByALoader(Draws):
         return {"index": index, "drawn": np.concatenate([before, sums, after, own])}
 
 
-def batch_sum(loader: DataLoader) -> float:
+def batch_sum(loader: BatchLoader) -> float:
     return float(next(iter(loader)).drawn.tensor.numpy().sum())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 from libai_data.structures import batch_info
 
 Content = tuple[Any, dict[str, tuple[Any, ...]]]
@@ -43,9 +43,9 @@ def content(batch: Any) -> Content:
 
 
 @contextmanager
-def loading(dataset: Any, sampler: Any = None, **arguments: Any) -> Iterator[DataLoader]:
+def loading(dataset: Any, sampler: Any = None, **arguments: Any) -> Iterator[BatchLoader]:
     """A loader over a dataset, in batches of 4 in the dataset's order unless there is a sampler, closed at the end."""
-    loader = DataLoader(dataset, sampler or CyclicSampler(dataset, 4), **arguments)
+    loader = BatchLoader(dataset, sampler or CyclicSampler(dataset, 4), **arguments)
     try:
         yield loader
     finally:
@@ -63,7 +63,7 @@ def stream(
         return [content(batch) for batch in islice(iter(loader), batches)]
 
 
-def worker_pids(loader: DataLoader) -> list[int]:
+def worker_pids(loader: BatchLoader) -> list[int]:
     """Process ids of a loader's workers."""
     assert loader._reader is not None
     return list(loader._reader._executor.pids)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What a DataLoader promises to whoever iterates over it, whoever reads; here the trainer's own thread does."""
+"""What a BatchLoader promises to whoever iterates over it, whoever reads; here the trainer's own thread does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
-from libai_data.loader import DataLoader, trivial_batch_collator
+from libai_data.loader import BatchLoader, trivial_batch_collator
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.properties import examples
 
@@ -54,11 +54,11 @@ class Odd(Drawn):
         return self.odd
 
 
-def endless(size: int, micro_batch_size: int, ranks: int = 1, rank: int = 0, **arguments: Any) -> DataLoader:
+def endless(size: int, micro_batch_size: int, ranks: int = 1, rank: int = 0, **arguments: Any) -> BatchLoader:
     sampler = CyclicSampler(
         Drawn(size), micro_batch_size, shuffle=True, data_parallel_rank=rank, data_parallel_size=ranks
     )
-    return DataLoader(sampler.dataset, sampler, **arguments)
+    return BatchLoader(sampler.dataset, sampler, **arguments)
 
 
 def rows_of(batches: Sequence[Any]) -> list[Any]:
@@ -102,7 +102,7 @@ def test_random_transforms_draw_otherwise_in_each_epoch_and_under_each_seed() ->
 
 def test_each_pass_is_an_epoch_with_draws_of_its_own_also_after_breaking_off() -> None:
     dataset = Drawn(10)
-    loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    loader = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
     first = rows_of(list(loader))
     next(iter(loader))
     third = rows_of(list(loader))
@@ -115,12 +115,12 @@ def test_each_pass_is_an_epoch_with_draws_of_its_own_also_after_breaking_off() -
 
 def test_a_round_that_was_restored_is_finished_and_then_begins_anew() -> None:
     dataset = Drawn(10)
-    loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    loader = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
     rest = rows_of(list(batches))
-    restored = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    restored = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
     restored.load_state_dict(state)
     assert rows_of(list(restored)) == rest
     assert len(rows_of(list(restored))) == 12
@@ -144,7 +144,7 @@ def test_each_batch_tells_where_it_stands() -> None:
         (2, 1, 8, 4, 4),
     ]
     dataset = Drawn(5)
-    assert [batch_info(batch).valid for batch in DataLoader(dataset, SingleRoundSampler(dataset, 3))] == [3, 2]  # type: ignore[union-attr]
+    assert [batch_info(batch).valid for batch in BatchLoader(dataset, SingleRoundSampler(dataset, 3))] == [3, 2]  # type: ignore[union-attr]
 
 
 def test_batches_that_are_kept_stay_as_they_were() -> None:
@@ -172,14 +172,14 @@ def test_lengths_are_batches_of_an_epoch_rounded_up() -> None:
 
 
 def test_a_batch_sampler_of_the_users_own_is_followed() -> None:
-    loader = DataLoader(Drawn(6), [[3, 1], [5], [0, 0, 2]])
+    loader = BatchLoader(Drawn(6), [[3, 1], [5], [0, 0, 2]])
     for _ in range(2):
         assert [row[0] for row in rows_of(list(loader))] == [3, 1, 5, 0, 0, 2]
     assert [batch_info(batch).valid for batch in loader] == [2, 1, 3]  # type: ignore[union-attr]
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
-    restored = DataLoader(Drawn(6), [[3, 1], [5], [0, 0, 2]])
+    restored = BatchLoader(Drawn(6), [[3, 1], [5], [0, 0, 2]])
     restored.load_state_dict(state)
     assert [row[0] for row in rows_of(list(restored))] == [5, 0, 0, 2]
     assert loader.global_batch_size is None
@@ -209,7 +209,7 @@ def test_the_trivial_collator_changes_nothing() -> None:
 )
 def test_a_sample_that_differs_or_fails_is_named_by_index(odd: Any, message: str) -> None:
     dataset = Odd(8, 5, odd)
-    loader = DataLoader(dataset, SingleRoundSampler(dataset, 4))
+    loader = BatchLoader(dataset, SingleRoundSampler(dataset, 4))
     batches = iter(loader)
     next(batches)
     with pytest.raises(SampleError, match=f"sample 5 of Odd.*{message}") as error:
@@ -221,13 +221,13 @@ def test_a_sample_that_differs_or_fails_is_named_by_index(odd: Any, message: str
 def test_a_dtype_that_oneflow_lacks_is_refused_by_field() -> None:
     dataset: list[dict[str, Any]] = [{"x": np.zeros(2, np.uint16)}] * 4
     with pytest.raises(SchemaError, match=r"field 'x'.*uint16"):
-        next(iter(DataLoader(dataset, SingleRoundSampler(dataset, 2))))
+        next(iter(BatchLoader(dataset, SingleRoundSampler(dataset, 2))))
 
 
 def test_a_sample_without_fields_is_refused() -> None:
     dataset: list[dict[str, Any]] = [{}] * 4
-    with pytest.raises((SampleError, SchemaError), match="no fields"):
-        next(iter(DataLoader(dataset, SingleRoundSampler(dataset, 2))))
+    with pytest.raises((SampleError, SchemaError), match="without a field"):
+        next(iter(BatchLoader(dataset, SingleRoundSampler(dataset, 2))))
 
 
 def test_the_state_of_another_stream_is_refused() -> None:

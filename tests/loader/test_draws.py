@@ -99,6 +99,7 @@ def test_what_a_dataset_draws_depends_on_seed_epoch_and_index_alone(kind: Any) -
     assert not set(other.values()) & set(expected.values())
 
 
+@pytest.mark.slow
 @pytest.mark.watchdog(180)
 def test_draws_from_oneflow_depend_on_seed_epoch_and_index_alone(caplog: pytest.LogCaptureFixture) -> None:
     dataset = Draws(SOURCES)
@@ -462,6 +463,7 @@ def large(sample: Any) -> bool:
     return float(sample["drawn"][1]) > 0.4
 
 
+@pytest.mark.slow
 def test_the_hash_seed_of_a_process_changes_no_samples() -> None:
     program = (
         "from tests.loader.test_draws import *\n"

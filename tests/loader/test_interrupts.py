@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import FrameType
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 import libai_data.loader
-from libai_data.data.random import sample_generators
 from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
+from libai_data.mesh.peers import channel
 from libai_data.structures import DistTensorData, Instance
-from tests.loader.streams import WORKER_NAMES, WORKERS, content, descriptors, loading, stream
+from tests.distributed.processes import children_of
+from tests.loader.interrupting import interrupted_at
+from tests.loader.streams import (
+    WORKER_NAMES,
+    WORKERS,
+    content,
+    descriptors,
+    eventually,
+    loader_threads,
+    loading,
+    stream,
+)
 from tests.properties import slowly
 
 LOADER = str(Path(libai_data.loader.__file__).parent)
@@ -40,30 +48,6 @@ class Numbers:
         return Instance(number=DistTensorData(np.full(3, index)))
 
 
-@contextmanager
-def interrupted_at(line: int, files: str | tuple[str, ...] = LOADER) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the n-th line of the loader's code that this thread of this process runs."""
-    left, process = line, os.getpid()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(files) or os.getpid() != process:
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-    assert sample_generators() == []  # Nothing is read any more.
-
-
 @pytest.mark.parametrize("arguments", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], request: pytest.FixtureRequest) -> None:
     dataset = Numbers()
@@ -76,7 +60,7 @@ def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], requ
             batches = iter(loader)
             taken = [content(next(batches)) for _ in range(2)]
             try:
-                with interrupted_at(line):
+                with interrupted_at(line, LOADER):
                     taken += [content(batch) for batch in islice(batches, 1)]
             except KeyboardInterrupt:
                 interruptions += 1
@@ -119,7 +103,7 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
         for _ in range(4):
             batches = iter(loader)
             next(batches)
-            with pytest.raises(KeyboardInterrupt), interrupted_at(12):
+            with pytest.raises(KeyboardInterrupt), interrupted_at(12, LOADER):
                 next(batches)
             arena = loader._arena
             slots.append(len(loader._slot_list.slots))
@@ -127,12 +111,23 @@ def test_interrupted_waits_leave_no_memory_behind(arguments: dict[str, Any]) -> 
         assert max(slots) <= slots[0] + 2 and max(lengths) <= 2 * lengths[0] + 2
 
 
-@pytest.mark.parametrize(("method", "between"), [("fork", 3), ("spawn", 61)])
-def test_an_interrupt_while_workers_start_leaves_no_descriptor_and_no_signal_blocked(method: str, between: int) -> None:
+def children() -> set[int]:
+    """Processes that this one started and has not waited for."""
+    subprocess._cleanup()  # type: ignore[attr-defined]
+    return children_of(os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("method", "between"),
+    [("fork", 17), ("spawn", 97), slowly("fork", 1)],
+)
+def test_an_interrupt_while_workers_start_leaves_no_process_descriptor_or_blocked_signal(
+    method: str, between: int
+) -> None:
     files = tuple(str(module.__file__) for module in (starting, worker_pool, arena, shipping, parent_pipe))
     with loading(Numbers(), num_workers=1, start_method=method) as loader:
         next(iter(loader))
-    before, line, interruptions = descriptors(), 0, 0
+    before, processes, line, interruptions = descriptors(), children(), 0, 0
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     while interruptions == line // between:
         line += between
@@ -143,5 +138,32 @@ def test_an_interrupt_while_workers_start_leaves_no_descriptor_and_no_signal_blo
             except KeyboardInterrupt:
                 interruptions += 1
         assert descriptors() == before, f"interrupted at line {line}"
+        give_up = time.monotonic() + 30
+        while method == "spawn" and children() != processes and time.monotonic() < give_up:
+            time.sleep(0.01)  # A program notices the trainer's closed end when it has started.
+        assert children() == processes, f"interrupted at line {line}"
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked, f"interrupted at line {line}"
+    assert interruptions > 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "between"), [(WORKERS[1], 1), (WORKERS[2], 29), slowly(WORKERS[2], 1), slowly(WORKERS[3], 29)]
+)
+def test_a_close_that_is_interrupted_at_any_line_can_be_repeated(arguments: dict[str, Any], between: int) -> None:
+    files = (LOADER, *(str(module.__file__) for module in (parent_pipe, channel)))
+    with loading(Numbers(), **arguments) as loader:
+        next(iter(loader))
+    before, processes, threads, line, interruptions = descriptors(), children(), loader_threads(), 0, 0
+    # While workers end, the same lines run again and again.
+    while interruptions == line // between and line < 700:
+        line += between
+        with loading(Numbers(), **arguments) as loader:
+            next(iter(loader))
+            try:
+                with interrupted_at(line, files):
+                    loader.close()
+            except KeyboardInterrupt:
+                interruptions += 1
+        assert eventually(lambda: loader_threads() <= threads), f"interrupted at line {line}"
+        assert (descriptors(), children()) == (before, processes), f"interrupted at line {line}"
     assert interruptions > 2

@@ -8,13 +8,10 @@ from __future__ import annotations
 import gc
 import json
 import os
-import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
 import pytest
@@ -27,44 +24,23 @@ from libai_data.data.samplers.order import Order
 from libai_data.errors import DataPipelineError, PassError, PeerError, SampleError
 from libai_data.iterables import from_iterable
 from libai_data.structures import batch_info
+from tests.loader.interrupting import interrupted_at
 from tests.loader.reference import Ended, Expected, ReferenceLoader, State
 from tests.loader.streams import descriptors, eventually, loader_threads
 from tests.properties import is_long_run
 
 PACKAGE = Path(libai_data.__file__).parent
-TRACED = tuple(str(PACKAGE / name) for name in ("loader", "samplers", "global_batch", "integrations"))
+TRACED = tuple(str(PACKAGE / name) for name in ("loader", "data/samplers", "delivery", "iterables"))
+assert all(map(os.path.isdir, TRACED))
 SAMPLES = 11
 STEPS = 50
-STEPS_OF_SHORT_RUN, STEPS_OF_LONG_RUN = 800, 16_000
+STEPS_OF_SHORT_RUN, STEPS_OF_LONG_RUN = 3_000, 30_000
 PHASES = [phase for phase in Phase if phase is not Phase.shrink]
 """To find a shorter sequence that fails would take many minutes where processes are started."""
 
 SEED = 3
 LINES = st.one_of(st.integers(1, 80), st.integers(1, 500))
 """How many lines a loader runs until it is interrupted; if it needs fewer, it is not."""
-
-
-@contextmanager
-def interrupted_at(line: int) -> Iterator[None]:
-    """Raise KeyboardInterrupt before the n-th line of the loader's code that this thread runs."""
-    left, process = line, os.getpid()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Optional[Callable[..., Any]]:
-        nonlocal left
-        if not frame.f_code.co_filename.startswith(TRACED) or os.getpid() != process:
-            return None
-        if event == "line" and os.getpid() == process:
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 class Samples:
@@ -288,7 +264,7 @@ class Life(RuleBasedStateMachine):
     def interrupt_begin(self, line: int) -> None:
         newest = self.reference.newest
         try:
-            with interrupted_at(line):
+            with interrupted_at(line, TRACED):
                 iterator = iter(self.loader)
         except KeyboardInterrupt:
             # It has begun no pass; the older iterator may be over.
@@ -305,7 +281,7 @@ class Life(RuleBasedStateMachine):
             return
         ended = object()
         try:
-            with interrupted_at(line):
+            with interrupted_at(line, TRACED):
                 batch = next(self.iterators[number], ended)
         except KeyboardInterrupt:
             self.unsure.add(number)

@@ -13,7 +13,7 @@ import pytest
 from libai_data.data.datasets import ConcatDataset, Subset
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 from libai_data.structures import DistTensorData, Instance
 
 
@@ -38,12 +38,12 @@ class Hashed(Numbers):
         return {"offset": self.offset}
 
 
-def loader_of(dataset: Any, workers: int = 0, **options: Any) -> DataLoader:
+def loader_of(dataset: Any, workers: int = 0, **options: Any) -> BatchLoader:
     sampler = CyclicSampler(dataset, options.pop("micro_batch_size", 4), shuffle=True, seed=options.pop("seed", 1))
-    return DataLoader(dataset, sampler, num_workers=workers, worker_type="thread", **options)
+    return BatchLoader(dataset, sampler, num_workers=workers, worker_type="thread", **options)
 
 
-def numbers(loader: DataLoader, count: int) -> list[list[int]]:
+def numbers(loader: BatchLoader, count: int) -> list[list[int]]:
     return [batch.number.tensor.numpy().ravel().tolist() for batch in islice(iter(loader), count)]
 
 
@@ -74,8 +74,8 @@ def test_epochs_after_a_resume_are_whole(cut: int) -> None:
 
 @pytest.mark.parametrize("cut", range(8))
 def test_a_single_round_that_was_resumed_and_run_to_its_end_starts_the_next_one_whole(cut: int) -> None:
-    def one_round() -> DataLoader:
-        return DataLoader(Numbers(29), SingleRoundSampler(range(29), 4, shuffle=True, seed=2))
+    def one_round() -> BatchLoader:
+        return BatchLoader(Numbers(29), SingleRoundSampler(range(29), 4, shuffle=True, seed=2))
 
     with closing(one_round()) as loader, closing(one_round()) as resumed:
         whole, second = numbers(one_round(), 99), one_round()
@@ -162,14 +162,14 @@ def test_a_loader_follows_steps_whose_batches_grow() -> None:
 
 def test_a_loader_over_a_users_own_lists_cannot_follow_steps() -> None:
     with pytest.raises(ConfigError, match="ListedBatches has no endless stream"):
-        DataLoader(Numbers(30), [[0, 1], [2, 3]]).follow(StepSchedule(((0, 2),)))
+        BatchLoader(Numbers(30), [[0, 1], [2, 3]]).follow(StepSchedule(((0, 2),)))
 
 
 def test_the_last_ragged_batch_of_a_round_is_resumed_like_any_other() -> None:
-    loader = DataLoader(Numbers(10), SingleRoundSampler(range(10), 4))
+    loader = BatchLoader(Numbers(10), SingleRoundSampler(range(10), 4))
     whole = numbers(loader, 99)
     assert whole == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 9, 9]]
     numbers(loader, 2)
-    resumed = DataLoader(Numbers(10), SingleRoundSampler(range(10), 4))
+    resumed = BatchLoader(Numbers(10), SingleRoundSampler(range(10), 4))
     resumed.load_state_dict(loader.state_dict())
     assert numbers(resumed, 99) == whole[2:]

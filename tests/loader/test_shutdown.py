@@ -23,7 +23,7 @@ import pytest
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
-from libai_data.loader import DataLoader, starting, worker_pool
+from libai_data.loader import BatchLoader, starting, worker_pool
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
     WORKER_NAMES,
@@ -255,7 +255,7 @@ def test_workers_live_on_from_round_to_round(workers: dict[str, Any]) -> None:
 @ALL
 def test_a_closed_loader_starts_anew(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
-    loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
+    loader = BatchLoader(dataset, CyclicSampler(dataset, 4), **workers)
     loader.close()
     loader.close()
     found = [content(batch) for batch in islice(loader, 4)]
@@ -269,7 +269,7 @@ def test_a_closed_loader_starts_anew(workers: dict[str, Any]) -> None:
 @ALL
 def test_an_iterator_of_a_closed_loader_says_so(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
-    loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
+    loader = BatchLoader(dataset, CyclicSampler(dataset, 4), **workers)
     iterator = iter(loader)
     next(iterator)
     loader.close()
@@ -294,7 +294,7 @@ def test_an_older_iterator_says_that_a_newer_one_has_begun(workers: dict[str, An
 @PROCESSES
 def test_closing_is_quick_even_while_workers_start(workers: dict[str, Any]) -> None:
     dataset = Slow(400, 5.0)
-    loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
+    loader = BatchLoader(dataset, CyclicSampler(dataset, 4), **workers)
     loader._reader = loader._start()
     pids = worker_pids(loader)
     before = time.monotonic()
@@ -341,7 +341,7 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
     monkeypatch.setattr(worker_pool, "_SECONDS_TO_BEGIN_EXIT", 0.1)
     monkeypatch.setattr(worker_pool, "_SECONDS_TO_DIE", 0.1)
     monkeypatch.setattr(starting, "_SECONDS_TO_END", 0.1)
-    loader = DataLoader(Numbers(), CyclicSampler(Numbers(), 4), num_workers=2, start_method="fork", prefetch=1)
+    loader = BatchLoader(Numbers(), CyclicSampler(Numbers(), 4), num_workers=2, start_method="fork", prefetch=1)
     iterator = iter(loader)
     next(iterator)
     stuck = loader._reader._executor._pool.processes[0]  # type: ignore[union-attr]
@@ -361,7 +361,7 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
 def test_a_loader_that_is_gone_takes_its_workers_along(workers: dict[str, Any]) -> None:
     dataset = Numbers(400)
     before = descriptors()
-    loader = DataLoader(dataset, CyclicSampler(dataset, 4), **workers)
+    loader = BatchLoader(dataset, CyclicSampler(dataset, 4), **workers)
     iterator = iter(loader)
     next(iterator)
     pids = worker_pids(loader)
@@ -374,7 +374,7 @@ def test_a_loader_that_is_gone_takes_its_workers_along(workers: dict[str, Any]) 
 @ALL
 def test_an_iterator_keeps_its_loader(workers: dict[str, Any]) -> None:
     dataset = Numbers(20)
-    found = [content(batch) for batch in DataLoader(dataset, SingleRoundSampler(dataset, 4), **workers)]
+    found = [content(batch) for batch in BatchLoader(dataset, SingleRoundSampler(dataset, 4), **workers)]
     assert found == stream(dataset)
 
 

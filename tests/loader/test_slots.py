@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data.iterables import from_iterable
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 from libai_data.loader.arena import Arena
 from libai_data.loader.slots import SlotList, bytes_of, lay_out, views
 from tests.loader.sample_datasets import Fields, Numbers, growing_collator, stack_dicts
@@ -35,16 +35,16 @@ def shared_ranges() -> list[tuple[int, int]]:
     return [tuple(int(edge, 16) for edge in line.split()[0].split("-")) for line in lines]  # type: ignore[misc]
 
 
-def shared_megabytes(loader: DataLoader) -> float:
+def shared_megabytes(loader: BatchLoader) -> float:
     """Memory that a loader's batches really take (its file is as long as all that was ever allocated)."""
     return Path(f"/proc/self/fd/{loader._arena.descriptor}").stat().st_blocks * 512 / 1e6
 
 
-def slots_of(loader: DataLoader) -> int:
+def slots_of(loader: BatchLoader) -> int:
     return len(loader._slot_list.slots)
 
 
-def in_use(loader: DataLoader) -> int:
+def in_use(loader: BatchLoader) -> int:
     return loader._slot_list.in_use()
 
 

@@ -57,11 +57,11 @@ def test_samples_of_oneflow_tensors_are_read_by_spawned_workers_that_join_no_job
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "WORLD_SIZE": "4", "RANK": "3"}.items():
         monkeypatch.setenv(name, value)
     for collate_fn in (None, flow_collator):
-        dataset = FlowTensors(16)
-        arguments: dict[str, Any] = {"num_workers": 1, "start_method": "spawn", "collate_fn": collate_fn}
-        assert values(dataset, "data", **arguments) == [v for index in range(16) for v in (index, index + 1)]
-        assert values(dataset, "job_variables", **arguments) == [0] * 16
-        assert values(dataset, "world_size", **arguments) == [1] * 16
+        with loading(FlowTensors(8), num_workers=1, start_method="spawn", collate_fn=collate_fn) as loader:
+            batch = next(iter(loader))
+        assert batch.data.tensor.numpy().tolist() == [[index, index + 1] for index in range(4)]
+        assert batch.job_variables.tensor.numpy().tolist() == [0] * 4
+        assert batch.world_size.tensor.numpy().tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("seed", [None, slowly("random"), "7"])
@@ -90,7 +90,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 MAIN_SCRIPT = """
 import numpy as np
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 from libai_data.data.samplers import SingleRoundSampler
 
 SCALE = 7
@@ -112,7 +112,7 @@ if __name__ == "__main__":
         for start_method in ("spawn", "fork", "auto"):
             dataset = Mine()
             sampler = SingleRoundSampler(dataset, 4)
-            loader = DataLoader(
+            loader = BatchLoader(
                 dataset, sampler, num_workers=2, start_method=start_method, collate_fn=collate_fn
             )
             found = [x for batch in loader for x in batch.x.tensor.numpy().tolist()]

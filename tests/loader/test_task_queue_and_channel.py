@@ -16,8 +16,8 @@ import pytest
 
 from libai_data.loader import task_queue as board_module
 from libai_data.loader.event import Event
+from libai_data.loader.stage_times import StageTimes
 from libai_data.loader.task_queue import CAPACITY, Entry, TaskQueue
-from libai_data.loader.timing import StageTimes
 from libai_data.mesh.peers.channel import Channel
 from tests.loader.streams import descriptors, eventually
 

@@ -23,7 +23,7 @@ import pytest
 
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import SampleError
-from libai_data.loader import DataLoader, processes, retry, threads
+from libai_data.loader import BatchLoader, processes, retry, threads
 from tests.loader.sample_datasets import (
     Crashing,
     Exiting,
@@ -50,7 +50,7 @@ class Killer:
     Between two signals at least one batch is taken, so that the stream's progress is tested as well.
     """
 
-    def __init__(self, loader: DataLoader, signals: Any, count: int, seed: int, seconds: float = 0.02) -> None:
+    def __init__(self, loader: BatchLoader, signals: Any, count: int, seed: int, seconds: float = 0.02) -> None:
         self.sent = 0
         self._loader = loader
         self._signals = signals
@@ -156,7 +156,7 @@ def test_what_a_worker_says_before_it_dies_reaches_a_trainer_without_a_descripto
         for stream_of_errors in (io.StringIO(), None):
             with monkeypatch.context() as patched:
                 patched.setattr(sys, "stderr", stream_of_errors)
-                with pytest.raises(SampleError, match=rf"(?s)over samples \[9\].*{words}"):
+                with pytest.raises(SampleError, match=rf"(?s)samples \[9\].*{words}"):
                     stream(dataset, batches=4, num_workers=1, start_method=start_method)
             if stream_of_errors is not None:
                 assert stream_of_errors.getvalue().count(words) >= 3
@@ -216,7 +216,7 @@ def test_a_sample_that_ends_its_worker_again_and_again_ends_the_run(dataset: Any
 
 @PROCESSES
 def test_a_worker_that_ends_is_told_in_the_log(start_method: str, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(SampleError, match=r"again and again over samples \[9\] of Exiting"):
+    with pytest.raises(SampleError, match=r"repeatedly ended on samples \[9\] of Exiting"):
         stream(Exiting(bad=[9]), batches=4, num_workers=2, start_method=start_method)
     told = [record.getMessage() for record in caplog.records if "ended with exit code 7" in record.getMessage()]
     assert len(told) == 3
@@ -246,7 +246,7 @@ def test_a_hanging_sample_is_found_by_the_timeout_and_its_stacks_are_shown(
     with loading(Hanging(bad=[9]), num_workers=2, start_method="fork", timeout=1.5) as loader:
         iterator = iter(loader)
         found = [content(next(iterator)) for _ in range(2)]
-        with pytest.raises(SampleError, match=r"again and again over samples \[9\].*timeout 1.5 s"):
+        with pytest.raises(SampleError, match=r"repeatedly ended on samples \[9\].*timeout 1.5 s"):
             next(iterator)
     assert found == stream(Numbers(), batches=2)
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -260,7 +260,7 @@ def test_a_hanging_sample_is_found_by_the_timeout_and_its_stacks_are_shown(
 def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
     for workers in ({"start_method": "fork"}, {"worker_type": "thread"}):
-        with pytest.raises(SampleError, match=r"again and again over samples \[0\]|reading samples \[0\] for more"):
+        with pytest.raises(SampleError, match=r"repeatedly ended on samples \[0\]|reading samples \[0\] for more"):
             stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=0.5, prefetch=1, **workers)
 
 

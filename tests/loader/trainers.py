@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
-from libai_data.loader import DataLoader
+from libai_data.loader import BatchLoader
 from tests.loader.sample_datasets import HoldingTheInterpreter, Slow
 
 
-def begin(loader: DataLoader) -> Iterator[Any]:
+def begin(loader: BatchLoader) -> Iterator[Any]:
     """Take the first batch, and tell."""
     batches = iter(loader)
     next(batches)
@@ -27,18 +27,18 @@ def begin(loader: DataLoader) -> Iterator[Any]:
     return batches
 
 
-def go_on_for_ever(loader: DataLoader) -> None:
+def go_on_for_ever(loader: BatchLoader) -> None:
     """Until something ends the process."""
     for _ in begin(loader):
         pass
 
 
-def wait_for_a_held_up_sample(loader: DataLoader) -> None:
+def wait_for_a_held_up_sample(loader: BatchLoader) -> None:
     """Its second batch never comes."""
     next(begin(loader))
 
 
-def be_interrupted(loader: DataLoader) -> None:
+def be_interrupted(loader: BatchLoader) -> None:
     """As a trainer that catches Ctrl-C to save a checkpoint."""
     import oneflow  # noqa: F401
 
@@ -50,29 +50,29 @@ def be_interrupted(loader: DataLoader) -> None:
         print("interrupted", flush=True)
 
 
-def end_without_closing(loader: DataLoader) -> None:
+def end_without_closing(loader: BatchLoader) -> None:
     """The interpreter ends while workers read ahead."""
     begin(loader)
 
 
-def raise_in_the_loop(loader: DataLoader) -> None:
+def raise_in_the_loop(loader: BatchLoader) -> None:
     """A trainer's own error."""
     for _ in begin(loader):
         raise RuntimeError("the model is wrong")
 
 
-def end_after_the_round(loader: DataLoader) -> None:
+def end_after_the_round(loader: BatchLoader) -> None:
     """Exhausts it."""
     print(sum(1 for _ in begin(loader)) + 1)
 
 
-def call_exit(loader: DataLoader) -> None:
+def call_exit(loader: BatchLoader) -> None:
     """Leaves by sys.exit in the middle."""
     begin(loader)
     sys.exit(3)
 
 
-def die_at_once(loader: DataLoader) -> None:
+def die_at_once(loader: BatchLoader) -> None:
     """Leaves no chance for cleaning up."""
     begin(loader)
     os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +90,7 @@ def main() -> None:
     if how == "end_after_the_round":
         sampler = SingleRoundSampler(dataset, 4)
     start = time.monotonic()
-    globals()[how](DataLoader(dataset, sampler, **arguments))
+    globals()[how](BatchLoader(dataset, sampler, **arguments))
     print(f"{time.monotonic() - start:.2f} s", flush=True)
 
 

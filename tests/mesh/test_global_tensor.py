@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from libai_data.errors import SchemaError
-from libai_data.mesh.global_tensor import as_flow_tensor, global_shape, local_to_global, split_dims
+from libai_data.mesh.arrays import as_flow_tensor
+from libai_data.mesh.global_tensor import global_shape, local_to_global, split_dims
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
 DTYPES = ["bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"]

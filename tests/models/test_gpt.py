@@ -103,7 +103,7 @@ def test_only_what_the_loss_mask_counts_is_in_the_loss_and_the_evaluation(tmp_pa
 
 def test_two_arguments_that_say_what_tokens_see_are_refused() -> None:
     ids = placed(tokens())
-    with pytest.raises(ConfigError, match="attention_mask and cu_seqlens both"):
+    with pytest.raises(ConfigError, match="attention_mask, cu_seqlens and segment_ids"):
         small_gpt()(ids, attention_mask=ids, cu_seqlens=ids)
 
 

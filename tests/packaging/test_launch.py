@@ -18,6 +18,7 @@ from typing import Callable
 
 import pytest
 
+from libai_data.commands import COMMANDS
 from libai_data.launch import launcher, ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -123,6 +124,16 @@ def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
     assert launcher.parse_args(["--nnodes", "2", "-m", "anything"]).master_port == launcher.DEFAULT_PORT
 
 
+@pytest.mark.parametrize("name", launcher.COMMANDS)
+def test_a_command_of_libai_data_runs_on_the_ranks(name: str) -> None:
+    words = ["config.py", "train.train_iter=100", "--resume", "optim.lr=0.001"]
+    args = launcher.parse_args([name, *words])
+    assert args.module and args.training_script_args == words
+    assert COMMANDS[name].module == args.training_script
+    shown = run(name, "--help")
+    assert shown.returncode == 0 and shown.stdout.startswith(f"usage: libai-data {name}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -133,6 +144,8 @@ def test_on_several_nodes_the_port_is_the_one_that_all_know() -> None:
         (["--stop_grace_seconds", "-1", "-m", "x"], "--stop_grace_seconds is -1.0; it must be at least 0"),
         (["-m", "--no_python", "x"], "exclude each other"),
         (["/no/such/script.py"], "there is no script /no/such/script.py"),
+        (["trian", "c.py"], "there is no script trian (working directory"),
+        (["trian", "c.py"], "Did you mean 'train'?"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(
@@ -329,3 +342,43 @@ def test_a_collective_waits_for_half_an_hour_unless_the_user_says_otherwise(
         monkeypatch.setenv("ONEFLOW_TIMEOUT_SECONDS", given)
     script.write_text("import os\nprint(os.environ['ONEFLOW_TIMEOUT_SECONDS'])")
     assert run(script).stdout == f"{seen}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "local rank 1 ended with exit code 0 0.1 s ago or earlier; the others still run"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "local rank 1 is stopped; others may wait for it. kill -CONT "),
+    ],
+)
+def test_a_rank_that_the_others_may_miss_is_named(body: str, message: str, script: Path, start: StartJob) -> None:
+    script.write_text(PREAMBLE + f"if rank == '0':\n    time.sleep(1000)\n{body}\n")
+    job = start("--nproc_per_node", 2, script, settings="ranks.SECONDS_UNTIL_TOLD = 0.1")
+    assert job.process.stdout is not None
+    assert any(message in line for line in job.process.stdout)
+
+
+def test_a_failure_names_the_ranks_that_had_ended_without_one(script: Path) -> None:
+    script.write_text(
+        PREAMBLE
+        + """
+if rank == "1":
+    to_rank_0 = socket.create_connection(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+    to_rank_0.send(str(os.getpid()).encode())
+    sys.exit()
+while True:
+    connection = server.accept()[0]  # The launcher connects too.
+    pid = connection.recv(100).decode()
+    while pid:
+        try:
+            has_ended = " Z " in open(f"/proc/{pid}/stat").read()
+        except OSError:
+            has_ended = True
+        if has_ended:
+            os.abort()
+        time.sleep(0.01)
+"""
+    )
+    result = run("--nproc_per_node", 2, script)
+    said = "local rank 0 ended with signal SIGABRT; stopping the others (local rank 1 ended with exit code 0 before)"
+    assert said in result.stderr

@@ -73,6 +73,18 @@ print(json.dumps([libai_data.__file__, libai_data.__version__, list(batch.images
     assert (version, shape, world_size) == (libai_data.__version__, [3, 2, 2], 4)
 
 
+def test_the_configs_of_the_wheel_are_not_those_of_a_folder_configs(installed: Path) -> None:
+    folder = installed.parent / "configs" / "common"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("train = dict(output_dir='mine')\n")
+    printed = in_installed(
+        installed,
+        "from libai_data.config import get_config, LazyConfig\n"
+        f"print(get_config('common/train.py').train.output_dir, LazyConfig.load({str(folder / 'train.py')!r}).train)\n",
+    )
+    assert printed == "./output {'output_dir': 'mine'}\n"
+
+
 def test_the_console_command_runs(installed: Path) -> None:
     command = installed / "bin" / "libai-data"
     assert run(str(command), "launch", "--no_python", "echo", "hello", PYTHONPATH=str(installed)) == "hello\n"

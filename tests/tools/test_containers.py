@@ -15,8 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from libai_data.launch.arguments import parse_args
 from libai_data.launch.exit_codes import STOPPED
+from libai_data.launch.launcher import parse_args
 from tests.distributed.processes import REPOSITORY
 
 MANIFEST = REPOSITORY / "tools" / "kubernetes" / "training.yaml"

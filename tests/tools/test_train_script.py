@@ -90,7 +90,7 @@ def test_make_test_all_sets_up_and_runs_the_short_run_and_then_what_it_left_out(
     result = run("make", "--dry-run", "--directory", REPOSITORY, "test-all")
     setup, short, rest = [line for line in result.stdout.splitlines() if not line.startswith("make")]
     assert setup == "bash tools/setup.sh test"
-    assert short == ".venv/bin/python -m pytest -n 3"
+    assert short == ".venv/bin/python -m pytest -n 4"
     # Short runs leave out what is slow, and try few examples of what Hypothesis marks.
     assert rest == f'{short} -m "slow or hypothesis" --hypothesis-profile long'
 

@@ -14,12 +14,12 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data import DataLoader
 from libai_data.data.datasets import ImageFolderDataset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_image_train_loader
 from libai_data.delivery.contract import check_contract
-from libai_data.loader import DataLoader
 from libai_data.mesh import (
     broadcast_py_object,
     get_layer_placement,

@@ -11,8 +11,9 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
-from libai_data.loader import DataLoader, trivial_batch_collator
+from libai_data.loader import trivial_batch_collator
 from tools.benchmarks.rows import Contender, Measure, Unavailable
 
 BATCH = 32

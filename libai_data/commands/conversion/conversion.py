@@ -16,9 +16,10 @@ import numpy as np
 
 from libai_data.atomic_files import written_whole
 from libai_data.commands.conversion.shard_writers import FORMATS, schema_of
+from libai_data.config.argument_rules import check, whole
 from libai_data.data.files.identity import key_of
-from libai_data.data.shard_work.folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
+from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.opening import open_source, source_format
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 
@@ -38,7 +39,7 @@ class Conversion:
         paths: of the records: files, globs or folders.
         to: format of the shards: "array_record", "webdataset" or "parquet".
         output: folder of the shards, "<name>-00000-of-00008.<ending>".
-        format: of the records; by default what their names tell.
+        format: of the records; by default from the file names.
         records_per_shard: at most; the shards are as equal as can be.
         name: that the names of the shards begin with.
 
@@ -56,8 +57,7 @@ class Conversion:
     def __post_init__(self) -> None:
         if self.to not in FORMATS:
             raise ConfigError(f"shards cannot be {self.to!r}, only {list(FORMATS)}.{nearest(self.to, FORMATS)}")
-        if self.records_per_shard < 1:
-            raise ConfigError(f"records_per_shard is {self.records_per_shard}; a shard must hold at least 1 record")
+        check({"records_per_shard": whole(1)}, records_per_shard=self.records_per_shard)
 
 
 @dataclass
@@ -90,8 +90,7 @@ def convert(
         ConversionError: A process failed: a record cannot be read or written, a shard is not what was written, or a
             file of the source changed meanwhile.
     """
-    if workers < 1:
-        raise ConfigError(f"workers is {workers}; at least 1 process is needed")
+    check({"workers": whole(1)}, workers=workers)
     paths = list(conversion.paths)
     asked: Any = paths if len(paths) > 1 else paths[0]
     form = source_format(asked, conversion.format)
@@ -164,7 +163,7 @@ def _manifest(output: Path) -> dict[str, Any]:
         if not {"plan", "shards"} <= set(found):
             raise ValueError("it has no plan")
     except ValueError as error:
-        raise FormatError(f"{path} cannot be read ({error}); remove it to have all shards made anew") from error
+        raise FormatError(f"{path} cannot be read ({error}); remove it to have all shards written again") from error
     return found
 
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 
 import numpy as np
 
-from libai_data.data.sources.array_record import ArrayRecordSource, import_array_record
+from libai_data.data.sources.array_record import ArrayRecordSource, array_record_module
 from libai_data.data.sources.arrow_columns import import_pyarrow
 from libai_data.data.sources.packed_record import pack_record
 from libai_data.data.sources.parquet import ParquetSource
@@ -45,7 +45,7 @@ class _ArrayRecord:
     """Bytes as they are, dicts packed; one record a group, so that each is read by itself."""
 
     def __init__(self, path: Path, schema: Any) -> None:
-        self._writer = import_array_record("writing ArrayRecord").ArrayRecordWriter(str(path), "group_size:1")
+        self._writer = array_record_module("writing ArrayRecord").ArrayRecordWriter(str(path), "group_size:1")
 
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         packed = [record if isinstance(record, bytes) else pack_record(record) for record in records]
@@ -104,7 +104,7 @@ def _as_file(name: str, value: Any) -> tuple[str, bytes]:
     try:
         return f"{ending}.json", json.dumps(value).encode()
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"field {name!r} holds what JSON does not take: {error}") from error
+        raise SchemaError(f"field {name!r} has a value that JSON cannot hold: {error}") from error
 
 
 class _Parquet:

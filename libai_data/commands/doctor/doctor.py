@@ -1,4 +1,4 @@
-"""The command `libai-data doctor`: looks at every rank of a job before it starts, and tells what to put right.
+"""The command `libai-data doctor`: checks every rank of a job before it starts, and shows what to correct.
 
     libai-data doctor CONFIG --ranks 4                               on one machine
     libai-data launch --nnodes 2 ... -m libai_data doctor CONFIG     on several, on each of them
@@ -16,16 +16,19 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from math import inf
+from typing import Callable, NamedTuple
 
 from libai_data.commands.console import print_lines
-from libai_data.commands.doctor.checks import examine_all, judge_all
-from libai_data.commands.doctor.findings import RED, WARNING, Facts, Finding, Reports, table
+from libai_data.commands.doctor import resources, sameness
 from libai_data.commands.doctor.meeting import MASTER, Meeting, answer_until_dismissed, call_rank0, judge_meeting
 from libai_data.commands.doctor.rank import Examined, JobRank, stay_out_of_the_job
+from libai_data.commands.doctor.reports import RED, WARNING, Facts, Finding, Reports, table
+from libai_data.errors import error_text, numbers_in_words, ranks_by_value
 from libai_data.launch import launcher
 from libai_data.mesh.peers.network_link import send_head
 
 _SECONDS = 60.0
+_PROBLEM = "problem"
 _SECONDS_FOR_THE_REST = 15.0
 """What questions and the table may take at most, beyond the time for coming and looking."""
 
@@ -39,7 +42,10 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--config-file", metavar="FILE", help="the config, as tools/train.sh gives it")
     arguments.add_argument("--ranks", type=int, metavar="N", help="start so many on this machine (default: one)")
     arguments.add_argument(
-        "--seconds", type=float, default=_SECONDS, help="for all ranks to come and look (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=_SECONDS,
+        help="for all ranks to connect and run the checks (default: %(default)s)",
     )
     return arguments
 
@@ -137,3 +143,68 @@ class _Watch:
         message = f"libai-data doctor: rank {self._rank} ends: '{self.last_word}' was not done in {self._seconds:g} s\n"
         os.write(2, message.encode())
         os._exit(1)
+
+
+class Check(NamedTuple):
+    """A check.
+
+    Args:
+        name: its line in the table.
+        examine: what it looks at on one rank.
+        judge: what it makes of all ranks' facts.
+    """
+
+    name: str
+    examine: Callable[[Examined], Facts]
+    judge: Callable[[Reports], list[Finding]]
+
+
+CHECKS = (
+    Check(sameness.PLACE, sameness.examine_place, lambda reports: []),
+    Check(sameness.PACKAGES, sameness.examine_packages, sameness.judge_packages),
+    Check(sameness.CONFIG, sameness.examine_config, sameness.judge_config),
+    Check(sameness.MESH, sameness.examine_mesh, sameness.judge_mesh),
+    Check(sameness.DATASET, sameness.examine_dataset, sameness.judge_dataset),
+    Check(sameness.STORAGE, sameness.examine_storage, sameness.judge_storage),
+    Check(resources.MEMORY, resources.examine_memory, resources.judge_memory),
+    Check(resources.LIMITS, resources.examine_limits, resources.judge_limits),
+)
+
+
+def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str, Facts]:
+    """Make all checks on this rank. What fails is a fact too.
+
+    Args:
+        examined: what to look at.
+        about_to: told the name of each check before it.
+    """
+    facts: dict[str, Facts] = {}
+    for check in CHECKS:
+        about_to(check.name)
+        try:
+            facts[check.name] = check.examine(examined)
+        except Exception as error:  # a user's dataset may raise anything
+            facts[check.name] = {_PROBLEM: error_text(error)}
+    return facts
+
+
+def judge_all(reports: Reports) -> list[tuple[str, Finding]]:
+    """Judge all ranks' facts; a failure that makes several checks fail is told once."""
+    found: list[tuple[str, Finding]] = []
+    told: set[str] = set()
+    for check in CHECKS:
+        told_of = reports.facts(check.name).items()
+        problems = ranks_by_value({rank: facts[_PROBLEM] for rank, facts in told_of if _PROBLEM in facts})
+        new = {words: ranks for words, ranks in problems.items() if words not in told}
+        told.update(new)
+        found += [
+            (
+                check.name,
+                Finding(RED, f"fails on rank {numbers_in_words(ranks)}: {words}", "the training would fail so"),
+            )
+            for words, ranks in new.items()
+        ]
+        failed = {rank for ranks in problems.values() for rank in ranks}
+        sound = {rank: report for rank, report in reports.of_rank.items() if rank not in failed}
+        found += [(check.name, finding) for finding in check.judge(Reports(reports.world_size, sound))]
+    return found

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from libai_data.commands.doctor.findings import OK, RED, WARNING, Finding, Reports
 from libai_data.commands.doctor.rank import JobRank
+from libai_data.commands.doctor.reports import OK, RED, WARNING, Finding, Reports
 from libai_data.errors import PeerError, by_rank, numbers_in_words
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.ports import listen
@@ -168,7 +168,7 @@ def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) ->
                 return int(head["end"])
             send_head(link, {"unreached": _why_port_is_unreached(job.host, int(head["reach"]))})
         except (OSError, EOFError) as error:
-            raise PeerError(f"rank {job.rank} ends: rank 0 is gone; its output tells why") from error
+            raise PeerError(f"rank {job.rank} ends: rank 0 is gone; see its output") from error
 
 
 def _why_port_is_unreached(host: str, port: int) -> str:
@@ -190,11 +190,11 @@ def judge_meeting(
     missing = [rank for rank in range(reports.world_size) if rank not in reports.of_rank]
     never = [rank for rank in missing if rank not in last_words]
     if never:
-        advice = "their own output tells why; if there is none, they were not started"
-        found.append(Finding(RED, f"rank {numbers_in_words(never)} did not come to {address}", advice))
+        advice = "see their own output; if there is none, they were not started"
+        found.append(Finding(RED, f"rank {numbers_in_words(never)} did not reach {address}", advice))
     stuck = {rank: f"'{last_words[rank]}'" for rank in missing if rank in last_words}
     if stuck:
-        advice = "their own output tells more; storage that does not answer looks like this too"
+        advice = "see their own output; storage that does not answer looks like this too"
         found.append(Finding(RED, f"came, but did not finish with {by_rank(stuck)}", advice))
     unreached = {rank: str(facts["unreached"]) for rank, facts in reports.facts(MASTER).items()}
     if unreached:

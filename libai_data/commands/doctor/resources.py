@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from libai_data.commands.doctor.findings import OK, RED, WARNING, Facts, Finding, Reports
 from libai_data.commands.doctor.rank import Examined
+from libai_data.commands.doctor.reports import OK, RED, WARNING, Facts, Finding, Reports
 from libai_data.commands.inspection.step_rows import read_step
 from libai_data.config import try_get_key
 from libai_data.delivery.read_plan import ReadPlan
@@ -83,7 +83,7 @@ def judge_memory(reports: Reports) -> list[Finding]:
     found: list[Finding] = []
     for node, members in nodes.items():
         needed, has = sum(each["needed"] for each in members), min(each["available"] for each in members)
-        words = f"node {node}: batches take {bytes_in_words(needed)} of {bytes_in_words(has)} available"
+        words = f"node {node}: batches need {bytes_in_words(needed)} of {bytes_in_words(has)} available"
         if needed > has:
             found.append(Finding(RED, words, "lower dataloader.train.prefetch or the batch size, or allow more memory"))
         elif 2 * needed > has:
@@ -99,7 +99,7 @@ def judge_memory(reports: Reports) -> list[Finding]:
     return [
         Finding(
             OK,
-            f"batches take {bytes_in_words(needed)} a node, {bytes_in_words(has)} available; "
+            f"batches need {bytes_in_words(needed)} a node, {bytes_in_words(has)} available; "
             f"{bytes_in_words(free)} free in /dev/shm",
         )
     ]

@@ -9,13 +9,13 @@ from statistics import median
 
 import numpy as np
 
-from libai_data.commands.doctor.findings import OK, RED, WARNING, Facts, Finding, Reports
 from libai_data.commands.doctor.rank import Examined
+from libai_data.commands.doctor.reports import OK, RED, WARNING, Facts, Finding, Reports
 from libai_data.engine.agreement import config_values, differences, hash_of_values, mesh_warnings, needed_versions
 from libai_data.errors import numbers_in_words
 from libai_data.loader.failures import ErrorPolicy
-from libai_data.loader.fingerprint import fingerprint_with_samples
 from libai_data.loader.reading import SampleReader
+from libai_data.loader.same_dataset import fingerprint_with_samples
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
 PACKAGES, CONFIG, MESH, PLACE, DATASET, STORAGE = "packages", "config", "mesh", "place", "dataset", "storage"
@@ -86,7 +86,7 @@ def judge_dataset(reports: Reports) -> list[Finding]:
     values = {rank: each["values"] for rank, each in reports.facts(DATASET).items()}
     found = differences(values)
     if found:
-        advice = "copy the data to all nodes anew, or let one rank read for all: dataloader.train.readers=rank0"
+        advice = "copy the data to all nodes again, or let one rank read for all: dataloader.train.readers=rank0"
         return [Finding(RED, "; ".join(found), advice)]
     return [
         Finding(OK, f"{', '.join(f'{name} {value}' for name, value in each.items())}; {len(values)} rank(s) read")

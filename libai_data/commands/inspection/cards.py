@@ -179,6 +179,10 @@ def _sized(picture: Image.Image) -> Image.Image:
     return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
 
 
+# What fields of tokens to predict are called.
+_LABELS = ("label", "target")
+
+
 class Token(NamedTuple):
     """A token; its text is "·" for a negative id, which is none. It is counted by the loss, padding, or plain."""
 
@@ -212,6 +216,8 @@ def tokens_of(
 ) -> tuple[Sequence[Token], int]:
     """The first tokens of a field, int [length], and how many more there are; masks as long tell their kinds."""
     counted = _mask(sample, ids, is_loss_mask)
+    if counted is not None:
+        counted = _carrying_loss(counted, ids, sample)
     # A mask that counts all tokens, or all that are there, tells nothing by colour.
     present = _mask(sample, ids, is_padding_mask)
     there = np.ones(len(ids), dtype=bool) if present is None else present
@@ -223,6 +229,22 @@ def tokens_of(
         text = "·" if number < 0 else str(number) if text_of is None else text_of(number)
         tokens.append(Token(number, text, kind))
     return tokens, max(0, len(ids) - most)
+
+
+def _carrying_loss(counted: np.ndarray, ids: np.ndarray, sample: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Which tokens of a field are predicted, bool [length]; `counted` says it of labels.
+
+    Where labels are the next tokens of a field, each token of the field is counted at the place before it.
+    """
+    for name, labels in sample.items():
+        if not any(word in name.lower() for word in _LABELS) or labels.shape != ids.shape or labels is ids:
+            continue
+        is_next = ids[1:] == labels[:-1]
+        if (labels == ids).all() or is_next.mean() <= (ids == labels).mean():
+            continue
+        # Behind the end of a packed document comes another one, which is not its label.
+        return np.concatenate([[False], counted[:-1] & is_next])
+    return counted
 
 
 def _mask(

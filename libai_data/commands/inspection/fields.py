@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from libai_data.commands.inspection.step_rows import StepRows
+from libai_data.engine.checkpoint.placement import own_part
 from libai_data.errors import MeshError, SchemaError
 from libai_data.loader.schema import Layout
 from libai_data.mesh.global_tensor import global_shape, split_dims
@@ -95,20 +96,9 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
     Returns:
         A slice for each dim; None where another pipeline stage holds the field.
     """
-    data, tensor = mesh.data_parallel_size, mesh.tensor_parallel_size
-    if rank // (data * tensor) != mesh.layer_stage(layout.placement_idx):
-        return None
-    bounds: list[tuple[int, int]] = [(0, size) for size in shape]
-    axes = ((rank // tensor % data, data), (rank % tensor, tensor))
-    for dim, (coordinate, size) in zip(split_dims(layout.sbp_list), axes):
-        if dim is None:
-            continue
-        if dim >= len(bounds):
-            raise SchemaError(f"the layout splits dim {dim} of a tensor of shape {tuple(shape)}")
-        start, stop = bounds[dim]
-        length = (stop - start) // size
-        bounds[dim] = start + coordinate * length, start + (coordinate + 1) * length
-    return tuple(slice(start, stop) for start, stop in bounds)
+    ranks = np.array(mesh.ranks_of_stage(mesh.layer_stage(layout.placement_idx)))
+    grid = ranks.reshape(mesh.data_parallel_size, mesh.tensor_parallel_size)
+    return own_part(shape, grid, split_dims(layout.sbp_list), rank)
 
 
 def spread(layout: Layout, mesh: ParallelMesh) -> tuple[int, int]:

@@ -149,7 +149,7 @@ def _chosen(opened: OneRank, split: str, number: int) -> Any:
 
 def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | None) -> int:
     if split != "train":
-        raise ConfigError(f"--checkpoint tells of the training's samples; it does not go with --split {split}")
+        raise ConfigError(f"--checkpoint shows samples of the training; it cannot be combined with --split {split}")
     saved = SavedState.read(checkpoint)
     loader.load_state_dict(saved.data, override=try_get_key(cfg, OVERRIDE_KEY) or ())
     return saved.step if step is None else step
@@ -172,7 +172,7 @@ def _wrong_stages(stages: dict[int, list[Stage]], rows: StepRows) -> list[str]:
     for row, own in stages.items():
         if not any(field_equals(own[-1][1], values[row]) for values in rows.values.values()):
             return [
-                f"The stages that the dataset tells end in something else than a field of {rows.origins[row].name}: "
+                f"The last of the dataset's stages is not equal to a field of {rows.origins[row].name}: "
                 "a transform draws random numbers that are not seeded for the sample, or a later step changes it."
             ]
     return []

@@ -19,7 +19,7 @@ from libai_data.data.samplers.ledger import Ledger
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.saved_state import source_of
 from libai_data.errors import ConfigError
-from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.schema import Layout, array_of, layout_of
 from libai_data.structures import batch_info, fields_of
 
@@ -85,9 +85,9 @@ def read_step(
         SampleError: A sample could not be read.
     """
     stream = getattr(loader, "stream", None)
-    if split == "train" and opened.follows and isinstance(loader, DataLoader):
-        state = stream_state_of(loader)
-        assert state is not None  # a loader that follows steps has one
+    # A sampler of the user's own may follow steps, and tell its state in another form.
+    state = stream_state_of(loader) if isinstance(loader, BatchLoader) else None
+    if split == "train" and opened.follows and state is not None:
         ledger = Ledger(state)
         epochs, _ = ledger.samples_of(step)
         batch = opened.plan.sizes[len(epochs)].micro_batch_size if len(epochs) in opened.plan.sizes else len(epochs)
@@ -98,7 +98,7 @@ def read_step(
         found = StepRows(step, step * size, size, batch)
     found.collated = bool(getattr(loader, "collates", False))
     wanted = min(max(rows, 1), found.size)
-    if isinstance(loader, DataLoader) and stream is not None and hasattr(stream, "batch_at"):
+    if isinstance(loader, BatchLoader) and stream is not None and hasattr(stream, "batch_at"):
         # Behind the end of a single round, the next round would begin.
         ended = not stream.endless and found.position >= stream.batches_per_round() * stream.global_batch_size
         chunks = iter(()) if ended else _from_position(loader, found.position)
@@ -122,7 +122,7 @@ class _Chunk(NamedTuple):
     valid: int
 
 
-def _from_position(loader: DataLoader, position: int) -> Iterator[_Chunk]:
+def _from_position(loader: BatchLoader, position: int) -> Iterator[_Chunk]:
     for ready in loader.begin(position):
         batch = ready.index_batch
         yield _Chunk(ready.arrays, ready.layouts, batch.epochs, batch.indices, batch.valid)

@@ -1,16 +1,19 @@
-"""Samples for BERT: pairs of passages with masked tokens."""
+"""Samples for BERT, pairs of passages with masked tokens, and for RoBERTa, one passage."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from libai_data.config.argument_rules import check, one_of
-from libai_data.data.datasets.masking import Masker, Masking, padded, special_id, vocabulary_tables
+from libai_data.config.signatures import check_types
+from libai_data.data.datasets.masking import Masker, Masking, padded
+from libai_data.data.datasets.sentence_dataset import SentenceDataset
 from libai_data.data.datasets.sentence_index import SentenceRule
-from libai_data.data.datasets.sentences import SentenceDataset
+from libai_data.data.datasets.vocabulary import special_id, vocabulary_tables
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.structures import DistTensorData, Instance
@@ -38,7 +41,8 @@ class BertDataset(SentenceDataset):
         max_seq_length: tokens of a sample, special ones included; shorter samples are padded.
         short_seq_prob: share of samples that aim at a random length.
         seed: decides which samples are short ones.
-        binary_head: whether a sample is a pair; otherwise it is one passage, and `ns_labels` is 0.
+        binary_head: whether a sample is a pair; otherwise it is one passage, as in `RobertaDataset`, and `ns_labels` is
+            0.
         masking_style: "bert", or "bert-cn-wwm", which masks whole words of Chinese; see `--do-chinese-wwm`.
         pair_task: what half of the pairs are: "order", A and B swapped (as in LiBai and ALBERT), or "next", B is from
             another document (as in BERT).
@@ -72,6 +76,7 @@ class BertDataset(SentenceDataset):
         whole_words: bool = True,
         cache_dir: str | Path | None = None,
     ) -> None:
+        check_types(BertDataset, locals())
         check(_RULES, pair_task=pair_task, masking_style=masking_style)
         self.name = name
         self.max_seq_length = max_seq_length
@@ -83,7 +88,7 @@ class BertDataset(SentenceDataset):
         room, sentences = max_seq_length - self._special_tokens, 2 if binary_head else 1
         rule = SentenceRule(room, sentences, short_seq_prob, seed, max_num_samples)
         arguments = {"masking": [masking_style, mask_lm_prob, max_ngrams, whole_words], **self._pairs()}
-        super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, **arguments)
+        super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, separators=True, **arguments)
 
     def _pairs(self) -> dict[str, Any]:
         """What the fingerprint says of pairs."""
@@ -92,38 +97,36 @@ class BertDataset(SentenceDataset):
     def __getitem__(self, index: int) -> Instance:
         """One sample; see the class for its fields."""
         random = sample_generator()
-        first, second, label = self._passages(index, random)
-        first, second = truncate_pair(first, second, self._target(index), random)
-        return self._sample(first, second, label, random)
-
-    def _passages(self, index: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
-        sizes, tokens = self._sizes(index), self._tokens(index)
         if not self.binary_head:
-            return tokens, tokens[:0], 0
-        sentences = int(random.integers(1, len(sizes)))
-        cut = int(sizes[:sentences].sum())
-        first, second = tokens[:cut], tokens[cut:]
-        if random.random() >= 0.5:
-            return first, second, 0
-        if self.pair_task == "order":
-            return second, first, 1
-        return first, self._passage_of_another_document(index, random), 1
+            return self._sample(self._passage(index), 0, random)
+        first, second, label = self._pair(index, random)
+        return self._sample([first, second] if len(second) else [first], label, random)
 
-    def _sample(self, first: np.ndarray, second: np.ndarray, label: int, random: np.random.Generator) -> Instance:
-        separator, behind = 1 + len(first), 2 + len(first)
-        count = behind + len(second) + bool(len(second))
+    def _pair(self, index: int, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, int]:
+        sizes, tokens, target = self._sentences(index)
+        cut = int(sizes[: int(random.integers(1, len(sizes)))].sum())
+        first, second, label = tokens[:cut], tokens[cut:], int(random.random() < 0.5)
+        if label and self.pair_task == "order":
+            first, second = second, first
+        elif label:
+            second = self._passage_of_another_document(index, random)
+        return (*truncate_pair(first, second, target, random), label)
+
+    def _sample(self, passages: Sequence[np.ndarray], label: int, random: np.random.Generator) -> Instance:
+        separators = np.cumsum([len(passage) + 1 for passage in passages])
+        count = 1 + int(separators[-1])
         tokens = np.full(count, self._sep, np.int64)
         tokens[0] = self._cls
-        tokens[1:separator] = first
-        tokens[behind : behind + len(second)] = second
+        for passage, end in zip(passages, separators.tolist()):
+            tokens[end - len(passage) : end] = passage
         special = np.zeros(count, bool)
-        special[[0, separator, count - 1]] = True
-        masked, chosen = self._masker.mask(tokens, special, random)
+        special[0] = special[separators] = True
+        masked, clean, chosen = self._masker.mask(tokens, special, random)
         types = np.zeros(self.max_seq_length, np.int64)
-        types[behind:count] = 1
+        types[1 + separators[0] : count] = self.binary_head
         attention = np.zeros(self.max_seq_length, bool)
         attention[:count] = True
-        labels = np.where(chosen, tokens, _NO_LABEL)
+        labels = np.where(chosen, clean, _NO_LABEL)
         return Instance(
             input_ids=DistTensorData(padded(masked, self.max_seq_length, self._pad)),
             attention_mask=DistTensorData(attention),
@@ -159,3 +162,59 @@ def truncate_pair(
 def _cut(tokens: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
     front = int(random.binomial(count, 0.5))
     return tokens[front : len(tokens) - (count - front)]
+
+
+class RobertaDataset(BertDataset):
+    """Passages, <s> A </s>, in which tokens are masked, from `.bin/.idx` files; the masks change from epoch to epoch.
+
+    Fields and arguments as those of `BertDataset`, without `ns_labels` and what is about pairs; `tokentype_ids` are 0.
+    The sentences may be whole documents. A sample has as many as fit, with </s> between documents; longer ones go on
+    in the next sample.
+
+    Raises:
+        ConfigError: An argument is out of range, a file is missing, or there is no document.
+        FormatError: A file is broken.
+    """
+
+    _special_tokens = 2
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        indexed_dataset: IndexedSource | None = None,
+        data_prefix: str | Path | None = None,
+        max_num_samples: int | None = None,
+        mask_lm_prob: float = 0.15,
+        max_seq_length: int = 512,
+        short_seq_prob: float = 0.0,
+        seed: int = 1234,
+        masking_style: str = "bert",
+        max_ngrams: int = 3,
+        whole_words: bool = True,
+        cache_dir: str | Path | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            tokenizer,
+            indexed_dataset,
+            data_prefix,
+            max_num_samples,
+            mask_lm_prob,
+            max_seq_length,
+            short_seq_prob,
+            seed,
+            binary_head=False,
+            masking_style=masking_style,
+            max_ngrams=max_ngrams,
+            whole_words=whole_words,
+            cache_dir=cache_dir,
+        )
+
+    def __getitem__(self, index: int) -> Instance:
+        """One sample; see the class for its fields."""
+        fields = super().__getitem__(index).get_fields()
+        return Instance(**{name: value for name, value in fields.items() if name != "ns_labels"})
+
+    def _pairs(self) -> dict[str, Any]:
+        return {}

@@ -13,10 +13,13 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.config.argument_rules import MAPPING, check, or_none
+from libai_data.config.signatures import check_types
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import DistTensorData, as_array, fields_of
+from libai_data.mesh.arrays import as_array
+from libai_data.structures import DistTensorData, fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ Phase = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Blend:
-    """In what proportions a stream takes the samples of some datasets.
+    """The proportions in which a stream uses the samples of some datasets.
 
     Args:
         sizes: of the datasets.
@@ -85,7 +88,7 @@ class Blend:
 
 
 class BlendedDataset(ConcatDataset):
-    """Several datasets, of which an endless stream takes samples in proportion to their weights.
+    """Several datasets that an endless stream mixes in proportion to their weights.
 
     `CyclicSampler` knows it: after any number of samples since the weights were last changed, it has taken of each
     dataset as many as its weight says, to less than one sample. Each dataset is gone through in an order of its own,
@@ -111,6 +114,9 @@ class BlendedDataset(ConcatDataset):
         changes: Mapping[int, Sequence[float]] | None = None,
         changes_at_steps: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
+        check_types(BlendedDataset, locals())
+        rules = dict.fromkeys(("changes", "changes_at_steps"), or_none(MAPPING))
+        check(rules, changes=changes, changes_at_steps=changes_at_steps)
         super().__init__(datasets)
         if changes and changes_at_steps:
             raise ConfigError("the weights of a blend change at positions and at steps; give changes_at_steps alone")

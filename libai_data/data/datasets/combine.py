@@ -1,23 +1,36 @@
-"""Datasets made of datasets: one behind the other, and parts of one, in its order or in a random one."""
+"""Datasets made of datasets: one behind the other, and parts of one, in its order or in a random one.
+
+Samples of several datasets are read together: each dataset reads its own rows of a batch.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import inspect
+import sys
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.config.signatures import check_types
+from libai_data.data.datasets.document_parts import refuse_repeated
 from libai_data.data.datasets.fingerprint import fingerprint_of
-from libai_data.data.datasets.reading_together import joint_read_batch
 from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.data.nesting import array_of
 from libai_data.data.random.permutation import permuted
-from libai_data.errors import ConfigError
+from libai_data.data.random.sample_random import reading_some_of_them
+from libai_data.errors import ConfigError, error_text
+
+Rows = Mapping[str, np.ndarray]
+Parts = Mapping[str, tuple[slice, ...]]
+Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class ConcatDataset:
-    """Several datasets, one behind the other.
+    """Several datasets, one after the other.
 
     Args:
         datasets: at least one; all must have the same fields.
@@ -27,10 +40,12 @@ class ConcatDataset:
     """
 
     def __init__(self, datasets: Sequence[Any]) -> None:
+        check_types(ConcatDataset, locals())
         self.datasets = list(datasets)
         if not self.datasets:
             raise ConfigError("ConcatDataset got no datasets; give it at least one")
-        self._ends: list[int] = list(accumulate(len(dataset) for dataset in self.datasets))
+        self._ends: list[int] = list(accumulate(map(length_of, self.datasets)))
+        length_of(self)
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -63,8 +78,10 @@ class _Part:
     """Samples of a dataset, as many as lie between two places of some order of it."""
 
     def __init__(self, dataset: Any, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= len(dataset):
-            raise ConfigError(f"a part from {start} to {stop} does not lie within a dataset of {len(dataset)} samples")
+        check_types(_Part, locals())
+        samples = length_of(dataset)
+        if not 0 <= start <= stop <= samples:
+            raise ConfigError(f"a part from {start} to {stop} is not within a dataset of {samples} samples")
         self.dataset = dataset
         self.start = start
         self.stop = stop
@@ -91,32 +108,50 @@ class _Part:
 
 
 class Subset(_Part):
-    """A contiguous part of a dataset.
+    """A part of a dataset: contiguous, `Subset(dataset, 10, 20)`, or of these indices, `Subset(dataset, [3, 1, 4])`.
 
     Args:
         dataset: the whole.
-        start: its first index that belongs to the part.
-        stop: its first index behind the part.
+        start: its first index that belongs to the part; or a list or array of all of them, in their order.
+        stop: the first index after the part; without it if `start` is a list.
 
     Raises:
-        ConfigError: Not 0 <= start <= stop <= len(dataset).
+        ConfigError: Not 0 <= start <= stop <= len(dataset), or an index is outside the dataset.
     """
 
+    def __init__(self, dataset: Any, start: int | Sequence[int] | np.ndarray, stop: int | None = None) -> None:
+        self._listed: np.ndarray | None = None
+        if stop is None:
+            listed = array_of(start)
+            if listed.ndim != 1 or (len(listed) and listed.dtype.kind not in "iu"):
+                raise ConfigError(f"Subset got {start!r:.100}; give a list of indices, or the first one and the last")
+            size = length_of(dataset)
+            outside = listed[(listed < 0) | (listed >= size)]
+            if len(outside):
+                raise ConfigError(f"Subset names the index {outside[0]}; the dataset has {size} samples")
+            self._listed = listed.astype(np.int64)
+            self.dataset, self.start, self.stop = dataset, 0, len(listed)
+        else:
+            super().__init__(dataset, start, stop)  # type: ignore[arg-type]
+
     def indices(self, own: np.ndarray) -> np.ndarray:
-        return self.start + own
+        return self.start + own if self._listed is None else self._listed[own]
 
     def fingerprint(self) -> dict[str, Any]:
-        return {**super().fingerprint(), "part": [self.start, self.stop]}
+        if self._listed is None:
+            return {**super().fingerprint(), "part": [self.start, self.stop]}
+        digest = hashlib.blake2b(self._listed.tobytes(), digest_size=8).hexdigest()
+        return {**super().fingerprint(), "part": [len(self._listed), digest]}
 
 
 class RandomPart(_Part):
-    """A part of a dataset in a random order; takes no memory, however large it is.
+    """A part of a dataset in a random order; needs no memory, however large it is.
 
     Args:
         dataset: the whole.
         seed: decides the order of the whole.
         start: the first place of the part in this order.
-        stop: the place behind the part.
+        stop: the place after the part.
     """
 
     def __init__(self, dataset: Any, seed: int, start: int, stop: int) -> None:
@@ -136,19 +171,38 @@ def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> lis
     Args:
         dataset: the whole.
         fractions: of the parts, none negative; only their proportions matter, so numbers of samples do as well.
-        seed: decides which sample comes into which part.
+        seed: decides which sample is in which part.
 
     Returns:
         The parts. Their sizes add up to the dataset's, and each is less than one sample from its fraction.
 
     Raises:
-        ConfigError: There are no fractions, one is negative or no number, or all are 0; or `seed` is no int.
+        ConfigError: There are no fractions, one is negative or no number, or all are 0; `seed` is no int; or the
+            dataset repeats documents, so that parts would share them.
     """
-    if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool):
-        raise ConfigError(f"seed is {seed!r}; it must be an int")
-    sizes = split_evenly(len(dataset), shares_of("fractions", fractions))
+    check_types(random_split, locals())
+    refuse_repeated(dataset)
+    sizes = split_evenly(length_of(dataset), shares_of("fractions", fractions))
     ends = list(accumulate(sizes))
     return [RandomPart(dataset, int(seed), end - size, end) for size, end in zip(sizes, ends)]
+
+
+def length_of(dataset: Any) -> int:
+    """The number of samples of a dataset.
+
+    Raises:
+        ConfigError: It has none that is an int of at least 0, or is a class.
+    """
+    name = getattr(type(dataset) if not isinstance(dataset, type) else dataset, "__name__", "?")
+    if isinstance(dataset, type):
+        raise ConfigError(f"dataset is the class {name}; pass an object of it, {name}(...), or LazyCall({name})(...)")
+    try:
+        return len(dataset)
+    except Exception as error:
+        raise ConfigError(
+            f"dataset is a {name}, whose len() raises {error_text(error)}; give it a __len__ that returns an int, 0 to "
+            f"{sys.maxsize}, or pass it to from_iterable, which does not need a length"
+        ) from error
 
 
 def check_index(index: int, length: int) -> None:
@@ -158,4 +212,57 @@ def check_index(index: int, length: int) -> None:
         IndexError: With the bounds.
     """
     if not 0 <= index < length:
-        raise IndexError(f"index {index} lies outside a dataset of {length} samples (0 to {length - 1})")
+        raise IndexError(f"index {index} is outside a dataset of {length} samples (0 to {length - 1})")
+
+
+def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., None]:
+    """A `read_batch` of several datasets.
+
+    Args:
+        datasets: whose `read_batch(indices, out)` or `read_batch(indices, out, parts)` is called with what is theirs.
+        locate: indices -> numbers of the datasets that hold them, and indices in these; int64 [n] each.
+
+    Returns:
+        The function, which takes `parts` if all datasets do.
+
+    Raises:
+        AttributeError: One of the datasets has none, so that the property which asked for it is not there either.
+    """
+    for dataset in datasets:
+        if not hasattr(dataset, "read_batch"):
+            raise AttributeError(f"{type(dataset).__name__} has no read_batch")
+
+    def read(indices: np.ndarray, out: Rows, *parts: Parts) -> None:
+        numbers, own = locate(np.asarray(indices, dtype=np.int64))
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            with reading_some_of_them(rows):
+                _read_rows(datasets[number], own[rows], out, rows, parts)
+
+    def read_parts(indices: np.ndarray, out: Rows, parts: Parts) -> None:
+        read(indices, out, parts)
+
+    def read_whole(indices: np.ndarray, out: Rows) -> None:
+        read(indices, out)
+
+    return read_parts if all(_takes_parts(dataset) for dataset in datasets) else read_whole
+
+
+def _takes_parts(dataset: Any) -> bool:
+    return "parts" in inspect.signature(dataset.read_batch).parameters
+
+
+def _read_rows(dataset: Any, indices: np.ndarray, out: Rows, rows: np.ndarray, parts: tuple[Parts, ...]) -> None:
+    first, last = int(rows[0]), int(rows[-1])
+    # Whoever takes parts is always told them.
+    arguments: tuple[Parts, ...] = parts or (({},) if _takes_parts(dataset) else ())
+    if last - first + 1 == len(rows):
+        dataset.read_batch(indices, {name: array[first : last + 1] for name, array in out.items()}, *arguments)
+        return
+    # Rows that do not lie together have no array of their own.
+    apart: dict[str, np.ndarray] = {
+        name: np.empty((len(rows), *array.shape[1:]), array.dtype) for name, array in out.items()
+    }
+    dataset.read_batch(indices, apart, *arguments)
+    for name, array in apart.items():
+        out[name][rows] = array

@@ -9,21 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import check, whole
+from libai_data.config.signatures import check_types
 from libai_data.data.datasets import gpt_index
 from libai_data.data.datasets.combine import check_index
+from libai_data.data.datasets.document_parts import report_tokens
 from libai_data.data.datasets.gpt_batch import BatchFiller, SampleForm
-from libai_data.errors import ConfigError
 from libai_data.data.files.identity import key_of
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.record_index import index_folder
+from libai_data.errors import ConfigError
 from libai_data.structures import DistTensorData, Instance
 
 
 class GPTDataset:
-    """Token sequences and the tokens that come next, from `.bin/.idx` files.
+    """Token sequences and their next tokens, from `.bin/.idx` files.
 
-    The documents make a stream, one behind the other and epoch after epoch. Sample i begins with its token
+    The documents make a stream, one after the other and epoch after epoch. Sample i begins with its token
     `i * max_seq_length`, and its last label is the first token of sample i + 1: each token is predicted once.
 
     Fields of a sample of length L = `max_seq_length`: `input_ids` and `labels`, int64 [L]; and if an option asks for it
@@ -31,8 +34,9 @@ class GPTDataset:
     - `position_ids`, int64 [L];
     - `attention_mask`, bool [L, L], True where a token (row) sees another (column);
     - `loss_mask`, float32 [L], 0 where a label does not count;
-    - `cu_seqlens`, int32 [L + 1], with `packing`: where the documents of a sample begin and end. The last end is
-      repeated up to the length that L documents of one token need, so that all samples, of all corpora, are alike.
+    - `cu_seqlens`, int32 [L + 1], also with `packing`: where the documents of a sample, or what it has of them, begin
+      and end. The last end is repeated up to the length that L documents of one token need, so that all samples, of all
+      corpora, are alike.
 
     `labels` and `loss_mask` are for the last pipeline stage, all others for the first. Tensor parallel ranks read just
     their tokens of fields that `layouts` splits along the sequence.
@@ -43,15 +47,16 @@ class GPTDataset:
         num_epochs: how often the corpus is in the stream, without a gap in between.
         shuffle_documents: each epoch has its own order of documents; otherwise that of the files.
         seed: decides these orders.
-        reset_position_ids: give `position_ids`, which begin anew with each document.
+        reset_position_ids: give `position_ids`, which restart with each document.
         reset_attention_mask: give `attention_mask`, by which tokens see their own document alone.
         eod_mask_loss: give `loss_mask`, by which the last token of a document predicts nothing.
-        packing: samples are of whole documents, as many as fit, instead of pieces of the stream, and have
+        packing: samples are of whole documents, by best fit, instead of pieces of the stream, and have
             `position_ids`, `loss_mask` and `cu_seqlens`. Longer documents are cut; one of a single token predicts
             nothing and is left out.
         pad_last: fill up the last sample, and give `loss_mask`, instead of leaving it out.
         pad_id: the token to fill up with, also as a label.
         cache_dir: folder for the indices; by default `<data_prefix>.cache`; see `record_index.index_folder`.
+        cu_seqlens: give `cu_seqlens`, which says the same as `attention_mask`, in L + 1 numbers instead of L * L.
 
     Raises:
         ConfigError: A file is missing, an argument is out of range, or there are fewer tokens than one sample needs.
@@ -72,50 +77,63 @@ class GPTDataset:
         pad_last: bool = False,
         pad_id: int = 0,
         cache_dir: str | Path | None = None,
+        cu_seqlens: bool = False,
     ) -> None:
-        for name, value in (("max_seq_length", max_seq_length), ("num_epochs", num_epochs)):
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise ConfigError(f"{name} is {value!r}; it must be an int of at least 1")
-        if packing and reset_attention_mask:
-            raise ConfigError("packing and reset_attention_mask exclude each other: cu_seqlens says what tokens see")
-        self.source = data_prefix if isinstance(data_prefix, IndexedSource) else IndexedSource(data_prefix)
-        limits = np.iinfo(self.source.dtype)
+        check_types(GPTDataset, locals())
+        rules = {"max_seq_length": whole(1, 1 << 22), "num_epochs": whole(1, 1 << 20)}
+        check(rules, max_seq_length=max_seq_length, num_epochs=num_epochs)
+        if (packing or cu_seqlens) and reset_attention_mask:
+            raise ConfigError(
+                f"{'packing' if packing else 'cu_seqlens'} and reset_attention_mask exclude each other: cu_seqlens "
+                "already restricts what tokens see"
+            )
+        source = data_prefix if isinstance(data_prefix, IndexedSource) else IndexedSource(data_prefix)
+        limits = np.iinfo(source.dtype)
         if not limits.min <= pad_id <= limits.max:
-            raise ConfigError(f"pad_id is {pad_id!r}; the tokens of {self.source.prefix} are {self.source.dtype}")
+            raise ConfigError(f"pad_id is {pad_id!r}; the tokens of {source.prefix} are {source.dtype}")
         self.max_seq_length = max_seq_length
-        self._packing = packing
+        self._packing, self._num_epochs, self._pad_last = packing, num_epochs, pad_last
+        self._seed = seed if shuffle_documents else None
+        resets = reset_position_ids or reset_attention_mask or cu_seqlens
+        self._needs_documents = shuffle_documents or resets or eod_mask_loss
+        self._cache_dir = cache_dir
+        self._form = SampleForm(
+            length=max_seq_length,
+            position_ids=reset_position_ids or packing,
+            attention_mask=reset_attention_mask,
+            loss_mask=eod_mask_loss or packing or pad_last,
+            cu_seqlens=cu_seqlens or packing,
+            masks_ends=eod_mask_loss,
+            pad_id=pad_id,
+        )
+        self.read_source(source)
+
+    def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
+        """Find the samples of a corpus; see `DocumentDataset`."""
+        self.source = source
         self._depends_on: dict[str, Any] = {
             "version": list(gpt_index.INDEX_VERSION),
-            "corpus": self.source.fingerprint,
-            "num_epochs": num_epochs,
-            "seed": seed if shuffle_documents else None,
-            "packed": max_seq_length if packing else None,
+            "corpus": source.fingerprint,
+            "num_epochs": self._num_epochs,
+            "seed": self._seed,
+            "packed": ["best fit", self.max_seq_length] if self._packing else None,
         }
-        needs_documents = shuffle_documents or reset_position_ids or reset_attention_mask or eod_mask_loss
-        pieces, firsts = self._index(cache_dir, num_epochs, needs_documents)
+        pieces, firsts = self._index()
         # The last token of the stream has none to predict.
-        pairs = pieces.total if packing else pieces.total - 1
-        whole, rest = divmod(pairs, max_seq_length)
-        self._length = len(firsts) - 1 if firsts is not None else whole + (pad_last and rest > 0)
+        pairs = pieces.total if self._packing else pieces.total - 1
+        full, rest = divmod(pairs, self.max_seq_length)
+        self._length = len(firsts) - 1 if firsts is not None else full + (self._pad_last and rest > 0)
         if self._length < 1:
             raise ConfigError(
-                f"{self.source.prefix} has {len(self.source.tokens)} tokens in {self.source.num_documents} documents, "
-                f"which with num_epochs={num_epochs} make no sample of max_seq_length {max_seq_length}; shorten it, "
+                f"{source.prefix} has {len(source.tokens)} tokens in {source.num_documents} documents, which with "
+                f"num_epochs={self._num_epochs} make no sample of max_seq_length {self.max_seq_length}; shorten it, "
                 "repeat the corpus with num_epochs, or set pad_last=True"
             )
-        self._filler = BatchFiller(
-            self.source,
-            pieces,
-            firsts,
-            SampleForm(
-                length=max_seq_length,
-                position_ids=reset_position_ids or packing,
-                attention_mask=reset_attention_mask,
-                loss_mask=eod_mask_loss or packing or pad_last,
-                masks_ends=eod_mask_loss,
-                pad_id=pad_id,
-            ),
-        )
+        self._filler = BatchFiller(source, pieces, firsts, self._form)
+        used = min(self._length * self.max_seq_length, pairs) // self._num_epochs
+        # Each run of pairs has a token more: the stream is one, and packed documents are one each.
+        runs = int((np.diff(source.document_offsets()) > 1).sum()) if self._packing else 1
+        report_tokens(self, min(used + runs, len(source.tokens)))
 
     def __len__(self) -> int:
         return self._length
@@ -151,11 +169,14 @@ class GPTDataset:
         """What decides which tokens a sample has, but not the tokens."""
         return {**self._depends_on, "max_seq_length": self.max_seq_length, "tokens": len(self.source.tokens)}
 
-    def _index(
-        self, cache_dir: str | Path | None, num_epochs: int, needs_documents: bool
-    ) -> tuple[gpt_index.Pieces, np.ndarray | None]:
-        seed = self._depends_on["seed"]
-        if not (needs_documents or self._packing):
+    @property
+    def repeated_by(self) -> str:
+        """The argument by which documents are in several samples, or ""."""
+        return f"num_epochs={self._num_epochs}" if self._num_epochs > 1 else ""
+
+    def _index(self) -> tuple[gpt_index.Pieces, np.ndarray | None]:
+        seed, num_epochs = self._seed, self._num_epochs
+        if not (self._needs_documents or self._packing):
             return gpt_index.whole_corpus(len(self.source.tokens), num_epochs), None
 
         def build() -> list[np.ndarray]:
@@ -165,6 +186,6 @@ class GPTDataset:
             return list(gpt_index.documents(bounds, num_epochs, seed))
 
         key = f"gpt-{key_of(json.dumps(self._depends_on, sort_keys=True))}"
-        folder = index_folder(cache_dir, Path(f"{self.source.prefix}.cache"), key)
+        folder = index_folder(self._cache_dir, Path(f"{self.source.prefix}.cache"), key)
         starts, offsets, *firsts = cached_arrays(folder, key, build)
         return gpt_index.Pieces(starts, offsets), firsts[0] if firsts else None

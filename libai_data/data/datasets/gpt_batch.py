@@ -24,7 +24,7 @@ class SampleForm:
 
     Args:
         length: tokens.
-        position_ids, attention_mask, loss_mask: whether there is such a field.
+        position_ids, attention_mask, loss_mask, cu_seqlens: whether there is such a field.
         masks_ends: whether the last token of a piece predicts nothing.
         pad_id: the token to fill up with.
     """
@@ -33,6 +33,7 @@ class SampleForm:
     position_ids: bool
     attention_mask: bool
     loss_mask: bool
+    cu_seqlens: bool
     masks_ends: bool
     pad_id: int
 
@@ -101,7 +102,7 @@ class BatchFiller:
             fields["attention_mask"] = np.bool_, (form.length, form.length)
         if form.loss_mask:
             fields["loss_mask"] = np.float32, vector
-        if self._firsts is not None:
+        if form.cu_seqlens:
             fields["cu_seqlens"] = np.int32, (form.length + 1,)
         return fields
 
@@ -128,6 +129,10 @@ class BatchFiller:
         self, indices: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts, low: int, width: int
     ) -> None:
         begins = indices * self._form.length
+        if "cu_seqlens" in out:
+            self._fill_bounds(begins, out["cu_seqlens"])
+        if not width:
+            return
         places = begins + low
         first = np.searchsorted(self._pieces.starts, places, side="right") - 1
         last = np.searchsorted(self._pieces.starts, places + width + 1, side="left")
@@ -149,6 +154,14 @@ class BatchFiller:
             tokens[behind] = self._form.pad_id
         _assign_shifted(tokens, out, wanted)
         self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
+
+    def _fill_bounds(self, begins: np.ndarray, out: np.ndarray) -> None:
+        """Where pieces begin and end in samples of the stream that begin at some places, int32 [rows, length + 1]."""
+        starts = self._pieces.starts
+        first = np.searchsorted(starts, begins, side="right") - 1
+        bounds = starts[np.minimum(first[:, None] + np.arange(self._form.length + 1), len(starts) - 1)]
+        used = np.minimum(self._pieces.total - begins, self._form.length)
+        out[...] = np.clip(bounds - begins[:, None], 0, used[:, None])
 
     def _fill_packed(
         self,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from libai_data.data.datasets.best_fit import best_fit
 from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted
 
 INDEX_VERSION = (1, PERMUTATION_VERSION)
@@ -87,7 +88,7 @@ def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -
     """Samples of whole documents.
 
     The stream is of pairs of a token and the next one: a document of n tokens has n - 1. A document of more pairs than
-    fit a sample is cut into pieces that do. A sample takes the next pieces as long as there is room for them.
+    fit a sample is cut into pieces that do. Samples take pieces by best fit; see `best_fit`.
 
     Args:
         bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
@@ -96,31 +97,18 @@ def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -
         seed: decides each epoch's order of documents; None for that of the files.
 
     Returns:
-        `starts` and `offsets` of the pieces, in pairs; and `firsts`, int64 [samples + 1], the first piece of each
-        sample, and the number of pieces at the end.
+        `starts` and `offsets` of the pieces, in the order of the samples; and `firsts`, int64 [samples + 1], the first
+        piece of each sample, and the number of pieces at the end.
     """
     # An empty document has no pair, and not -1.
     whole = _in_order(bounds[:-1], np.maximum(np.diff(bounds) - 1, 0), num_epochs, seed)
     pairs = np.diff(whole.starts[:-1])
     cuts = -(-pairs // length)
     place = np.arange(int(cuts.sum())) - np.repeat(np.cumsum(cuts) - cuts, cuts)
-    offsets = np.append(np.repeat(whole.offsets[:-1], cuts) + place * length, 0)
+    lengths = np.minimum(np.repeat(pairs, cuts) - place * length, length)
+    order, firsts = best_fit(lengths, length)
+    offsets = np.append((np.repeat(whole.offsets[:-1], cuts) + place * length)[order], 0)
     starts = np.zeros(len(place) + 2, np.int64)
-    np.cumsum(np.minimum(np.repeat(pairs, cuts) - place * length, length), out=starts[1:-1])
+    np.cumsum(lengths[order], out=starts[1:-1])
     starts[-1] = _NEVER
-    return [starts, offsets, _chain(starts[:-1], length)]
-
-
-def _chain(ends: np.ndarray, length: int) -> np.ndarray:
-    """The first piece of each sample, if a sample that begins with some piece takes all that fit into `length`.
-
-    Which piece the next sample begins with is known for each piece at once. Following these jumps from the first piece
-    is done by doubling: from the first 2^k stops, and the jump over 2^k samples, come the next 2^k stops.
-    """
-    last = len(ends) - 1
-    jump = np.searchsorted(ends, ends + length, side="right") - 1
-    stops = np.zeros(1, np.int64)
-    while stops[-1] < last:
-        stops = np.concatenate([stops, jump[stops]])
-        jump = jump[jump]
-    return stops[: np.searchsorted(stops, last) + 1]
+    return [starts, offsets, firsts]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Callable
 
+import numpy as np
+
+from libai_data.config.argument_rules import FLAG, check
 from libai_data.data.datasets.labelled_images import ImageSource, LabelledImages, Transform
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
+from libai_data.data.sources.paths import checked_path
 
 
 class ImageFolderDataset(LabelledImages):
@@ -21,10 +26,14 @@ class ImageFolderDataset(LabelledImages):
         transform: from an image to an array; see `LabelledImages`.
         mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
         cache_dir: for the list of a large folder's files; see `ImageFolderSource`.
+        target_transform: from a class number to the label; see `LabelledImages`.
+        nested: "error" or "merge", for folders within the folder of a class; see `ImageFolderSource`.
 
     Raises:
-        ConfigError: The folder is not there, holds no images, or cannot be listed.
+        ConfigError: The folder is not there, holds no images, has images in nested folders, or cannot be listed.
     """
+
+    source: ImageFolderSource
 
     def __init__(
         self,
@@ -32,8 +41,16 @@ class ImageFolderDataset(LabelledImages):
         transform: Transform | None = None,
         mode: str = "RGB",
         cache_dir: str | Path | None = None,
+        target_transform: Transform | None = None,
+        nested: str = "error",
     ) -> None:
-        super().__init__(ImageFolderSource(root, cache_dir=cache_dir), transform, mode)
+        source = ImageFolderSource(root, cache_dir=cache_dir, nested=nested)
+        super().__init__(source, transform, mode, target_transform)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """The class number of each image, int64 [images]."""
+        return self.source.labels
 
 
 class ImageNetDataset(LabelledImages):
@@ -41,7 +58,7 @@ class ImageNetDataset(LabelledImages):
 
     Args:
         root: the folder that holds `train` and `val`, or ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
-        train: whether to take the images to train with, or those to test with.
+        train: whether to read the training images, or the validation images.
         transform: from an image to an array; see `LabelledImages`.
         val_labels: of the archive's images to test with; see `ImageNetTarSource`.
         cache_dir: for the list of the images; see `ImageFolderSource`.
@@ -59,9 +76,10 @@ class ImageNetDataset(LabelledImages):
         val_labels: str | Path | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
-        folder = Path(root) / ("train" if train else "val")
+        check({"train": FLAG}, train=train)
+        folder = checked_path("root", root) / ("train" if train else "val")
         source: ImageSource
-        if folder.is_dir():
+        if os.path.isdir(folder):
             source = ImageFolderSource(folder, cache_dir=cache_dir)
         else:
             source = ImageNetTarSource(root, train, val_labels, cache_dir)
@@ -73,7 +91,7 @@ class PublishedImages(LabelledImages):
 
     Args:
         root: the folder that holds the data set's own folder, or is to hold it.
-        train: whether to take the images to train with, or those to test with.
+        train: whether to read the training images, or the validation images.
         transform: from an image to an array; see `LabelledImages`.
         download: fetch the files if they are not there.
         source_url: where to fetch them from instead: an archive (CIFAR), or a folder with "/" at its end (MNIST).

@@ -10,14 +10,14 @@ from typing import Any, Callable, Protocol
 import numpy as np
 from PIL import Image
 
-from libai_data.errors import FormatError, SampleError
+from libai_data.config.argument_rules import FUNCTION, TEXT, check, or_none
 from libai_data.data.random.sample_random import reading_row
-from libai_data.structures import DistTensorData, Instance
 from libai_data.data.transforms.decode import MODES, EncodedImage
 from libai_data.data.transforms.image import ImageToFloat
-from libai_data.data.transforms.pipeline import transform_into
-from libai_data.data.transforms.pipeline import transform_stages
+from libai_data.data.transforms.pipeline import transform_into, transform_stages
 from libai_data.data.transforms.timing import transform_time
+from libai_data.errors import FormatError, SampleError
+from libai_data.structures import DistTensorData, Instance
 
 Transform = Callable[[Any], Any]
 
@@ -49,15 +49,39 @@ class LabelledImages:
             where it has `takes_encoded = True`, an `EncodedImage` or a uint8 array [H, W, 3] or [H, W]. Random
             transforms may draw from `sample_generator`, or from generators that all code shares, as any dataset may.
         mode: "RGB", "L" for greyscale, or another of Pillow's modes to convert to.
+        target_transform: from a class number to the label, such as another number or an array; by default the number.
+
+    Raises:
+        ConfigError: `transform` or `target_transform` is no function.
     """
 
-    def __init__(self, source: ImageSource, transform: Transform | None = None, mode: str = "RGB") -> None:
+    def __init__(
+        self,
+        source: ImageSource,
+        transform: Transform | None = None,
+        mode: str = "RGB",
+        target_transform: Transform | None = None,
+    ) -> None:
+        function = or_none(FUNCTION)
+        rules = {"transform": function, "target_transform": function, "mode": TEXT}
+        check(rules, transform=transform, target_transform=target_transform, mode=mode)
         self.source = source
         self.transform = ImageToFloat() if transform is None else transform
         self.mode = mode
+        self.target_transform = target_transform
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of their numbers; only there if the source knows them."""
+        return list(getattr(self.source, "classes"))  # noqa: B009 (not all sources have it)
+
+    @property
+    def class_to_idx(self) -> dict[str, int]:
+        """Name of each class -> its number."""
+        return {name: number for number, name in enumerate(self.classes)}
 
     def __getitem__(self, index: int) -> Instance:
         """Instance of `images` (first stage) and `labels` (int64 [], last stage).
@@ -69,7 +93,7 @@ class LabelledImages:
         image, label = self._read(index)
         with self._transforming(index):
             pixels = self.transform(self._as_taken(image))
-        return Instance(images=DistTensorData(pixels), labels=DistTensorData(np.int64(label), placement_idx=-1))
+        return Instance(images=DistTensorData(pixels), labels=DistTensorData(self._label(label), placement_idx=-1))
 
     @property
     def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
@@ -85,7 +109,8 @@ class LabelledImages:
     def _read_batch(self, indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
         for row, index in enumerate(indices.tolist()):
             with reading_row(row):
-                image, out["labels"][row] = self._read(index)
+                image, label = self._read(index)
+                out["labels"][row] = self._label(label)
                 with self._transforming(index):
                     transform_into(self.transform, self._as_taken(image), out["images"][row], "images")
 
@@ -98,8 +123,11 @@ class LabelledImages:
             return [(f"opened as {self.mode}", opened), *transform_stages(self.transform, taken)]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the source tells of its content."""
+        """What the source reports about its content."""
         return self.source.fingerprint()
+
+    def _label(self, label: int) -> Any:
+        return np.int64(label) if self.target_transform is None else self.target_transform(label)
 
     def _read(self, index: int) -> tuple[bytes | np.ndarray, int]:
         try:

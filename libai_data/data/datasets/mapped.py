@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from libai_data.config.argument_rules import FUNCTION, check
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.random.sample_random import map_attempt, map_generator
 from libai_data.data.transforms.timing import transform_time
@@ -17,9 +18,13 @@ class Map:
     Args:
         dataset: whose samples are changed.
         function: from a sample to a sample.
+
+    Raises:
+        ConfigError: `function` is none.
     """
 
     def __init__(self, dataset: Any, function: Callable[..., Any]) -> None:
+        check({"function": FUNCTION}, function=function)
         self.dataset = dataset
         self.function = function
 

@@ -7,72 +7,17 @@ whole words and n-grams as in Z. Lan et al., "ALBERT" (2020), section 4.1, by wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import check, whole
+from libai_data.config.signatures import check_types
+from libai_data.data.datasets.vocabulary import VocabularyTables
 from libai_data.errors import ConfigError
 
 _SHARE_OF_MASKS, _SHARE_OF_KEPT = 0.8, 0.1
-_ROLES = ("cls", "sep", "mask", "pad", "bos", "eos", "unk")
-# What a token begins with that begins a word, in byte-level BPE and in sentencepiece.
-_WORD_MARKS = ("\u0120", "\u2581")
-
-
-def special_id(tokenizer: Any, role: str) -> int:
-    """The id of a special token.
-
-    Args:
-        tokenizer: has `<role>_token_id`, as those of this package, LiBai and Hugging Face have.
-        role: such as "mask".
-
-    Raises:
-        ConfigError: The tokenizer has no such token.
-    """
-    ident = getattr(tokenizer, f"{role}_token_id", None)
-    if ident is None:
-        raise ConfigError(f"the tokenizer has no {role} token ({role}_token_id is None), which this dataset needs")
-    return int(ident)
-
-
-class VocabularyTables(NamedTuple):
-    """What masking has to know of tokens, by their id.
-
-    Args:
-        continues: bool [ids], whether a token goes on with the word of the one before it.
-        unmarked: int64 [ids], the token without the "##" of a Chinese character within a word; others are themselves.
-        ordinary: int64 [n], ids that random replacements are drawn from: all but special ones.
-    """
-
-    continues: np.ndarray
-    unmarked: np.ndarray
-    ordinary: np.ndarray
-
-
-def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
-    """Tables of a tokenizer's vocabulary.
-
-    Words are told by "##" (WordPiece), or by the mark of white space before a token (byte-level BPE, sentencepiece).
-
-    Args:
-        tokenizer: has `get_vocab()`, token -> id.
-    """
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    size = 1 + max(vocabulary.values())
-    continues = np.zeros(size, bool)
-    unmarked = np.arange(size, dtype=np.int64)
-    wordpiece = any(token.startswith("##") for token in vocabulary)
-    marked = not wordpiece and any(token.startswith(_WORD_MARKS) for token in vocabulary)
-    for token, ident in vocabulary.items():
-        continues[ident] = token.startswith("##") if wordpiece else marked and not token.startswith(_WORD_MARKS)
-        if wordpiece and len(token) == 3 and "\u4e00" <= token[2] <= "\u9fa5" and token[:2] == "##":
-            unmarked[ident] = vocabulary.get(token[2], ident)
-    special = {getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES}
-    special |= set(getattr(tokenizer, "additional_special_tokens_ids", None) or ())
-    ordinary = np.array(sorted(set(vocabulary.values()) - special), np.int64)
-    if not len(ordinary):
-        raise ConfigError("the tokenizer's vocabulary has no tokens but special ones")
-    return VocabularyTables(continues, unmarked, ordinary)
+_MOST_NGRAMS = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -95,10 +40,10 @@ class Masking:
     chinese_words: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability < 1:
-            raise ConfigError(f"the share of masked tokens is {self.probability}; it must be at least 0 and below 1")
-        if self.max_ngrams < 1:
-            raise ConfigError(f"max_ngrams is {self.max_ngrams}; at least 1 word is masked at a time")
+        check_types(type(self), vars(self))
+        if not 0 < self.probability < 1:
+            raise ConfigError(f"mask_lm_prob is {self.probability}; it must be a number between 0 and 1")
+        check({"max_ngrams": whole(1, _MOST_NGRAMS)}, max_ngrams=self.max_ngrams)
 
 
 class Masker:
@@ -112,12 +57,16 @@ class Masker:
 
     def __init__(self, tables: VocabularyTables, mask_id: int, masking: Masking) -> None:
         self._tables, self._mask_id, self._masking = tables, mask_id, masking
+        self._ordinary = tables.ordinary
+        if masking.chinese_words:
+            # Marked characters never occur in running text.
+            self._ordinary = self._ordinary[tables.unmarked[self._ordinary] == self._ordinary]
         weights = 1.0 / np.arange(1, masking.max_ngrams + 1)
         self._thresholds = np.cumsum(weights / weights.sum())[:-1]
 
     def mask(
         self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mask some tokens.
 
         Args:
@@ -126,20 +75,25 @@ class Masker:
             random: draws.
 
         Returns:
-            The tokens with masks, and bool [n], which are to be predicted.
+            The tokens with masks; the tokens as running text has them, without the marks of Chinese words; and bool
+            [n], which are to be predicted.
         """
         chosen = self.choose(tokens, special, random)
-        clean = self._tables.unmarked[tokens] if self._masking.chinese_words else tokens.copy()
+        clean = self._tables.unmarked[tokens] if self._masking.chinese_words else tokens
         positions = np.flatnonzero(chosen)
         drawn = random.random(len(positions))
-        others = self._tables.ordinary[random.integers(len(self._tables.ordinary), size=len(positions))]
-        masked = np.where(drawn < _SHARE_OF_MASKS, self._mask_id, others)
+        others = self._ordinary[random.integers(len(self._ordinary), size=len(positions))]
+        replaced = np.where(drawn < _SHARE_OF_MASKS, self._mask_id, others)
         kept = (drawn >= _SHARE_OF_MASKS) & (drawn < _SHARE_OF_MASKS + _SHARE_OF_KEPT)
-        clean[positions] = np.where(kept, clean[positions], masked)
-        return clean, chosen
+        masked = clean.copy()
+        masked[positions] = np.where(kept, clean[positions], replaced)
+        return masked, clean, chosen
 
     def choose(self, tokens: np.ndarray, special: np.ndarray, random: np.random.Generator) -> np.ndarray:
         """Choose the tokens to predict: `round(probability * n)`, at least 1, or what whole words leave of these.
+
+        The tokens of a word that exceeds this number count as words of their own. So one token at least is chosen,
+        unless all are special.
 
         Args:
             tokens: int64 [n].
@@ -149,11 +103,11 @@ class Masker:
         Returns:
             Bool [n].
         """
-        quota = max(1, round(len(tokens) * self._masking.probability)) if self._masking.probability else 0
-        starts, ends = self._words(tokens, special)
+        quota = max(1, round(len(tokens) * self._masking.probability))
+        starts, ends = self._words(tokens, special, quota)
         count = len(starts)
         chosen = np.zeros(len(tokens), bool)
-        if not quota or not count:
+        if not count:
             return chosen
         order = random.permutation(count)
         lengths = np.searchsorted(self._thresholds, random.random(count), side="right") + 1
@@ -177,8 +131,8 @@ class Masker:
         np.cumsum(change[:-1], out=change[:-1])
         return change[:-1].astype(bool)
 
-    def _words(self, tokens: np.ndarray, special: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """First token of each word, and the one behind its last."""
+    def _words(self, tokens: np.ndarray, special: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
+        """First token of each word, and the one behind its last; longer words than `longest` are cut into tokens."""
         begins = ~special
         if self._masking.whole_words:
             goes_on = self._tables.continues[tokens]
@@ -187,6 +141,10 @@ class Masker:
             begins &= ~goes_on
         # A special token ends a word too; it is put between the words, and left out.
         bounds = np.flatnonzero(begins | special)
+        lengths = np.diff(np.append(bounds, len(tokens)))
+        if len(lengths) and lengths.max() > longest:
+            begins |= np.repeat(lengths > longest, lengths)
+            bounds = np.flatnonzero(begins | special)
         is_word = ~special[bounds]
         return bounds[is_word], np.append(bounds[1:], len(tokens))[is_word]
 

@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import MAPPING, check, or_none
+from libai_data.config.signatures import check_types
 from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
+from libai_data.data.nesting import array_of
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.structures import DistTensorData, Instance, as_array, check_field_names, fields_of
+from libai_data.mesh.arrays import as_array
+from libai_data.structures import DistTensorData, Instance, check_field_names, fields_of
 
 
 class PackedDataset(StreamTransform):
@@ -22,7 +26,7 @@ class PackedDataset(StreamTransform):
     Args:
         dataset: the samples.
         length: of a packed sequence, in tokens.
-        cut: a sample that does not fit goes on in the next sequence, so that none is padded. Without it, a sequence
+        cut: a sample that does not fit continues in the next sequence, so that none is padded. Without it, a sequence
             ends with the last sample that fits, and is padded.
         lengths: of each sample, int [samples]; without it, whoever plans the stream reads each sample to know.
         keep: which samples are not passed over; see `FilteredDataset`.
@@ -48,8 +52,10 @@ class PackedDataset(StreamTransform):
         segments: str | None = "segment_ids",
         positions: str | None = "position_ids",
     ) -> None:
+        check_types(PackedDataset, locals())
+        check({"padding": or_none(MAPPING)}, padding=padding)
         super().__init__(dataset, length, cut, keep)
-        self._lengths = None if lengths is None else np.asarray(lengths)
+        self._lengths = None if lengths is None else array_of(lengths)
         if self._lengths is not None and (
             self._lengths.dtype.kind not in "iu" or self._lengths.shape != (len(dataset),)
         ):
@@ -101,8 +107,12 @@ class PackedDataset(StreamTransform):
         place, offset = place_and_offset(start)
         pieces: list[dict[str, np.ndarray]] = []
         room, first = self.units, None
-        for index, sample in self.inputs_from(place):
+        for index, sample, is_replacement in self.inputs_from(place):
             arrays = _arrays_of(sample)
+            if is_replacement and self._lengths is not None:
+                # The plan knows the length of the sample that failed.
+                length = int(self._lengths[index])
+                arrays = {name: np.resize(array, (length, *array.shape[1:])) for name, array in arrays.items()}
             length = _length_of(arrays)
             if self._lengths is not None and length != self._lengths[index]:
                 raise SchemaError(f"sample {index} has {length} tokens, but lengths says {self._lengths[index]}")

@@ -1,38 +1,41 @@
-"""Which sentences make a sample: runs of sentences of one document that fill it, found for all documents at once."""
+"""Samples of several sentences of one document, for pairs of passages; found for all documents at once."""
 
 from __future__ import annotations
 
-import json
 import logging
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.errors import ConfigError
-from libai_data.data.files.identity import key_of
-from libai_data.data.files.index_cache import cached_arrays
+from libai_data.config.argument_rules import check, or_none, real, whole
+from libai_data.config.signatures import check_types
 from libai_data.data.random.hashing import combine64, mix64_array
-from libai_data.data.sources.indexed import IndexedSource
-from libai_data.data.sources.record_index import index_folder
+from libai_data.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 _VERSION = 1
 _OPEN_INTERVAL = 2.0**-53
 
+_RULES = {
+    "max_seq_length": whole(-(1 << 62), 1 << 22),
+    "max_num_samples": or_none(whole(1, 1 << 40)),
+    "short_seq_prob": real(0, 1),
+}
+
 
 @dataclass(frozen=True)
 class SentenceRule:
     """How sentences are put together, as in LiBai and Megatron-LM.
 
-    A sample takes sentences until it has `max_tokens`, and `min_sentences`; rather than leave the document's last
-    sentence alone, it takes that too.
+    A sample for pairs takes sentences until it has `max_tokens`, and `min_sentences`; rather than leave the document's
+    last sentence alone, it takes that too. For samples of one sentence or more, see `passage_index`.
 
     Args:
         max_tokens: of a sample, without special tokens; what is more is cut off when the sample is read.
-        min_sentences: of a sample; shorter documents are left out.
+        min_sentences: of a sample; shorter documents are left out. Sentences without a token do not count.
         short_seq_prob: share of samples that aim at a length drawn evenly from 2 to `max_tokens`.
         seed: decides which these are.
         max_num_samples: the corpus is repeated, with other short samples, until there are so many; None for once.
@@ -48,14 +51,20 @@ class SentenceRule:
     max_num_samples: int | None = None
 
     def __post_init__(self) -> None:
+        check_types(type(self), vars(self))
+        for name in ("max_tokens", "seed", "max_num_samples"):
+            if getattr(self, name) is not None:  # numpy's numbers are none for JSON
+                object.__setattr__(self, name, int(getattr(self, name)))
+        check(
+            _RULES,
+            max_seq_length=self.max_tokens + 2,
+            max_num_samples=self.max_num_samples,
+            short_seq_prob=self.short_seq_prob,
+        )
         if self.max_tokens < 2:
             raise ConfigError(
                 f"max_seq_length leaves room for {self.max_tokens} tokens beside the special ones; at least 2"
             )
-        if not 0 <= self.short_seq_prob <= 1:
-            raise ConfigError(f"short_seq_prob is {self.short_seq_prob}; a probability lies within 0 and 1")
-        if self.max_num_samples is not None and self.max_num_samples < 1:
-            raise ConfigError(f"max_num_samples is {self.max_num_samples}; give at least 1, or None for one epoch")
 
 
 class SentenceSamples(NamedTuple):
@@ -66,42 +75,31 @@ class SentenceSamples(NamedTuple):
         stop: int64 [samples], the sentence behind its last.
         start: int64 [samples], the place of its first token among all tokens.
         target: int64 [samples], how many tokens it may have.
+        used: int64 [1], tokens of the corpus that samples hold, counted as often as they do.
     """
 
     first: np.ndarray
     stop: np.ndarray
     start: np.ndarray
     target: np.ndarray
-
-
-def sentence_samples(source: IndexedSource, rule: SentenceRule, cache_dir: str | Path | None) -> SentenceSamples:
-    """The samples of a corpus, from a file if they have been found before.
-
-    Args:
-        source: of which each sequence is a sentence.
-        rule: how they are put together.
-        cache_dir: folder for the file; by default `<prefix>.cache`; see `record_index.index_folder`.
-
-    Raises:
-        ConfigError: No document has enough sentences.
-    """
-    depends_on = {"version": _VERSION, "corpus": source.fingerprint, **asdict(rule)}
-    key = key_of(json.dumps(depends_on, sort_keys=True))
-    name = f"sentences-{key}"
-    folder = index_folder(cache_dir, Path(f"{source.prefix}.cache"), name)
-    return SentenceSamples(*cached_arrays(folder, name, lambda: list(find_samples(source, rule))))
+    used: np.ndarray
 
 
 def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
-    """The samples of a corpus; see `sentence_samples`.
+    """The samples of a corpus.
 
     Args:
         source: has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
         rule: how sentences are put together.
+
+    Raises:
+        ConfigError: No document has enough sentences.
     """
-    sizes, documents = np.asarray(source.sizes), np.asarray(source.doc_idx)
-    places = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=places[1:])
+    sizes = np.asarray(source.sizes)
+    full = np.flatnonzero(sizes)
+    documents = np.searchsorted(full, source.doc_idx)
+    places = np.zeros(len(full) + 1, np.int64)
+    np.cumsum(sizes[full], out=places[1:])
     lengths = np.diff(documents)
     kept = lengths >= rule.min_sentences
     if not kept.any():
@@ -110,22 +108,33 @@ def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
             "preprocess the corpus with --split-sentences"
         )
     if not kept.all():
-        logger.warning("%d of %d documents are left out: they have too few sentences.", (~kept).sum(), len(kept))
-    epochs: list[SentenceSamples] = []
-    count = 0
-    while not epochs or (rule.max_num_samples is not None and count < rule.max_num_samples):
-        epochs.append(_one_epoch(places, documents[:-1][kept], documents[1:][kept], rule, len(epochs)))
-        count += len(epochs[-1].first)
-    found = SentenceSamples(*(np.concatenate(arrays)[: rule.max_num_samples] for arrays in zip(*epochs)))
-    _tell_what_is_cut(places, found)
-    return found
+        logger.warning("%d of %d documents are skipped: they have too few sentences.", (~kept).sum(), len(kept))
+    firsts, stops = documents[:-1][kept], documents[1:][kept]
+    first, stop, start, target = repeated(lambda epoch: _one_epoch(places, firsts, stops, rule, epoch), rule)
+    used = np.minimum(places[stop] - start, target).sum(keepdims=True)
+    return SentenceSamples(full[first], full[stop - 1] + 1, start, target, used)
+
+
+def repeated(find_epoch: Callable[[int], Sequence[np.ndarray]], rule: SentenceRule) -> list[np.ndarray]:
+    """The samples of one epoch, or of as many as `max_num_samples` needs.
+
+    Args:
+        find_epoch: number of an epoch -> arrays [samples].
+        rule: with `max_num_samples`.
+    """
+    epochs = [find_epoch(0)]
+    count = len(epochs[0][0])
+    while rule.max_num_samples is not None and count < rule.max_num_samples:
+        epochs.append(find_epoch(len(epochs)))
+        count += len(epochs[-1][0])
+    return [np.concatenate(arrays)[: rule.max_num_samples] for arrays in zip(*epochs)]
 
 
 def _one_epoch(
     places: np.ndarray, firsts: np.ndarray, stops: np.ndarray, rule: SentenceRule, epoch: int
-) -> SentenceSamples:
+) -> Sequence[np.ndarray]:
     count = len(places) - 1
-    targets = _targets(count, rule, epoch)
+    targets = targets_of(np.arange(count), rule, epoch)
     # Where a sample would end that begins with some sentence, for each sentence; `ends` of its own document.
     ends = np.full(count, count, np.int64)
     ends[firsts] = stops
@@ -146,7 +155,7 @@ def _one_epoch(
         starts = np.concatenate([starts, further])
         last = last[last]
     starts = np.sort(starts)
-    return SentenceSamples(starts, stop[starts], places[starts], targets[starts])
+    return starts, stop[starts], places[starts], targets[starts]
 
 
 def _carried(ends: np.ndarray, firsts: np.ndarray, stops: np.ndarray) -> np.ndarray:
@@ -159,21 +168,19 @@ def _carried(ends: np.ndarray, firsts: np.ndarray, stops: np.ndarray) -> np.ndar
     return ends
 
 
-def _targets(count: int, rule: SentenceRule, epoch: int) -> np.ndarray:
-    """How long a sample is to be that begins with some sentence."""
-    targets = np.full(count, rule.max_tokens, np.int64)
+def targets_of(begins: np.ndarray, rule: SentenceRule, epoch: int) -> np.ndarray:
+    """How long samples are to be.
+
+    Args:
+        begins: int64 [n], where each begins; what is drawn depends on it.
+        rule: with `max_tokens` and `short_seq_prob`.
+        epoch: of the corpus.
+    """
+    targets = np.full(len(begins), rule.max_tokens, np.int64)
     if rule.short_seq_prob:
         key = combine64(_VERSION, rule.seed, epoch)
-        drawn = mix64_array(mix64_array(np.arange(count, dtype=np.uint64) + np.uint64(key)))
+        drawn = mix64_array(mix64_array(begins.astype(np.uint64) + np.uint64(key)))
         short = (drawn >> np.uint64(11)) * _OPEN_INTERVAL < rule.short_seq_prob
         lengths = 2 + mix64_array(drawn[short]) % np.uint64(rule.max_tokens - 1)
         targets[short] = lengths.astype(np.int64)
     return targets
-
-
-def _tell_what_is_cut(places: np.ndarray, samples: SentenceSamples) -> None:
-    tokens = places[samples.stop] - samples.start
-    cut = int(np.maximum(tokens - samples.target, 0).sum())
-    total = int(tokens.sum())
-    if cut > total // 10:
-        logger.warning("%.0f %% of the tokens are cut off, since sentences are long beside samples.", 100 * cut / total)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.config.argument_rules import ANYTHING, several
 from libai_data.errors import ConfigError
 
 
@@ -22,6 +23,8 @@ def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     Raises:
         ConfigError: A weight is negative or no number, or all are 0.
     """
+    if not several(ANYTHING).holds(weights):
+        raise ConfigError(f"{what} are {weights!r:.200}; give a list of numbers")
     exact = [_fraction(what, weight, weights) for weight in weights]
     total = sum(exact, Fraction(0))
     if not total:

@@ -8,21 +8,31 @@ stream, whoever reads them. So the place at which an output begins, and how far 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Protocol, Union
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Callable, NamedTuple, Protocol, Union
 
 import numpy as np
 
+from libai_data.config.signatures import check_types
+from libai_data.data.datasets.combine import check_index, length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
-from libai_data.errors import ConfigError
+from libai_data.data.nesting import array_of
 from libai_data.data.random.global_generators import GlobalDraws
-from libai_data.data.random.sample_random import reading_inputs
+from libai_data.data.random.hashing import combine64
+from libai_data.data.random.sample_random import reading_inputs, reading_now
+from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
+from libai_data.errors import ConfigError, SampleError, error_text
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
 _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
+_PLANNED_KEPT = 1 << 16
+_DRAWS_OF_INPUTS = 1
 _LEFT_OUT = object()
 
 
@@ -47,6 +57,14 @@ def place_and_offset(start: Any) -> tuple[Any, Any]:
     return start & ((1 << _PLACE_BITS) - 1), start >> _PLACE_BITS
 
 
+class _Replacement(NamedTuple):
+    """The index of a sample that was read in the place of one that failed, and why."""
+
+    chosen: int
+    reason: str
+    kind: str
+
+
 class StreamTransform:
     """Base of the transforms. Its index is where an output begins (`start_of`), its length that of the dataset.
 
@@ -54,7 +72,7 @@ class StreamTransform:
         dataset: whose samples are transformed; its random transforms draw from the seed of the sampler. What a
             `FilteredDataset` does not keep is passed over, too.
         units: of an output.
-        cuts: whether a sample may go on in the next output.
+        cuts: whether a sample may continue in the next output.
         keep: which samples are not passed over: a function of the sample, or a bool for each.
 
     Raises:
@@ -67,11 +85,12 @@ class StreamTransform:
         if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or not 1 <= units <= _MOST_UNITS:
             raise ConfigError(f"the length of an output is {units!r}; it must be an int of 1 to {_MOST_UNITS}")
         keeps: tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
-        kept = None if keep is None or callable(keep) else np.asarray(keep)
-        if kept is not None and (kept.dtype != bool or kept.shape != (len(dataset),)):
+        samples = length_of(dataset)
+        kept = None if keep is None or callable(keep) else array_of(keep)
+        if kept is not None and (kept.dtype != bool or kept.shape != (samples,)):
             raise ConfigError(
-                f"keep is {kept.dtype} {list(kept.shape)}; it must be a function of a sample, or {len(dataset)} bools, "
-                "one for each"
+                f"keep is {kept.dtype} {list(kept.shape)}; it must be a function of a sample, or {samples} bools, one "
+                "for each"
             )
         if isinstance(dataset, FilteredDataset):
             keeps = (*dataset._keeps, *keeps)
@@ -89,7 +108,10 @@ class StreamTransform:
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
         self._order: InputOrder | None = None
+        self._in_rounds = False
         self._draws = GlobalDraws(type(dataset).__name__)
+        self._known_bad: frozenset[int] | None = None
+        self._planned: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -104,18 +126,34 @@ class StreamTransform:
         """Whether amounts are found by reading the samples."""
         return bool(self._keeps)
 
-    def follow_order(self, order: InputOrder) -> None:
+    def follow_order(self, order: InputOrder, in_rounds: bool = False) -> None:
         """Take the samples in this order; a sampler says so before anything is read.
+
+        Args:
+            order: of the samples.
+            in_rounds: no output has samples of two epochs.
 
         Raises:
             ConfigError: Another sampler has said otherwise.
         """
-        if self._order is not None and self._order != order:
+        if self._order is not None and (self._order, self._in_rounds) != (order, in_rounds):
             raise ConfigError(
                 f"one {type(self).__name__} serves two samplers of different orders ({self._order} and {order}); make "
                 "one for each"
             )
-        self._order = order
+        self._order, self._in_rounds = order, in_rounds
+
+    def replace_failing(self, known_bad: frozenset[int]) -> None:
+        """Read another sample in the place of one that fails from now on, the same one whoever reads it.
+
+        Args:
+            known_bad: samples that are not even tried.
+        """
+        self._known_bad = known_bad
+
+    def planned_replacement(self, epoch: int, index: int) -> int | None:
+        """The sample that `amounts` has measured in the place of one that failed."""
+        return self._planned.get((epoch, index))
 
     def amounts(self, epochs: np.ndarray, indices: np.ndarray) -> np.ndarray:
         """The units that these samples yield.
@@ -133,7 +171,11 @@ class StreamTransform:
             found[kept] = self._known_amounts(indices[kept])
             return found
         for row in np.flatnonzero(kept).tolist():
-            sample = self._read(int(epochs[row]), int(indices[row]))
+            sample, replacement = self._read(int(epochs[row]), int(indices[row]))
+            if replacement is not None:
+                self._planned[int(epochs[row]), int(indices[row])] = replacement.chosen
+                while len(self._planned) > _PLANNED_KEPT:
+                    self._planned.popitem(last=False)
             if sample is not _LEFT_OUT:
                 found[row] = self._measured(sample)
         return found
@@ -144,33 +186,65 @@ class StreamTransform:
     def _measured(self, sample: Any) -> int:
         raise NotImplementedError
 
-    def _read(self, epoch: int, index: int) -> Any:
-        """A sample, or `_LEFT_OUT`; it draws the same whoever reads it."""
+    def _read(self, epoch: int, index: int) -> tuple[Any, _Replacement | None]:
+        """A sample, or `_LEFT_OUT`, and whether it takes the place of one that fails."""
+        if self._known_bad is None:
+            return self._read_one(epoch, index), None
+        reason, kind = "listed in the quarantine file", ""
+        if index not in self._known_bad:
+            try:
+                return self._read_one(epoch, index), None
+            except SampleError as error:
+                reason, kind = str(error), type(error.__cause__ or error).__name__
+        candidates = None if self._kept is None else np.flatnonzero(self._kept)
+        seed, size = self._given_order.seed, len(self) if candidates is None else len(candidates)
+        for attempt in range(SUBSTITUTES):
+            chosen = substitute_index(seed, epoch, index, attempt, size)
+            chosen = chosen if candidates is None else int(candidates[chosen])
+            if chosen == index or chosen in self._known_bad:
+                continue
+            try:
+                return self._read_one(epoch, chosen), _Replacement(chosen, reason, kind)
+            except SampleError:
+                continue
+        raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
+
+    @property
+    def _given_order(self) -> InputOrder:
         if self._order is None:
             raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
-        key = self._order.seed, epoch, index
+        return self._order
+
+    def _read_one(self, epoch: int, index: int) -> Any:
+        """A sample, or `_LEFT_OUT`; it draws the same whoever reads it."""
+        key = self._given_order.seed, epoch, index
 
         def read() -> Any:
             with reading_inputs((key,)):
                 sample = self.dataset[index]
                 return sample if all(keep(sample) for keep in self._keeps) else _LEFT_OUT
 
-        return self._draws.around(read, key)
+        try:
+            return self._draws.around(read, key)
+        except Exception as error:
+            raise SampleError(f"sample {index} of {type(self.dataset).__name__}: {error_text(error)}") from error
 
-    def inputs_from(self, place: int) -> Iterator[tuple[int, Any]]:
-        """The samples that are kept, with their indices, from a place of the order on."""
-        if self._order is None:
-            raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
-        while True:
-            epochs, indices = self._order.locate(place + np.arange(_LOOKED_UP))
+    def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
+        """The samples that are kept, from a place of the order on: index, sample, whether it is another's."""
+        reading, size = reading_now(), len(self)
+        stop = (place // size + 1) * size if self._in_rounds else 1 << _PLACE_BITS
+        while place < stop:
+            epochs, indices = self._given_order.locate(np.arange(place, min(place + _LOOKED_UP, stop)))
             if not len(indices):
                 return
             for epoch, index in zip(epochs.tolist(), indices.tolist()):
                 if self._kept is not None and not self._kept[index]:
                     continue
-                sample = self._read(epoch, index)
+                sample, replacement = self._read(epoch, index)
+                if replacement is not None and reading is not None:
+                    reading.replaced = [*reading.replaced, (epoch, index, *replacement)]
                 if sample is not _LEFT_OUT:
-                    yield index, sample
+                    yield index, sample, replacement is not None
             place += _LOOKED_UP
 
     def __getitem__(self, start: int) -> Any:
@@ -192,7 +266,7 @@ class FilteredDataset(StreamTransform):
 
     Args:
         dataset: the whole.
-        keep: a function that tells from a sample whether it is kept, or a bool for each sample. A function costs a
+        keep: a function from a sample to whether it is kept, or a bool for each sample. A function costs a
             reading of every sample by whoever plans the stream; it must be pure.
 
     Raises:
@@ -210,3 +284,68 @@ class FilteredDataset(StreamTransform):
 
     def __getitem__(self, start: int) -> Any:
         return next(self.inputs_from(place_and_offset(start)[0]))[1]
+
+
+@dataclass(frozen=True)
+class _InOrder:
+    """One round through samples, as they lie."""
+
+    size: int
+    seed: int
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        there = positions[positions < self.size]
+        return np.zeros_like(there), there
+
+
+class OneRound:
+    """The outputs of a stream transform over one round, as a dataset: to evaluate on, or to shuffle what is packed.
+
+    Where the outputs begin is found once, when it is made; see `StreamTransform.amounts` for what that costs. The last
+    one may be padded.
+
+    Args:
+        transform: of which a copy is used.
+        seed: of random transforms of the samples, which are the same in each round.
+    """
+
+    def __init__(self, transform: StreamTransform, seed: int = 0) -> None:
+        if not isinstance(transform, StreamTransform):
+            raise ConfigError(
+                f"transform is a {type(transform).__name__}; it must be a stream transform, such as PackedDataset"
+            )
+        check_types(OneRound, locals())
+        size = len(transform)
+        self._transform = copy(transform)
+        # Of their own, so that what is drawn from the outputs is something else than what their samples drew.
+        self._transform._order = _InOrder(size, combine64(int(seed), _DRAWS_OF_INPUTS))
+        amounts = self._transform.amounts(np.zeros(size, np.int64), np.arange(size))
+        self._starts = _starts_of(amounts, transform.units, transform.cuts or transform.units == 1)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: int) -> Any:
+        check_index(index, len(self))
+        return self._transform[int(self._starts[index])]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What is done to which dataset."""
+        return {**self._transform.fingerprint(), "outputs": len(self)}
+
+
+def _starts_of(amounts: np.ndarray, units: int, cuts: bool) -> np.ndarray:
+    """Where outputs begin, if samples of these amounts come one behind the other; see `start_of`."""
+    ends = np.cumsum(amounts)
+    total = int(ends[-1]) if len(ends) else 0
+    before = ends - amounts
+    if cuts:
+        bounds = np.arange(0, total, units)
+        firsts = np.searchsorted(ends, bounds, side="right")
+        return np.asarray(start_of(firsts, bounds - before[firsts]))
+    starts, begin = [], 0
+    while begin < total:
+        first = int(np.searchsorted(ends, begin, side="right"))
+        starts.append(first)
+        begin = int(ends[np.searchsorted(ends, begin + units, side="right") - 1])
+    return np.array(starts, dtype=np.int64)

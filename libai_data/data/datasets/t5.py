@@ -6,17 +6,21 @@ section 3.1.4 and 3.3.4: 15 % of the tokens, in spans of 3 tokens on average, ea
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.data.datasets.masking import padded, special_id
+from libai_data.config.argument_rules import check, whole
+from libai_data.config.signatures import check_types
+from libai_data.data.datasets.masking import padded
+from libai_data.data.datasets.sentence_dataset import SentenceDataset
 from libai_data.data.datasets.sentence_index import SentenceRule
-from libai_data.data.datasets.sentences import SentenceDataset
-from libai_data.errors import ConfigError
+from libai_data.data.datasets.vocabulary import special_id
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
+from libai_data.errors import ConfigError
 from libai_data.structures import DistTensorData, Instance
 
 _NO_LABEL = -1
@@ -28,7 +32,8 @@ class T5Dataset(SentenceDataset):
     Fields, with E = `max_seq_length` and D = `max_seq_length_dec`: `encoder_input_ids` int64 [E], `decoder_input_ids`
     int64 [D], `encoder_attn_mask` bool [E, E], `decoder_attn_mask` bool [D, D] (which sees no later token),
     `encoder_decoder_attn_mask` bool [D, E]; and for the last pipeline stage `lm_labels` int64 [D] (-1 behind the end)
-    and `loss_mask` bool [D]. Spans are drawn anew in each epoch of a loader.
+    and `loss_mask` bool [D]. A passage has as many sentences as fit, of one document after the other; longer ones go on
+    in the next sample. Spans are drawn anew in each epoch of a loader.
 
     Args:
         name: for people; the sample does not depend on it.
@@ -66,7 +71,9 @@ class T5Dataset(SentenceDataset):
         mean_span_length: float = 3.0,
         cache_dir: str | Path | None = None,
     ) -> None:
-        if not 0 < masked_lm_prob < 1 or mean_span_length < 1:
+        check_types(T5Dataset, locals())
+        check({"max_seq_length_dec": whole(1, 1 << 15)}, max_seq_length_dec=max_seq_length_dec)
+        if not 0 < masked_lm_prob < 1 or not 1 <= mean_span_length < inf:
             raise ConfigError(
                 f"masked_lm_prob is {masked_lm_prob} and mean_span_length {mean_span_length}; the one must lie between "
                 "0 and 1, the other be at least 1"
@@ -83,12 +90,12 @@ class T5Dataset(SentenceDataset):
         self._check_room(rule.max_tokens)
         self._history = np.tri(max_seq_length_dec, dtype=bool)
         decides = {"spans": [masked_lm_prob, mean_span_length], "decoder": max_seq_length_dec}
-        super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, **decides)
+        super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, separators=False, **decides)
 
     def __getitem__(self, index: int) -> Instance:
         """One sample; see the class for its fields."""
         random = sample_generator()
-        tokens = self._tokens(index)[: self._target(index)]
+        tokens = np.concatenate(self._passage(index))
         spans = draw_spans(len(tokens), self._probability, self._mean, random)
         encoder, spoken = corrupt(tokens, spans, self._sentinels)
         length, decoded = len(encoder), len(spoken) + 1

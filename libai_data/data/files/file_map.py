@@ -9,12 +9,13 @@ import mmap
 import os
 import weakref
 from contextlib import suppress
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.errors import FormatError
 from libai_data.atomic_files import PathLike
+from libai_data.data.files.identity import FileStatus
+from libai_data.errors import FormatError
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -50,24 +51,6 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
     mapped = (item * size).from_address(address)
     weakref.finalize(mapped, _libc.munmap, address, size).atexit = False
     return mapped
-
-
-class FileStatus(NamedTuple):
-    """What tells an open file from another one that has its path later."""
-
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, file: PathLike | int) -> FileStatus:
-        """The status of a path, or of a descriptor."""
-        found = os.stat(file)
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
-
-    def is_same(self, other: FileStatus) -> bool:
-        """Whether the size and the time of change are equal; some network file systems number files anew."""
-        return self[1:] == other[1:]
 
 
 class FileMap:
@@ -131,7 +114,7 @@ class FileMap:
 
 def _check_same(path: PathLike, before: FileStatus, now: FileStatus) -> None:
     if not before.is_same(now):
-        raise FormatError(f"{path} has changed since it was opened: it was {before}, and is {now}; open the data anew")
+        raise FormatError(f"{path} has changed since it was opened: it was {before}, and is {now}; open the data again")
 
 
 def npy_array(content: np.ndarray) -> np.ndarray:
@@ -144,8 +127,11 @@ def npy_array(content: np.ndarray) -> np.ndarray:
         ValueError: It is no such file, holds Python objects, or is cut short.
     """
     head = io.BytesIO(content[:_LONGEST_HEADER].tobytes())
-    version = np.lib.format.read_magic(head)
-    shape, fortran_order, dtype = np.lib.format._read_array_header(head, version)  # type: ignore[attr-defined]
+    try:
+        version = np.lib.format.read_magic(head)
+        shape, fortran_order, dtype = np.lib.format._read_array_header(head, version)  # type: ignore[attr-defined]
+    except Exception as error:  # numpy parses the header as Python, which raises of many kinds
+        raise ValueError(f"its header cannot be read: {error}") from error
     if dtype.hasobject:
         raise ValueError("it holds Python objects")
     start, size = head.tell(), int(np.prod(shape, dtype=object)) * dtype.itemsize

@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from libai_data.atomic_files import PathLike
-
 
 _TICK = 20_000_000  # ns; file systems take the time from a clock that runs in steps of up to 10 ms
 
@@ -26,8 +25,26 @@ def file_identity(path: PathLike) -> list[Any]:
         OSError: It is not there.
     """
     settled(os.stat(path).st_mtime_ns)
-    status = os.stat(path)
-    return [os.path.realpath(path), status.st_size, status.st_mtime_ns]
+    status = FileStatus.of(path)
+    return [os.path.realpath(path), status.size, status.mtime_ns]
+
+
+class FileStatus(NamedTuple):
+    """What tells an open file from another one that has its path later."""
+
+    inode: int
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, file: PathLike | int) -> FileStatus:
+        """The status of a path, or of a descriptor."""
+        found = os.stat(file)
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def is_same(self, other: FileStatus) -> bool:
+        """Whether the size and the time of change are equal; some network file systems number files anew."""
+        return self[1:] == other[1:]
 
 
 def settled(mtime_ns: int) -> int:

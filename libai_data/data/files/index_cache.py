@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -14,9 +15,9 @@ from typing import Callable
 import numpy as np
 
 from libai_data.atomic_files import written_whole
-from libai_data.errors import ConfigError, PeerError
-from libai_data.data.failure_notes import failures_noted, note_failure
+from libai_data.data.failure_notes import failures_noted, make_room_for_notes, note_failure, note_not_kept
 from libai_data.data.files.file_map import FileMap, npy_array
+from libai_data.errors import ConfigError, PeerError
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ def cached_arrays(
 
     Of all processes that ask at once, on a node or a file system with locks that nodes share, one builds, and the
     others wait for it. If it fails, so do they; if it dies, another one builds. The file appears whole or not at all.
-    Where no file can be kept (a read-only folder, a full disk), each process builds the arrays in its own memory.
+    Where no file can be kept (a read-only folder, a full disk), each process builds the arrays in its own memory, at
+    the same time as the others.
 
     Args:
         folder: for the file; made if it is not there.
@@ -71,6 +73,12 @@ def cached_arrays(
             failures = failures_noted(descriptor)
             if failures.times > before.times:
                 raise PeerError(f"the process that was building the index {path} has failed: {failures.reason}")
+            if failures.times_not_kept > before.times_not_kept:
+                return _without_lock(descriptor, build, folder, OSError(errno.ENOSPC, "another process could not"))
+            try:
+                make_room_for_notes(descriptor)
+            except OSError as error:
+                return _without_lock(descriptor, build, folder, error)
             found = _build(path, build, descriptor)
         return found
     finally:
@@ -97,9 +105,19 @@ def _build(path: Path, build: Callable[[], Sequence[np.ndarray]], descriptor: in
         with written_whole(path, path.with_suffix(".unfinished")) as unfinished:
             _write(unfinished, arrays)
     except OSError as error:
+        with suppress(OSError):
+            note_not_kept(descriptor)
         return _in_memory(arrays, path.parent, error)
     found = _load(path)
     return _read_only(arrays) if found is None else found
+
+
+def _without_lock(
+    descriptor: int, build: Callable[[], Sequence[np.ndarray]], folder: Path, error: OSError
+) -> list[np.ndarray]:
+    """Build in this process's memory, and let the others do so meanwhile, who would else build one after the other."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return _in_memory(build(), folder, error)
 
 
 def _in_memory(arrays: Sequence[np.ndarray], folder: Path, error: OSError) -> list[np.ndarray]:
@@ -145,6 +163,6 @@ def _load(path: Path) -> list[np.ndarray] | None:
     except FileNotFoundError:
         return None
     except (ValueError, IndexError, EOFError, OSError) as broken:
-        logger.warning("The index %s is broken (%s): it is built anew.", path, broken)
+        logger.warning("The index %s is broken (%s): it is built again.", path, broken)
         return None
     return np.split(whole[: ends[-1]], [1 + count, *ends[:-1]])[1:]

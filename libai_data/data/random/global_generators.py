@@ -11,9 +11,7 @@ reading, the second, the fourth, the eighth, and so on.
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import os
 import random
 import re
 import sys
@@ -28,7 +26,14 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from libai_data.data.random.hashing import combine64, mix64
+from libai_data.data.random.generator_states import (
+    flow_generator,
+    has_flow,
+    marks_and_states,
+    present,
+    watched,
+)
+from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import is_worker_process, set_ambiguity
 
 logger = logging.getLogger(__name__)
@@ -36,7 +41,6 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 WHAT_TO_WRITE = "draw from libai_data.data.random.sample_generator() instead, or in the function of a RandomMap"
-_WORDS = 624
 _EARLY = 3
 _MOST_LOOKED_AT = 1000
 _MOST_ITEMS = 20
@@ -54,161 +58,6 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _turns = threading.RLock()
-_flow_was_forked = False
-_last: list[tuple[list[Any], list[Any]]] = [([], [])]
-"""Marks of the generators, and their states as long as the marks stay."""
-
-
-class _Python:
-    name = "random"
-
-    def __init__(self) -> None:
-        self._instance: Any = random._inst
-        address = id(self._instance) + object.__basicsize__
-        words = (ctypes.c_uint32 * (1 + _WORDS)).from_address(address)
-        # CPython has the place and then the words. The place and the first word change with each draw, the last word
-        # with each seed.
-        *state, place = random.getstate()[1]
-        self._place = ctypes.c_uint64.from_address(address) if list(words) == [place, *state] else None
-        self._last = ctypes.c_uint32.from_address(address + 4 * _WORDS)
-
-    def mark(self) -> Any:
-        if self._place is None:
-            return random.getstate()
-        return self._place.value, self._last.value, self._instance.gauss_next
-
-    def save(self) -> Any:
-        return random.getstate()
-
-    def restore(self, state: Any) -> None:
-        random.setstate(state)
-
-    def seed(self, seed: int) -> None:
-        random.seed(seed)
-
-
-class _Numpy:
-    name = "numpy.random"
-
-    def __init__(self) -> None:
-        self._rand: Any = np.random.mtrand._rand
-        self._bits: Any = None
-        self._place: Any = None
-        self._address = 0
-        self._keeps_number = False
-
-    def mark(self) -> Any:
-        bits = self._rand._bit_generator
-        if bits is not self._bits:
-            self._bits, self._place = bits, None
-            if isinstance(bits, np.random.MT19937):
-                # Numpy's interface for ctypes: uint32 key[624], int pos. The last word and the place change.
-                self._address = bits.ctypes.state_address
-                self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
-        if self._place is None:
-            return str(np.random.get_state(legacy=False))
-        # A normal number that numpy keeps for the next call may be taken without a trace in the words.
-        return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
-
-    def save(self) -> Any:
-        state = np.random.get_state(legacy=False)
-        self._keeps_number = bool(state["has_gauss"])
-        return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
-
-    def restore(self, saved: Any) -> None:
-        state, words = saved
-        if state["has_gauss"] or words is None or self._place is None:
-            np.random.set_state(state)
-            return
-        # In a tenth of the time: let go of a number that is kept, and put the words back.
-        np.random.seed(0)
-        ctypes.memmove(self._address, words, len(words))
-
-    def seed(self, seed: int) -> None:
-        np.random.seed(seed & 0xFFFFFFFF)
-
-
-class _Torch:
-    name = "torch"
-
-    def __init__(self) -> None:
-        self._torch: Any = sys.modules["torch"]
-
-    def mark(self) -> Any:
-        return self._torch.get_rng_state().numpy().tobytes()
-
-    def save(self) -> Any:
-        return self._torch.get_rng_state()
-
-    def restore(self, state: Any) -> None:
-        self._torch.set_rng_state(state)
-
-    def seed(self, seed: int) -> None:
-        # Not of the same seed as numpy's, which would make the same numbers.
-        self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
-
-
-class _Flow:
-    """OneFlow's; what is put back continues some hundred numbers later, as OneFlow tells no exact place."""
-
-    name = "oneflow"
-
-    def __init__(self) -> None:
-        self._generator: Any = sys.modules["oneflow"].default_generator
-
-    def save(self) -> Any:
-        return None if is_worker_process() else self._generator.get_state()
-
-    def restore(self, state: Any) -> None:
-        if state is not None:
-            self._generator.set_state(state)
-
-    def seed(self, seed: int) -> None:
-        self._generator.manual_seed(mix64(seed + 2) >> 1)
-
-
-@cache
-def _python_and_numpy() -> tuple[Any, ...]:
-    return _Python(), _Numpy()
-
-
-@cache
-def _with_torch() -> tuple[Any, ...]:
-    return *_python_and_numpy(), _Torch()
-
-
-@cache
-def _flow() -> _Flow:
-    return _Flow()
-
-
-def _watched() -> tuple[Any, ...]:
-    return _with_torch() if hasattr(sys.modules.get("torch"), "default_generator") else _python_and_numpy()
-
-
-def _saved(generators: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    """Marks and states of generators."""
-    if _last[0][0] != [generator.mark() for generator in generators]:
-        states = [generator.save() for generator in generators]
-        _last[0] = [generator.mark() for generator in generators], states
-    return _last[0]
-
-
-def _has_flow() -> bool:
-    """Whether OneFlow can be used here: it is imported, and its threads have not been lost in a fork."""
-    return not _flow_was_forked and hasattr(sys.modules.get("oneflow"), "default_generator")
-
-
-def _present() -> tuple[Any, ...]:
-    return (*_watched(), _flow()) if _has_flow() else _watched()
-
-
-def _after_fork() -> None:
-    global _flow_was_forked
-    _flow_was_forked = "oneflow" in sys.modules
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 class GlobalDraws:
@@ -260,8 +109,8 @@ class GlobalDraws:
 
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """The same in a thread that shares the generators: who has moved them cannot be known, only that they moved."""
-        generators = _watched()
-        marks, _ = _saved(generators)
+        generators = watched()
+        marks, _ = marks_and_states(generators)
         set_ambiguity(False)
         try:
             result = read()
@@ -269,7 +118,7 @@ class GlobalDraws:
                 self.found.add(_AMBIGUOUS)
                 result = read()
         finally:
-            if _watched() is not generators or [generator.mark() for generator in generators] != marks:
+            if watched() is not generators or [generator.mark() for generator in generators] != marks:
                 _thread.has_drawn = True
         return result
 
@@ -315,15 +164,15 @@ class _Watch:
 
     def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None) -> None:
         self._draws = draws
-        self._generators = generators = _watched()
-        self._marks, self._states = _saved(generators)
+        self._generators = generators = watched()
+        self._marks, self._states = marks_and_states(generators)
         self._modules = len(sys.modules)
         self._was_ambiguous = set_ambiguity(False)
         self._seeded: Collection[str] = ()
         if key is not None and draws.found:
             self._seed(draws.found, combine64(*key))
         self._has_flow = "oneflow" in sys.modules
-        if self._has_flow and draws.is_due() and _has_flow() and sys.getprofile() is None:
+        if self._has_flow and draws.is_due() and has_flow() and sys.getprofile() is None:
             self._notices = True
             sys.setprofile(self._notice)
 
@@ -332,9 +181,9 @@ class _Watch:
         for generator in self._generators:
             if generator.name in names:
                 generator.seed(seed)
-        if "oneflow" in names and _has_flow():
-            self._flow_state = _flow().save()
-            _flow().seed(seed)
+        if "oneflow" in names and has_flow():
+            self._flow_state = flow_generator().save()
+            flow_generator().seed(seed)
 
     def _notice(self, frame: Any, event: str, function: Any) -> None:
         if event == "c_call" and _FLOW_DRAWS.fullmatch(getattr(function, "__name__", "")):
@@ -362,9 +211,9 @@ class _Watch:
                 generator.restore(state)
                 drawn.add(generator.name)
         if self._flow_state is not None:
-            _flow().restore(self._flow_state)
+            flow_generator().restore(self._flow_state)
         # What the reading has itself imported was not watched.
-        imported = _watched() is not self._generators or (not self._has_flow and _has_flow())
+        imported = watched() is not self._generators or (not self._has_flow and has_flow())
         return self._draws.learn(drawn, is_first) or imported
 
 
@@ -392,7 +241,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
         return
     with _turns:
-        generators = _present()
+        generators = present()
         saved = [generator.save() for generator in generators]
         for generator in generators:
             generator.seed(seed)
@@ -411,7 +260,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 def known_generators() -> tuple[str, ...]:
     """Names of the global generators whose libraries are imported."""
-    return tuple(generator.name for generator in _present())
+    return tuple(generator.name for generator in present())
 
 
 def own_generators(dataset: Any) -> list[str]:

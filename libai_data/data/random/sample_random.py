@@ -82,6 +82,8 @@ class reading_samples:
 
     failed: int | None = None
     """Index of the sample over which the block failed, if `reading_row` told."""
+    replaced: Sequence[tuple[int, int, int, str, str]] = ()
+    """(epoch, index, substitute, reason, kind of error) of failing samples of which the one that is read is made."""
     _outer: reading_samples | None = None
     _row = -1
     _maps = 0

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.data.datasets.blend import Blend
-from libai_data.errors import ConfigError
+from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers.order import Order
+from libai_data.data.samplers.weighted_order import WeightedOrder
+from libai_data.errors import ConfigError
 
 
 class Turns(NamedTuple):
@@ -153,7 +155,7 @@ class BlendOrder(Order):
     def _own(self, index: int) -> tuple[int, int]:
         """The number of a sample's dataset, and its index there."""
         if not 0 <= index < self.size:
-            raise IndexError(f"sample {index} lies outside a dataset of {self.size} samples")
+            raise IndexError(f"sample {index} is outside a dataset of {self.size} samples")
         number = bisect_right(np.cumsum(self.blend.sizes).tolist(), index)
         return number, index - self._members[number][0]
 
@@ -183,8 +185,8 @@ def order_over(dataset: Any, seed: int, shuffle: bool) -> Order:
     """The endless order of a dataset: that of its blend, if it is one."""
     blend = getattr(dataset, "blend", None)
     if isinstance(blend, Blend):
-        return BlendOrder(len(dataset), seed, shuffle, blend=blend)
-    return Order(len(dataset), seed, shuffle)
+        return BlendOrder(length_of(dataset), seed, shuffle, blend=blend)
+    return Order(length_of(dataset), seed, shuffle)
 
 
 def order_from_json(state: Any) -> Order:
@@ -195,6 +197,8 @@ def order_from_json(state: Any) -> Order:
         KeyError, TypeError, ValueError: It is malformed.
     """
     plain = state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"]
+    if "weights" in state:
+        return WeightedOrder(*plain, state["weights"]["digest"], state["weights"]["replacement"])
     if "blend" not in state:
         return Order(*plain)
     blend = state["blend"]

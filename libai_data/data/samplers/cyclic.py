@@ -8,15 +8,16 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from libai_data.config.argument_rules import FLAG, check
+from libai_data.config.argument_rules import FLAG, check, whole
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
-from libai_data.errors import ConfigError
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
 from libai_data.data.samplers.resuming import continued_schedule
-from libai_data.data.samplers.sampler import IndexBatch, StreamSampler, check_at_least, check_holds_a_batch
+from libai_data.data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
 from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import Walk
+from libai_data.data.samplers.weighted_order import drawn_order
+from libai_data.errors import ConfigError
 
 _OF_TRANSFORMS = "what a stream transform makes of an epoch, and of the samples of a step, is not known in advance"
 
@@ -30,7 +31,8 @@ class _Stretch(NamedTuple):
 
 
 class CyclicSampler(StreamSampler):
-    """Every sample once an epoch, epoch after epoch, without end; batches run on across the border of two epochs.
+    """Every sample once an epoch, epoch after epoch, without end; a batch that crosses an epoch's end continues in the
+    next epoch, or in several if the dataset is smaller than a batch.
 
     Of a `BlendedDataset` it takes each dataset's samples in proportion to its weight, each in epochs of its own.
 
@@ -40,14 +42,19 @@ class CyclicSampler(StreamSampler):
         dataset: anything with a length.
         micro_batch_size: samples of a batch for one data-parallel rank.
         shuffle: another permutation each epoch.
-        consumed_samples: samples that all ranks together have taken so far.
+        consumed_samples: samples that all ranks together have used so far.
         data_parallel_rank: this rank's coordinate on the data axis.
         data_parallel_size: size of the data axis.
         seed: decides the permutations.
         drop_last: leave out the tail of each epoch that fills no global batch (another tail each epoch when shuffled).
+        weights: a number of at least 0 for each sample; only their proportions matter. Samples are drawn by them, in a
+            random order whatever `shuffle` is.
+        num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
+        replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
 
     Raises:
-        ConfigError: An empty dataset, one smaller than a global batch, or a size or rank out of range.
+        ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or
+            rank out of range.
     """
 
     endless = True
@@ -62,17 +69,19 @@ class CyclicSampler(StreamSampler):
         data_parallel_size: int = 1,
         seed: int = 0,
         drop_last: bool = False,
+        weights: Any = None,
+        num_samples: int | None = None,
+        replacement: bool = True,
     ) -> None:
         check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
-        order = order_over(dataset, seed, shuffle)
+        order = drawn_order(dataset, seed, weights, num_samples, replacement) or order_over(dataset, seed, shuffle)
+        self._epoch_size = order.epoch_size
         self._blend = order.blend if isinstance(order, BlendOrder) else None
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)
         if getattr(dataset, "is_stream_transform", False):
             if drop_last:
                 raise ConfigError(f"drop_last: {_OF_TRANSFORMS}; set drop_last=False for the sampler")
             self._walk = Walk(dataset if isinstance(dataset, StreamTransform) else None, order)
-        else:
-            check_holds_a_batch(order.size, self.global_batch_size, data_parallel_size)
         self.drop_last = drop_last
         self._skip_steps: Ranges = ()
         self._micro_batches: Mapping[int, int] = {}
@@ -83,7 +92,8 @@ class CyclicSampler(StreamSampler):
             self._leave_out_tail(self.global_batch_size)
 
     def _leave_out_tail(self, batch_size: int) -> None:
-        self.order = replace(self.order, epoch_size=self.order.size // batch_size * batch_size)
+        check_holds_a_batch(self._epoch_size, batch_size, self.data_parallel_size)
+        self.order = replace(self.order, epoch_size=self._epoch_size // batch_size * batch_size)
 
     def follow(
         self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
@@ -97,7 +107,7 @@ class CyclicSampler(StreamSampler):
             micro_batches: global batch size -> batches that a step of this size is cut into; 1 where it is not given.
 
         Raises:
-            ConfigError: A step is larger than the dataset, or cannot be cut so; or the schedule has several sizes, but
+            ConfigError: A step cannot be cut so; or the schedule has several sizes, but
                 `drop_last` leaves out a tail that depends on the size.
         """
         micro_batches = dict(micro_batches or {})
@@ -108,8 +118,6 @@ class CyclicSampler(StreamSampler):
                     f"the {size} samples of a step (from step {step} on) cannot be cut into {count} batches for "
                     f"{self.data_parallel_size} data-parallel ranks"
                 )
-            if self._walk is None:
-                check_holds_a_batch(self.order.size, size, self.data_parallel_size)
         if self._walk is not None and skip_steps:
             raise ConfigError(f"train.skip_steps is {[list(steps) for steps in skip_steps]}: {_OF_TRANSFORMS}")
         if self.drop_last:
@@ -167,12 +175,12 @@ class CyclicSampler(StreamSampler):
 
     @property
     def consumed_samples(self) -> int:
-        """Samples that all ranks together have taken so far."""
+        """Samples that all ranks together have used so far."""
         return self.position
 
     def set_consumed_samples(self, consumed_samples: int) -> None:
         """Go on after this many samples of all ranks together."""
-        check_at_least(0, consumed_samples=consumed_samples)
+        check({"consumed_samples": whole(0)}, consumed_samples=consumed_samples)
         self.position = int(consumed_samples)
 
     def set_epoch(self, epoch: int) -> None:

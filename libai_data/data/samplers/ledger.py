@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from libai_data.errors import CheckpointError
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
+from libai_data.errors import CheckpointError
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Use:
 
 
 class Ledger:
-    """Answers from a state alone, for steps that are done as for those to come.
+    """Answers from a state alone, for past and future steps.
 
     Args:
         state: of a stream whose steps have sizes, such as that of a checkpoint.
@@ -39,7 +39,7 @@ class Ledger:
         if state.start is not None:
             raise CheckpointError(
                 "the samples that made up a step of a stream transform, such as a packer, depend on the samples' "
-                "lengths; the data state alone does not tell them"
+                "lengths; the data state alone does not determine them"
             )
         self.state = state
         self.schedule: StepSchedule = state.schedule
@@ -92,5 +92,5 @@ class Ledger:
         if step < self.schedule.first_step:
             raise CheckpointError(
                 f"the ledger begins with step {self.schedule.first_step}, where the order of the samples was changed "
-                f"on purpose; of step {step} a checkpoint from before that change can tell"
+                f"on purpose; use a checkpoint from before that change for step {step}"
             )

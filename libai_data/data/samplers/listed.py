@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.config.argument_rules import FLAG, TEXT, whole
-from libai_data.errors import CheckpointError, ConfigError
-from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
+from libai_data.data.datasets.combine import length_of
+from libai_data.data.nesting import array_of
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
+from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
+from libai_data.mesh.current import broadcast_py_object, get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 _DIGESTS_KEPT = 1024
 """More than batches can be between the one that is listed and the one that the trainer has taken."""
@@ -36,6 +38,7 @@ class ListedBatches(EpochPositions):
     Args:
         batches: an iterable of this rank's lists of indices; iterated anew each round. If it, or its `sampler`, has
             `set_epoch`, this is called with the number of each round.
+        samples: of the dataset; None if nobody knows.
 
     Raises:
         ConfigError: It is an iterator, which has no second round.
@@ -43,10 +46,11 @@ class ListedBatches(EpochPositions):
 
     endless = False
 
-    def __init__(self, batches: Iterable[Sequence[int]]) -> None:
+    def __init__(self, batches: Iterable[Any], samples: int | None = None) -> None:
         if isinstance(batches, abc.Iterator):
             raise ConfigError(_once(batches))
-        self._batches = batches
+        self._batches, self._samples = batches, samples
+        self._name = type(batches).__name__
         self.cursor = Cursor()
         self._rounds = 0
         """Rounds of the sampler that were begun in this process."""
@@ -64,7 +68,7 @@ class ListedBatches(EpochPositions):
         return self.cursor.position
 
     @property
-    def global_batch_size(self) -> None:
+    def global_batch_size(self) -> int | None:
         """Unknown: the lists are this rank's alone."""
         return None
 
@@ -75,6 +79,7 @@ class ListedBatches(EpochPositions):
 
         Raises:
             CheckpointError: The lists are not those from before the checkpoint.
+            SampleError: The sampler raised.
             ConfigError: An item is no list of indices, or the sampler cannot be iterated again.
         """
         yield from self._batches_of(self.cursor.epoch, position)
@@ -88,45 +93,67 @@ class ListedBatches(EpochPositions):
         for number, indices in enumerate(self._round(epoch)):
             if start == position and position and expected not in ("", digest):
                 self._refuse(epoch, position)
-            listed = _checked(number, indices)
-            rows = len(listed) * ranks
+            listed = self._checked(number, indices)
+            own, rows, valid = self._own_part(listed, ranks)
             digest = _digest(digest, listed)
-            self._digests[start + rows] = digest
+            self._digests[start + valid] = digest
             if len(self._digests) > _DIGESTS_KEPT:
                 self._digests.popitem(last=False)
             if start >= position:
-                yield IndexBatch(number, epoch, start, rows, rows, np.full_like(listed, epoch), listed)
-            elif start + rows > position:
+                yield IndexBatch(number, epoch, start, rows, valid, np.full_like(own, epoch), own)
+            elif start + valid > position:
                 self._refuse(epoch, position)
-            start += rows
+            start += valid
         if start < position or (start == position and position and expected not in ("", digest)):
             self._refuse(epoch, position)
         self._digests[0] = digest
         if position and start == position:
             yield from self._batches_of(epoch + 1, 0)
 
+    def _whose_lists(self) -> int:
+        """The coordinate on the data axis of the ranks that have these lists."""
+        return get_data_parallel_rank()
+
+    def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
+        """This rank's indices of a batch, the rows of all ranks, and how many of these count."""
+        return listed, len(listed) * ranks, len(listed) * ranks
+
     def _round(self, epoch: int) -> Iterator[Sequence[int]]:
-        for each in (self._batches, getattr(self._batches, "sampler", None)):
-            if callable(getattr(each, "set_epoch", None)):
-                each.set_epoch(epoch)  # type: ignore[union-attr]
-        iterator = iter(self._batches)
+        try:
+            for each in (self._batches, getattr(self._batches, "sampler", None)):
+                if callable(getattr(each, "set_epoch", None)):
+                    each.set_epoch(epoch)  # type: ignore[union-attr]
+            iterator = iter(self._batches)
+        except Exception as error:
+            raise self._raised(error, 0, epoch) from error
         if iterator is self._iterator:
             raise ConfigError(_once(self._batches))
         self._iterator = iterator
         self._rounds += 1
         lists = 0
-        for indices in iterator:
+        while True:
+            try:
+                indices = next(iterator)
+            except StopIteration:
+                break
+            except Exception as error:
+                raise self._raised(error, lists, epoch) from error
             lists += 1
             yield indices
         if not lists and self._lists:
             raise ConfigError(f"round {epoch} has no list at all, another had {self._lists}: {_once(self._batches)}")
         if not lists:
             raise ConfigError(
-                f"the batch_sampler ({type(self._batches).__name__}) yields no list of indices; the dataset may be "
+                f"the batch_sampler ({self._name}) yields no list of indices; the dataset may be "
                 "smaller than a batch whose rest is dropped"
             )
         self._lists = lists
         self._rounds_ended += 1
+
+    def _raised(self, error: Exception, lists: int, epoch: int) -> SampleError:
+        return SampleError(
+            f"the batch_sampler ({self._name}) raised {error_text(error)} after {lists} list(s) of round {epoch}"
+        )
 
     def _replay_rounds(self, rounds: int, expected: str) -> None:
         """Draw what a sampler with random numbers of its own drew in the rounds before a restored one.
@@ -142,17 +169,30 @@ class ListedBatches(EpochPositions):
         for epoch in range(self._rounds, rounds):
             digest = ""
             for number, indices in enumerate(islice(self._round(epoch), lists)):
-                digest = _digest(digest, _checked(number, indices))
+                digest = _digest(digest, self._checked(number, indices))
             if epoch == rounds - 1 and expected not in ("", digest):
                 self._refuse(epoch, 0)
         self._all_ended = False
 
+    def _checked(self, number: int, indices: Any) -> np.ndarray:
+        what = f"batch {number} of the batch_sampler is {indices!r:.100}"
+        listed = array_of(indices)
+        if listed.ndim != 1 or not len(listed) or listed.dtype.kind not in "iu":
+            raise ConfigError(f"{what}; it must be a list of indices")
+        low, high, last = int(listed.min()), int(listed.max()), np.iinfo(np.int64).max
+        if low < 0:
+            raise ConfigError(f"{what}; an index is at least 0")
+        if high >= (last if self._samples is None else self._samples):
+            raise ConfigError(f"{what}, which names the index {high}; the dataset has {self._samples} samples")
+        return listed.astype(np.int64)
+
     def _refuse(self, epoch: int, position: int) -> None:
         before = f"before position {position} of" if position else "of"
+        instead = "leave it out and say weights=" if "Weighted" in self._name else "use CyclicSampler"
         raise CheckpointError(
-            f"the batch_sampler ({type(self._batches).__name__}) does not replay: its lists {before} round {epoch} are "
+            f"the batch_sampler ({self._name}) does not replay: its lists {before} round {epoch} are "
             "not those from before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
-            "sampler), use CyclicSampler, or go on with other samples on purpose: train.resume_override=[seed]"
+            f"sampler), {instead}, or continue with other samples on purpose: train.resume_override=[seed]"
         )
 
     def order_words(self) -> dict[str, Any]:
@@ -162,7 +202,7 @@ class ListedBatches(EpochPositions):
     def _length(self) -> int | None:
         try:
             return len(self._batches)  # type: ignore[arg-type]
-        except (TypeError, NotImplementedError):  # torch's samplers have a length that may raise.
+        except Exception:  # torch's samplers have a length that may raise; others' may be no int
             return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,7 +215,7 @@ class ListedBatches(EpochPositions):
             "position": self.position,
             "epoch": self.cursor.epoch - (self.position == 0),
             "lists_digest": self._digests.get(self.position, ""),
-            "data_parallel_rank": get_data_parallel_rank(),
+            "data_parallel_rank": self._whose_lists(),
         }
         if self._length() is None:
             state["rounds_ended"] = self._all_ended or self._rounds_ended >= self.cursor.epoch
@@ -196,7 +236,7 @@ class ListedBatches(EpochPositions):
         position = int(state["position"])
         self.cursor = Cursor(position, int(state["epoch"]) + (position == 0))
         self._all_ended = state.get("rounds_ended") is True
-        is_own = state.get("data_parallel_rank") == get_data_parallel_rank() and "seed" not in override
+        is_own = state.get("data_parallel_rank") == self._whose_lists() and "seed" not in override
         self._expected = str(state.get("lists_digest", "")) if is_own else ""
         self._digests = OrderedDict({self.position: self._expected})
 
@@ -214,7 +254,7 @@ class ListedBatches(EpochPositions):
         length = self._length()
         if length is None:
             raise TypeError(
-                f"the batch_sampler ({type(self._batches).__name__}) has no length, so that nobody knows how many "
+                f"the batch_sampler ({self._name}) has no length, so that nobody knows how many "
                 "batches a round has; give it __len__, or iterate without len(loader)"
             )
         return length
@@ -223,39 +263,101 @@ class ListedBatches(EpochPositions):
         return self.batches_per_round()
 
 
+class DealtIndices(ListedBatches):
+    """Deals out what a sampler of single indices yields: global batch by global batch, to each rank its rows.
+
+    Args:
+        sampler: an iterable of the indices of an epoch, for all ranks together; iterated anew each epoch, by rank 0.
+        micro_batch_size: samples of a batch for one data-parallel rank.
+        data_parallel_rank: this rank's coordinate on the data axis.
+        data_parallel_size: size of the data axis.
+        drop_last: leave out a last batch that is not full. Otherwise it is short; if its rows do not divide over the
+            ranks, the last one is repeated.
+        samples: of the dataset; None if nobody knows.
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[int],
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        drop_last: bool = False,
+        samples: int | None = None,
+    ) -> None:
+        super().__init__(_Chunks(sampler, micro_batch_size * data_parallel_size, drop_last), samples)
+        self._name = type(sampler).__name__
+        self._rank, self._size = data_parallel_rank, micro_batch_size * data_parallel_size
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of a full batch over all data-parallel ranks."""
+        return self._size
+
+    def _whose_lists(self) -> int:
+        return 0  # All ranks have the same.
+
+    def _own_part(self, listed: np.ndarray, ranks: int) -> tuple[np.ndarray, int, int]:
+        valid = len(listed)
+        rows = -(-valid // ranks)
+        padded = np.concatenate([listed, np.full(rows * ranks - valid, listed[-1])])
+        return padded[self._rank * rows : (self._rank + 1) * rows], rows * ranks, valid
+
+
+class _Chunks:
+    """The indices of a sampler in lists of the length of a global batch; the same on all ranks."""
+
+    def __init__(self, sampler: Any, size: int, drop_last: bool) -> None:
+        if isinstance(sampler, abc.Iterator):
+            raise ConfigError(_once(sampler))
+        self.sampler = sampler
+        self._size = size
+        self._drop_last = drop_last
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.sampler), self._size)
+        return full + (rest > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        drawn = np.asarray([*self.sampler]) if is_main_process() else None
+        indices = np.asarray(broadcast_py_object(drawn, src=0))
+        end = len(indices) // self._size * self._size if self._drop_last else len(indices)
+        for start in range(0, end, self._size):
+            yield indices[start : min(start + self._size, end)]
+
+
 def _once(batches: Any) -> str:
     return (
-        f"the batch_sampler ({type(batches).__name__}) can be iterated only once, but each round iterates it anew; "
-        "pass a list, or an object whose __iter__ makes a new iterator each time"
+        f"the batch_sampler ({type(batches).__name__}) can be iterated only once, but each round iterates over it "
+        "again; pass a list, or an object whose __iter__ makes a new iterator each time"
     )
-
-
-def _checked(number: int, indices: Any) -> np.ndarray:
-    listed = np.asarray(indices)
-    if listed.ndim != 1 or not len(listed) or listed.dtype.kind not in "iu":
-        raise ConfigError(f"batch {number} of the batch_sampler is {indices!r:.100}; it must be a list of indices")
-    listed = listed.astype(np.int64)
-    if listed.min() < 0:
-        raise ConfigError(f"batch {number} of the batch_sampler is {indices!r:.100}; an index is at least 0")
-    return listed
 
 
 def _digest(before: str, listed: np.ndarray) -> str:
     return hashlib.blake2b(before.encode() + listed.tobytes(), digest_size=8).hexdigest()
 
 
-def as_stream(batch_sampler: Any) -> Any:
+def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
     """The sampler itself if it knows positions, else wrapped in `ListedBatches`.
 
+    Args:
+        batch_sampler: of the user.
+        dataset: that it is for.
+
     Raises:
-        TypeError: It is neither a sampler nor an iterable.
-        ConfigError: It is an iterator, which has no second round.
+        ConfigError: It is neither a sampler nor an iterable, or an iterator, which has no second round.
     """
-    if isinstance(batch_sampler, StreamSampler):
+    has_length = hasattr(dataset, "__len__") or isinstance(dataset, type)
+    samples = length_of(dataset) if has_length else None
+    if isinstance(batch_sampler, (StreamSampler, ListedBatches)):
         return batch_sampler
-    if not hasattr(batch_sampler, "__iter__"):
-        raise TypeError(
-            f"batch_sampler is a {type(batch_sampler).__name__}; pass CyclicSampler, SingleRoundSampler or any "
-            "iterable of lists of indices"
+    if isinstance(batch_sampler, type) or not hasattr(batch_sampler, "__iter__"):
+        kind = f"a {type(batch_sampler).__name__}"
+        if callable(batch_sampler):
+            name = getattr(batch_sampler, "__name__", kind)
+            kind = f"the {'class' if isinstance(batch_sampler, type) else 'function'} {name}, which is not called"
+        raise ConfigError(
+            f"batch_sampler is {kind}; pass CyclicSampler(...), SingleRoundSampler(...) or an object whose __iter__ "
+            "yields lists of indices, again for each round"
         )
-    return ListedBatches(batch_sampler)
+    return ListedBatches(batch_sampler, samples)

@@ -1,7 +1,7 @@
 """Orders: which sample stands at which position of the endless stream, in O(1) time and memory for any position.
 
-A shuffled order is a keyed permutation per epoch (`libai_data.data.random.permutation`). Nothing is drawn in advance, stored or
-shared: any rank or worker computes any part of the order by itself.
+A shuffled order is a keyed permutation per epoch (`libai_data.data.random.permutation`). Nothing is drawn in advance,
+stored or shared: any rank or worker computes any part of the order by itself.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import INT, check
 from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted, places_in_permutation
+from libai_data.errors import ConfigError
 
 ORDER_VERSION = PERMUTATION_VERSION
 """Raised whenever the same (seed, epoch, index) would give another order; a checkpoint records it."""
@@ -39,17 +40,24 @@ class Order:
     epoch_size: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, (int, np.integer)) or isinstance(self.seed, bool):
-            raise ConfigError(f"seed is {self.seed!r}; it must be an int")
+        check({"seed": INT}, seed=self.seed)
         object.__setattr__(self, "seed", int(self.seed))
         if self.size < 1:
             raise ConfigError(f"the dataset is empty: it has {self.size} samples, at least 1 is needed")
         if self.epoch_size == 0:
             object.__setattr__(self, "epoch_size", self.size)
+        self._check_epoch_size()
+
+    def _check_epoch_size(self) -> None:
         if not 1 <= self.epoch_size <= self.size:
             raise ConfigError(
                 f"epoch_size is {self.epoch_size}; a dataset of {self.size} samples allows 1 to {self.size}"
             )
+
+    @property
+    def can_locate(self) -> bool:
+        """Whether all that decides the samples is known."""
+        return True
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the samples at these positions.
@@ -65,12 +73,16 @@ class Order:
             return epochs, offsets
         first, last = int(epochs.min()), int(epochs.max())
         if first == last:
-            return epochs, permuted(self.size, self.seed, first, offsets)
+            return epochs, self._indices_at(first, offsets)
         indices = np.empty_like(offsets)
         for epoch in np.unique(epochs):
             rows = epochs == epoch
-            indices[rows] = permuted(self.size, self.seed, int(epoch), offsets[rows])
+            indices[rows] = self._indices_at(int(epoch), offsets[rows])
         return epochs, indices
+
+    def _indices_at(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
+        """The samples at these places of an epoch, int64 [n]."""
+        return permuted(self.size, self.seed, epoch, offsets)
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         """Find where samples stand in an epoch; the inverse of `locate`.
@@ -87,7 +99,7 @@ class Order:
         """
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
-            raise IndexError(f"a sample of {indices.tolist()} lies outside a dataset of {self.size} samples")
+            raise IndexError(f"a sample of {indices.tolist()} is outside a dataset of {self.size} samples")
         offsets = indices
         if self.shuffle and len(indices):
             offsets = places_in_permutation(self.size, self.seed, epoch, indices)
@@ -112,6 +124,12 @@ class Order:
         places = np.array([int(self.find(epoch, sample)[0]) for epoch in epochs.tolist()], dtype=np.int64)
         inside = (places >= first) & (places < end)
         return epochs[inside], places[inside]
+
+    def in_words(self) -> str:
+        """What decides the order, for people."""
+        how = "shuffled in each epoch with" if self.shuffle else "in its own order,"
+        tail = self.size - self.epoch_size
+        return f"{how} seed {self.seed}" + (f"; drop_last leaves out {tail} each epoch" if tail else "")
 
     def to_json(self) -> dict[str, Any]:
         """The order, as plain numbers."""

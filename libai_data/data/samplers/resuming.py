@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from libai_data.data.datasets.blend import Blend
-from libai_data.errors import CheckpointError, ConfigError, nearest
 from libai_data.data.samplers.blend_order import BlendOrder
-from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import ORDER_KEYS, StreamState
+from libai_data.data.samplers.weighted_order import WeightedOrder
+from libai_data.errors import CheckpointError, ConfigError, nearest
 
 OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights")
 """What a resumed run may change if it is told so, as in `train.resume_override=[seed]`."""
@@ -54,7 +54,7 @@ def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
     if refused:
         raise CheckpointError(
             f"the data state belongs to another stream: {', '.join(refused.values())}; restore the old values, start "
-            f"anew, or allow the difference on purpose: train.resume_override=[{','.join(refused)}]"
+            f"a new run, or allow the difference on purpose: train.resume_override=[{','.join(refused)}]"
         )
 
 
@@ -62,13 +62,18 @@ def differences(saved: Mapping[str, Any], own: StreamState) -> dict[str, str]:
     """How a saved state differs from a stream: name of the override that would allow it -> what, in words."""
     now = own.to_json()
     found: dict[str, str] = {}
+    drawn = [state.get("weights") for state in (saved, now)]
+    if drawn[0] != drawn[1]:
+        found["weights"] = f"the samples' weights were {drawn[0]} and are now {drawn[1]}"
     for key in ORDER_KEYS:
-        if key not in saved or saved[key] == now[key]:
+        if key not in saved or saved[key] == now[key] or (key == "shuffle" and "weights" in found):
             continue
-        name = _OVERRIDE_OF.get(key, key)
+        name, label = _OVERRIDE_OF.get(key, key), key
         if key == "epoch_size" and "dataset" in found:
             name = "dataset"
-        words = f"{key} was {saved[key]} and is now {now[key]}"
+        elif key == "epoch_size" and any(drawn):
+            name, label = "weights", "num_samples"
+        words = f"{label} was {saved[key]} and is now {now[key]}"
         found[name] = f"{found[name]}, {words}" if name in found else words
     return found
 
@@ -110,8 +115,8 @@ def _with_past_weights(saved: StreamState, own: StreamState) -> tuple[StreamStat
     notes = []
     if blend.before(place + 1) != before.blend.before(place + 1):
         notes.append(
-            f"The weights of the blend change: {_weights_in_words(blend)}. Each dataset goes on where it was, so no "
-            "sample is repeated and none left out."
+            f"The weights of the blend change: {_weights_in_words(blend)}. Each dataset continues where it was, so "
+            "no sample is repeated or left out."
         )
     return replace(saved, order=replace(before, blend=blend)), replace(own, order=replace(now, blend=blend)), notes
 
@@ -176,8 +181,8 @@ def _check_transforms(saved: StreamState, own: StreamState, changes: Sequence[st
         raise CheckpointError(f"the data state belongs to another stream: it was {words[0]} and is now {words[1]}")
     if own.start is not None and changes:
         raise CheckpointError(
-            f"{', '.join(changes)}; but a stream transform goes on in the same order only: restore the old values, or "
-            "start anew"
+            f"{', '.join(changes)}; but a stream transform continues only in the same order: restore the old values, "
+            "or start a new run"
         )
 
 
@@ -219,7 +224,7 @@ def _with_steps(
         merged = continued_schedule(saved, schedule)
         if not merged.same_from(_next_step(history, saved.position), history):
             notes.append(
-                f"The global batch size changes: {_in_words(merged)}. The stream goes on at position "
+                f"The global batch size changes: {_in_words(merged)}. The stream continues at position "
                 f"{saved.position}, so no sample is repeated and none left out."
             )
     else:
@@ -241,12 +246,14 @@ def _order_note(saved: StreamState, state: StreamState, changed: Mapping[str, st
     epoch, taken = divmod(saved.place, saved.order.epoch_size)
     offset = state.place - epoch * state.order.epoch_size
     what = ", ".join(changed.values()) or "the order changed"
-    head = f"Resuming on purpose although {what}: the run goes on in epoch {epoch} after {offset} of its "
+    head = f"Resuming on purpose although {what}: the run continues in epoch {epoch} after {offset} of its "
     head += f"{state.order.epoch_size} samples"
     if isinstance(state.order, BlendOrder):
-        return f"{head}; each dataset of the blend goes on in another order after as great a part of its epoch."
+        return f"{head}; each dataset of the blend continues in another order after the same share of its epoch."
+    if isinstance(state.order, WeightedOrder):
+        return f"{head}; what follows is drawn by the new weights."
     if not taken:
         return f"{head}, at its beginning, so nothing is repeated and nothing left out."
     if saved.order.size != state.order.size and not (saved.order.shuffle or state.order.shuffle):
-        return f"{head}, at the same share of the data: nothing is repeated or left out, but for rounding."
-    return f"{head}. Some samples come twice in this epoch, and others never; later epochs are whole."
+        return f"{head}, at the same share of the data: nothing is repeated or left out, except for rounding."
+    return f"{head}. Some samples are used twice in this epoch, and others never; later epochs are complete."

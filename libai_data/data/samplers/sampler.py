@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, check, whole
-from libai_data.errors import ConfigError
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import Walk
+from libai_data.errors import ConfigError
 from libai_data.structures import BatchInfo
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class StreamSampler:
     def _place_of_epoch(self, epoch: int) -> int:
         check({"epoch": EPOCH}, epoch=epoch)
         place = int(epoch) * self.order.epoch_size
-        check_at_least(0, position=place)
+        check({"position": whole(0)}, position=place)
         return place
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
@@ -253,7 +253,7 @@ class StreamSampler:
 
     @property
     def state(self) -> StreamState:
-        """The place in the stream and all that decides what comes next."""
+        """The position in the stream and everything that decides the following samples."""
         start = None if self._walk is None else self._walk.known_start(self.position)
         return StreamState(int(self.position), self.order, self.left_out, self.schedule, start)
 
@@ -273,7 +273,7 @@ class StreamSampler:
 
         Args:
             state: of a sampler.
-            override: what may differ nevertheless, of `OVERRIDES`; what is repeated or left out then, the log says.
+            override: what may differ nevertheless, of `OVERRIDES`; the log says what is then repeated or left out.
 
         Raises:
             CheckpointError: The state belongs to another stream; both values are shown.
@@ -326,23 +326,14 @@ def order_in_words(stream: Any) -> str:
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:
-    """Refuse a dataset that cannot fill one global batch.
+    """Refuse epochs that cannot fill one global batch, whose every sample `drop_last` would leave out.
 
     Raises:
         ConfigError: With the numbers.
     """
     if samples < global_batch_size:
         raise ConfigError(
-            f"the dataset has {samples} samples, fewer than one global batch of {global_batch_size} (micro_batch_size "
-            f"{global_batch_size // data_parallel_size} x data_parallel_size {data_parallel_size}); make "
-            "the micro batch (train.train_micro_batch_size) smaller or the dataset larger"
+            f"drop_last leaves out all {samples} samples of an epoch, fewer than one global batch of "
+            f"{global_batch_size} (micro_batch_size {global_batch_size // data_parallel_size} x data_parallel_size "
+            f"{data_parallel_size}); set drop_last=False, or a smaller micro batch (train.train_micro_batch_size)"
         )
-
-
-def check_at_least(least: int, **values: int) -> None:
-    """Refuse what is no int, or less than `least`.
-
-    Raises:
-        ConfigError: Naming the argument.
-    """
-    check(dict.fromkeys(values, whole(least)), **values)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from typing import Any
 
 from libai_data.config.argument_rules import FLAG, check
-from libai_data.errors import ConfigError
+from libai_data.data.datasets.combine import length_of
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_holds_a_batch
+from libai_data.data.samplers.weighted_order import drawn_order
+from libai_data.errors import ConfigError
 from libai_data.structures import BatchInfo
 
 
 class SingleRoundSampler(StreamSampler):
-    """Every sample exactly once in each pass; all ranks take equally many batches of equal size.
+    """Every sample exactly once in each pass; all ranks get the same number of batches of the same size.
 
     Each pass is the next epoch. Positions count on from epoch to epoch: epoch `e` of `n` samples has the positions `en`
     to `(e + 1)n`. After a state was restored, the next pass is the rest of the epoch in which the state was saved.
@@ -28,9 +31,14 @@ class SingleRoundSampler(StreamSampler):
         data_parallel_size: size of the data axis.
         seed: decides the permutations.
         drop_last: leave out a last batch that is not full, instead of filling it up.
+        weights: a number of at least 0 for each sample; only their proportions matter. Samples are drawn by them, in a
+            random order whatever `shuffle` is.
+        num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
+        replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
 
     Raises:
-        ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, or a size or rank out of range.
+        ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or
+            rank out of range.
     """
 
     endless = False
@@ -44,23 +52,26 @@ class SingleRoundSampler(StreamSampler):
         data_parallel_size: int = 1,
         seed: int = 0,
         drop_last: bool = False,
+        weights: Any = None,
+        num_samples: int | None = None,
+        replacement: bool = True,
     ) -> None:
         check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
         if getattr(dataset, "is_stream_transform", False):
             raise ConfigError(
-                "a stream transform, such as FilteredDataset or PackedDataset, makes an endless stream, of which one "
-                "round has no known end. Use CyclicSampler, or OneRound(dataset) in its place"
+                "how many outputs a stream transform has, such as FilteredDataset or PackedDataset, is not known in "
+                "advance. Use DataLoader(dataset, batch_size), CyclicSampler, or OneRound(dataset) in its place"
             )
-        super().__init__(
-            dataset, micro_batch_size, Order(len(dataset), seed, shuffle), data_parallel_rank, data_parallel_size
-        )
+        drawn = drawn_order(dataset, seed, weights, num_samples, replacement)
+        order = drawn or Order(length_of(dataset), seed, shuffle)
+        super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size)
         self.drop_last = drop_last
         if drop_last:
-            check_holds_a_batch(self.order.size, self.global_batch_size, data_parallel_size)
+            check_holds_a_batch(self.order.epoch_size, self.global_batch_size, data_parallel_size)
 
     def __len__(self) -> int:
         """Number of batches in the round, the same on every rank."""
-        full, rest = divmod(self.order.size, self.global_batch_size)
+        full, rest = divmod(self.order.epoch_size, self.global_batch_size)
         return full if self.drop_last or rest == 0 else full + 1
 
     def batches_per_round(self) -> int:
@@ -74,14 +85,14 @@ class SingleRoundSampler(StreamSampler):
 
     def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
         position = batch.position + batch.valid
-        return Cursor(position, continues=position % self.order.size == 0)
+        return Cursor(position, continues=position % self.order.epoch_size == 0)
 
     def after_pass(self) -> Cursor:
         position, _, continues = self.cursor
         return Cursor(position if continues else self._end_of_epoch(position))
 
     def _end_of_epoch(self, position: int) -> int:
-        return (position // self.order.size + 1) * self.order.size
+        return (position // self.order.epoch_size + 1) * self.order.epoch_size
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
         end = self._end_of_epoch(position)
@@ -97,7 +108,7 @@ class SingleRoundSampler(StreamSampler):
         valid = min(size, self._end_of_epoch(position) - position)
         if self.drop_last and valid < size:
             return None
-        epoch, offset = divmod(position, self.order.size)
+        epoch, offset = divmod(position, self.order.epoch_size)
         return self._part(position, self._rows_for(valid), valid, epoch * len(self) + offset // size)
 
     def _rows_for(self, valid: int) -> int:

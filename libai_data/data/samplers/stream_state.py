@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai_data.config.argument_rules import FLAG, INT, MAPPING, Rule, each, or_none, whole
+from libai_data.config.argument_rules import FLAG, INT, MAPPING, TEXT, Rule, each, or_none, whole
 from libai_data.data.datasets.stream_transform import place_and_offset, start_of
-from libai_data.errors import CheckpointError, ConfigError
 from libai_data.data.samplers.blend_order import order_from_json
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
+from libai_data.errors import CheckpointError, ConfigError
 
 NOTHING = LeftOut()
 
 _NUMBER = whole(0)
-_PAIR = each(_NUMBER, 2)
+PAIR = each(_NUMBER, 2)
 _COUNTS = each(_NUMBER)
 _PHASE = Rule(
     "a list of a place and of samples of each dataset",
-    lambda value: isinstance(value, (list, tuple)) and len(value) == 2 and _NUMBER.holds(value[0]) and _COUNTS.holds(value[1]),
+    lambda value: (
+        isinstance(value, (list, tuple)) and len(value) == 2 and _NUMBER.holds(value[0]) and _COUNTS.holds(value[1])
+    ),
 )
 
 
@@ -49,11 +51,12 @@ _KEYS = Keys(
         "order_version": INT,
     },
     {
-        "left_out": each(_PAIR),
-        "batch_sizes": each(_PAIR),
+        "left_out": each(PAIR),
+        "batch_sizes": each(PAIR),
         "first_position": whole(-(1 << 62)),
-        "start": or_none(_PAIR),
+        "start": or_none(PAIR),
         "blend": Keys({"sizes": _COUNTS, "phases": each(_PHASE)}),
+        "weights": Keys({"digest": TEXT, "replacement": FLAG}),
         "dataset": or_none(MAPPING),
     },
 )

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import place_and_offset, start_of
-from libai_data.errors import ConfigError
 from libai_data.data.samplers.order import Order
+from libai_data.errors import ConfigError
 
 _KNOWN_AT_ONCE = 4096
 _MEASURED_AT_ONCE = 8
@@ -29,16 +29,17 @@ class Walk:
     Args:
         transform: whose outputs are found; None on a rank that does not read, which is told.
         order: of the samples.
+        in_rounds: no output has samples of two epochs.
     """
 
-    def __init__(self, transform: Any | None, order: Order) -> None:
+    def __init__(self, transform: Any | None, order: Order, in_rounds: bool = False) -> None:
         self._transform = transform
         self._order = order
         self._starts: OrderedDict[int, int] = OrderedDict()
         self._buffer_place = 0
         self._buffer = np.empty(0, dtype=np.int64)
         if transform is not None:
-            transform.follow_order(order)
+            transform.follow_order(order, in_rounds)
 
     def note(self, position: int, start: int) -> None:
         """Remember where the output at a position begins."""
@@ -74,6 +75,26 @@ class Walk:
         self.note(position + count, end)
         return firsts, end
 
+    def of_round(self, epoch: int, start: int, count: int) -> tuple[np.ndarray, int]:
+        """Find the next outputs of an epoch; at its end there are fewer.
+
+        Args:
+            epoch: the epoch.
+            start: where the first one begins.
+            count: how many.
+
+        Returns:
+            For each where its first unit is, int64 [up to count]; and where the output behind them begins.
+        """
+        stop = (epoch + 1) * self._order.epoch_size
+        found, left = [np.empty(0, dtype=np.int64)], count
+        while left and place_and_offset(start)[0] < stop:
+            now = min(left, _KNOWN_AT_ONCE)
+            firsts, start = self._cut(start, now, stop) if self._cuts else self._whole(start, stop)
+            found.append(firsts)
+            left -= len(firsts)
+        return np.concatenate(found), int(start)
+
     def _go(self, start: int, count: int) -> tuple[np.ndarray, int]:
         firsts = np.empty(count, dtype=np.int64)
         done, step = 0, 1 if not self._cuts else _KNOWN_AT_ONCE
@@ -93,36 +114,46 @@ class Walk:
             raise ConfigError("this rank does not read, and so cannot know what the stream's samples yield")
         return self._transform
 
-    def _cut(self, start: int, count: int) -> tuple[np.ndarray, int]:
-        """Outputs that take all units as they come."""
+    def _cut(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+        """Outputs that take all units as they come; fewer if the samples before the place `stop` have no more."""
         place, offset = place_and_offset(start)
-        bounds = offset + self._reading.units * np.arange(count + 1)
-        ends = self._ends_until(place, int(bounds[-1]))
+        units = self._reading.units
+        ends = self._ends_until(place, offset + units * count, stop)
+        total = int(ends[-1]) if len(ends) else 0
+        count = min(count, max(0, -(-(total - offset) // units)))
+        bounds = offset + units * np.arange(count + 1)
         firsts = np.searchsorted(ends, bounds[:-1], side="right")
         before = np.concatenate([[0], ends])
+        if stop is not None and (not count or bounds[-1] > total):
+            return np.asarray(start_of(place + firsts, bounds[:-1] - before[firsts])), start_of(stop, 0)
         last = int(np.searchsorted(ends, bounds[-1], side="left"))
         # Behind the last unit that was taken, so that it does not depend on how far was looked.
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
         return start_of(place + firsts, bounds[:-1] - before[firsts]), start_of(place + end[0], end[1])
 
-    def _whole(self, start: int) -> tuple[np.ndarray, int]:
-        """One output of the samples that fit as a whole."""
+    def _whole(self, start: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+        """One output of the samples that fit as a whole; none if those before the place `stop` have no unit."""
         place, _ = place_and_offset(start)
         units = self._reading.units
-        ends = self._ends_until(place, units)
+        ends = self._ends_until(place, units, stop)
         first = int(np.searchsorted(ends, 0, side="right"))
+        if stop is not None and (first == len(ends) or ends[-1] < units):
+            return place + np.arange(first, min(first + 1, len(ends))), start_of(stop, 0)
         last = int(np.searchsorted(ends, units, side="left"))
         return np.array([place + first]), place + last + int(ends[last] == units)
 
-    def _ends_until(self, place: int, bound: int) -> np.ndarray:
-        """Where samples from `place` on end, in units, until one ends at `bound` or behind it."""
+    def _ends_until(self, place: int, bound: int, stop: int | None = None) -> np.ndarray:
+        """Where samples from `place` on end, in units, until one ends at `bound` or behind it, or `stop` comes."""
         if not self._buffer_place <= place <= self._buffer_place + len(self._buffer):
             self._buffer_place, self._buffer = place, self._buffer[:0]
         self._buffer = self._buffer[place - self._buffer_place :]
         self._buffer_place = place
         total, empty = int(self._buffer.sum()), 0
         while total < bound or not len(self._buffer):
-            more = self._amounts(place + len(self._buffer))
+            behind = place + len(self._buffer)
+            if stop is not None and behind >= stop:
+                break
+            more = self._amounts(behind, stop)
             self._buffer = np.concatenate([self._buffer, more])
             total += int(more.sum())
             empty = 0 if more.any() else empty + len(more)
@@ -133,7 +164,8 @@ class Walk:
                 )
         return np.cumsum(self._buffer)
 
-    def _amounts(self, place: int) -> np.ndarray:
+    def _amounts(self, place: int, stop: int | None) -> np.ndarray:
         count = _MEASURED_AT_ONCE if self._reading.reads_to_measure else _KNOWN_AT_ONCE
+        count = count if stop is None else min(count, stop - place)
         amounts: np.ndarray = self._reading.amounts(*self._order.locate(place + np.arange(count)))
         return amounts

@@ -57,7 +57,7 @@ def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int
     Raises:
         WorkError: A process failed over a job, or died over it again and again.
     """
-    pool = _Pool(work)
+    pool = ProcessPool(work)
     pending: deque[tuple[Job, Future[Report]]] = deque()
     # A thread waits for each process; the work itself is not done in this one.
     with ThreadPoolExecutor(workers, thread_name_prefix="shard-work") as threads:
@@ -85,8 +85,12 @@ def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job,
         yield job, future.result()
 
 
-class _Pool(Generic[Job, Report]):
-    """One process for each thread that asks for a job to be done."""
+class ProcessPool(Generic[Job, Report]):
+    """One process for each thread that asks for a job to be done.
+
+    Args:
+        work: what to do.
+    """
 
     def __init__(self, work: Work[Job, Report]) -> None:
         self._work = work

@@ -1,4 +1,4 @@
-"""Sources: records as they lie on disk, one module a format."""
+"""Sources: records on disk, one module for each format."""
 
 from libai_data.data.sources.array_record import ArrayRecordSource
 from libai_data.data.sources.arrow import ArrowSource

@@ -6,10 +6,11 @@ import resource
 from collections.abc import Sequence
 from typing import Any
 
-from libai_data.errors import ConfigError, FormatError
+from libai_data.config.naming import installed
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+from libai_data.errors import FormatError
 
 _MOST_OPEN = 256
 # An open reader has a descriptor: all sources of a process together have a quarter of those that it may have.
@@ -32,27 +33,14 @@ class ArrayRecordSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths) -> None:
-        import_array_record("ArrayRecordSource")
+        array_record_module("ArrayRecordSource")
         files = opened(paths)
         super().__init__(files, [_Shard(file) for file in files])
 
 
-def import_array_record(whom: str) -> Any:
-    """The module of the package array_record.
-
-    Args:
-        whom: what needs it, for the error.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        from array_record.python import array_record_module
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{whom} needs the package array_record: pip install 'libai_data[records]' on Python 3.10"
-        ) from error
-    return array_record_module
+def array_record_module(whom: str) -> Any:
+    """The package array_record, for `whom`."""
+    return installed("array_record.python.array_record_module", whom, "'libai_data[records]' on Python 3.10")
 
 
 class _Shard:
@@ -80,7 +68,7 @@ class _Shard:
         return _readers.made(tuple(self._file.identity), self._open)
 
     def _open(self) -> tuple[Any, int]:
-        module = import_array_record(self._file.source)
+        module = array_record_module(self._file.source)
         reader = module.ArrayRecordReader(str(self._file.path), options="readahead_buffer_size:0")
         if not reader.ok():
             raise FormatError(f"{self._file.source} is no ArrayRecord file, or it is cut short: {_trouble(reader)}")
@@ -94,4 +82,4 @@ def _trouble(reader: Any) -> str:
         reader.read()
     except (RuntimeError, ValueError, IndexError) as error:
         return str(error)
-    return "the package array_record does not say why"
+    return "the package array_record gives no reason"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.errors import ConfigError, FormatError
+from libai_data.config.argument_rules import check, whole
+from libai_data.config.signatures import check_types
 from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.paths import is_file, text_of
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+from libai_data.errors import ConfigError, FormatError
 
 # Bytes of the objects that a batch is read by, about.
 _OBJECTS = 2000
@@ -40,6 +44,8 @@ class ArrowSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
+        check_types(ArrowSource, locals())
+        check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ArrowSource")
         files, kept = opened(_files_of_dataset(paths) or paths), LastUsed(cache_bytes)
         super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
@@ -48,20 +54,20 @@ class ArrowSource(ShardedSource):
 def _files_of_dataset(paths: Paths) -> list[str] | None:
     """The files of a folder that holds a dataset; None for other paths."""
     folder = Path(paths) if isinstance(paths, (str, Path)) else Path()
-    if not isinstance(paths, (str, Path)) or not folder.is_dir():
+    if not isinstance(paths, (str, Path)) or not os.path.isdir(folder):
         return None
-    if (folder / _SPLITS).is_file():
-        splits = json.loads((folder / _SPLITS).read_text("utf-8")).get("splits", [])
-        raise ConfigError(f"{folder} holds several splits; name the folder of one: {[str(folder / n) for n in splits]}")
-    if not (folder / _STATE).is_file():
+    if is_file(folder / _SPLITS):
+        splits = sorted(str(each.parent) for each in folder.glob(f"*/{_STATE}"))
+        raise ConfigError(f"{folder} holds several splits; name the folder of one: {splits}")
+    if not is_file(folder / _STATE):
         return None
     try:
-        state = json.loads((folder / _STATE).read_text("utf-8"))
+        state = json.loads(text_of(folder / _STATE))
         names = [str(folder / file["filename"]) for file in state["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(f"{folder / _STATE} does not name the files of a dataset: {error!r}") from error
     if state.get("_indices_data_files") or state.get("_indices_files"):
-        raise ConfigError(f"{folder} was saved with an order of its own by an old version of datasets; save it again")
+        raise ConfigError(f"{folder} was saved with its own order by an old version of datasets; save it again")
     return names
 
 

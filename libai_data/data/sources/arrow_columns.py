@@ -8,27 +8,18 @@ from typing import Any, Callable
 
 import numpy as np
 
+from libai_data.config.naming import installed
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.sharded import runs_of
 from libai_data.errors import ConfigError, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
 
 
 def import_pyarrow(whom: str) -> Any:
-    """The package pyarrow.
-
-    Args:
-        whom: what needs it, for the error.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import pyarrow
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{whom} needs the package pyarrow: pip install 'libai_data[records]'") from error
-    return pyarrow
+    """The package pyarrow, for `whom`."""
+    return installed("pyarrow", whom, "'libai_data[records]'")
 
 
 class BatchRows:
@@ -72,12 +63,8 @@ class BatchedShard:
 
     def read(self, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The records of these rows, in this order; each batch is asked for once."""
-        asked = np.asarray(rows, np.int64)
-        numbers = np.searchsorted(self._ends, asked, side="right")
-        found: list[Any] = [None] * len(asked)
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            own = asked[places] - self._first(number)
+        found: list[Any] = [None] * len(rows)
+        for number, places, own in runs_of(self._ends, np.asarray(rows, np.int64)):
             batch = self._kept.made((self._file.source, number), partial(self._decoded, number))
             for place, record in zip(places.tolist(), batch.read(own)):
                 found[place] = record

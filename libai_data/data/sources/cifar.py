@@ -8,6 +8,7 @@ coarse one, then the fine one), then 1024 bytes of red, of green and of blue, ro
 from __future__ import annotations
 
 import operator
+import os
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.atomic_files import written_together
-from libai_data.errors import ConfigError, FormatError
+from libai_data.config.argument_rules import Rule
 from libai_data.data.files.file_map import FileMap
-from libai_data.data.files.identity import file_identity
-from libai_data.data.sources.download import downloaded
+from libai_data.data.sources.paths import is_file, text_of, why_missing
+from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.data.sources.sharded import checked_indices
+from libai_data.errors import ConfigError, FormatError
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE
@@ -77,50 +79,23 @@ CIFAR100 = CIFARKind(
 )
 
 
-class CIFARSource:
-    """Images of CIFAR, memory-mapped.
+class CIFARSource(PublishedImages):
+    """Images of CIFAR, in `cifar-10-batches-bin` or `cifar-100-binary`; `kind` is `CIFAR10` or `CIFAR100`."""
 
-    Args:
-        root: the folder that holds `cifar-10-batches-bin` or `cifar-100-binary`, or is to hold it.
-        kind: `CIFAR10` or `CIFAR100`.
-        train: whether to take the images to train with, or those to test with.
-        download: fetch the archive if the files are not there.
-        source_url: where to fetch it instead.
+    _kinds = Rule("CIFAR10 or CIFAR100", lambda value: isinstance(value, CIFARKind))
 
-    Attributes:
-        classes: names of the classes.
+    def _is_there(self) -> bool:
+        kind = self.kind
+        return all(is_file(self.folder / name) for name in (*kind.train, *kind.test, kind.names))
 
-    Raises:
-        ConfigError: The files are not there.
-        FormatError: A file is truncated or of another format.
-        StorageError: The archive cannot be fetched, or is not the published one.
-    """
-
-    def __init__(
-        self,
-        root: str | Path,
-        kind: CIFARKind,
-        train: bool = True,
-        download: bool = False,
-        source_url: str | None = None,
-    ) -> None:
-        self.kind = kind
-        self.folder = Path(root) / kind.folder
-        names = kind.train if train else kind.test
-        if download and not all((self.folder / name).is_file() for name in (*kind.train, *kind.test, kind.names)):
-            _download(kind, self.folder, source_url or kind.url)
-        self._paths = [self.folder / name for name in names]
+    def _open(self, root: Path, train: bool) -> None:
+        self._paths = [self.folder / name for name in (self.kind.train if train else self.kind.test)]
         self._files = [self._opened(path) for path in self._paths]
         self._ends = np.cumsum([len(file) for file in self._files])
         self.classes = self._class_names()
 
     def __len__(self) -> int:
         return int(self._ends[-1])
-
-    @property
-    def identity(self) -> list[Any]:
-        """The identity of the files as they are now; see `libai_data.data.files.identity`."""
-        return [file_identity(path) for path in self._paths]
 
     def read(self, index: int) -> tuple[np.ndarray, int]:
         """An image, uint8 [32, 32, 3], and its label.
@@ -140,7 +115,7 @@ class CIFARSource:
         return np.ascontiguousarray(channels.transpose(1, 2, 0)), label
 
     def name(self, index: int) -> str:
-        """Where an image lies: its file and its number there."""
+        """The place of an image: its file and its number there."""
         file, row = self._place(index)
         return f"image {row} of {self._paths[file]}"
 
@@ -154,11 +129,14 @@ class CIFARSource:
         return file, place - (int(self._ends[file - 1]) if file else 0)
 
     def _opened(self, path: Path) -> np.ndarray:
-        if not path.is_file():
+        if not is_file(path):
             pickled = path.parent.parent / self.kind.pickled
-            found = f"; {pickled} is the pickled version, which could run any code when it is read" * pickled.is_dir()
+            found = f"; {pickled} is the pickled version, which could run any code when it is read" * os.path.isdir(
+                pickled
+            )
             raise ConfigError(
-                f"there is no {path}{found}; give download=True, or unpack {self.kind.url} in {path.parent.parent}"
+                f"there is no {path}{why_missing(path)}{found}; give download=True, or unpack "
+                f"{self.kind.url} in {path.parent.parent}"
             )
         content = FileMap(path).array
         record, size = self.kind.labels + _PIXELS, len(content)
@@ -171,17 +149,17 @@ class CIFARSource:
 
     def _class_names(self) -> tuple[str, ...]:
         path = self.folder / self.kind.names
-        names = tuple(path.read_text().split()) if path.is_file() else ()
+        names = tuple(text_of(path).split()) if is_file(path) else ()
         if len(names) != self.kind.classes:
             raise FormatError(f"{path} names {len(names)} classes, and not {self.kind.classes}; fetch the files again")
         return names
 
-
-def _download(kind: CIFARKind, folder: Path, url: str) -> None:
-    with downloaded([url], kind.md5) as archive, written_together(folder) as unfinished:
-        wanted = {f"{kind.folder}/{name}" for name in (*kind.train, *kind.test, kind.names)}
-        with tarfile.open(archive, "r:gz") as tar:
-            for member in tar:
-                content = tar.extractfile(member) if member.name in wanted else None
-                if content is not None:
-                    (unfinished / Path(member.name).name).write_bytes(content.read())
+    def _download(self, url: str | None) -> None:
+        kind = self.kind
+        with downloaded([url or kind.url], kind.md5) as archive, written_together(self.folder) as unfinished:
+            wanted = {f"{kind.folder}/{name}" for name in (*kind.train, *kind.test, kind.names)}
+            with tarfile.open(archive, "r:gz") as tar:
+                for member in tar:
+                    content = tar.extractfile(member) if member.name in wanted else None
+                    if content is not None:
+                        (unfinished / Path(member.name).name).write_bytes(content.read())

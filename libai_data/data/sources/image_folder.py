@@ -14,14 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import PATH, check, list_of, one_of, or_none
 from libai_data.data.files.identity import file_identity, key_of, settled
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.packed_names import PackedNames
+from libai_data.data.sources.paths import checked_path, why_missing
+from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.remote import is_remote
-from libai_data.data.sources.storage import cache_home
+from libai_data.errors import ConfigError, FormatError
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+_RULES = {
+    "suffixes": list_of(str, "endings, such as '.png'", 1),
+    "cache_dir": or_none(PATH),
+    "nested": one_of("error", "merge"),
+}
 # So many are listed faster than a list is worth keeping.
 _FEW_FILES = 20_000
 
@@ -40,13 +47,15 @@ class ImageFolderSource:
         root: the folder.
         suffixes: endings of file names that are images, in lower case.
         cache_dir: for the list; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
+        nested: "error" refuses images in folders within the folder of a class; "merge" counts them to the class.
 
     Attributes:
         root: the folder.
         classes: names of the classes.
 
     Raises:
-        ConfigError: The folder is not there, holds no image in any class, or has a folder that cannot be listed.
+        ConfigError: The folder is not there, holds no image in any class or some in nested folders, or has a folder
+            that cannot be listed.
     """
 
     def __init__(
@@ -54,24 +63,40 @@ class ImageFolderSource:
         root: str | Path,
         suffixes: Sequence[str] = IMAGE_SUFFIXES,
         cache_dir: str | Path | None = None,
+        nested: str = "error",
     ) -> None:
         if is_remote(str(root)):
             raise ConfigError(
                 f"{root} is a folder of a store, where each image would be a request; put the images into shards"
             )
-        self.root = Path(root)
-        if not self.root.is_dir():
-            raise ConfigError(f"there is no image folder {self.root}; expected {self.root}/<class>/<image>.png")
+        check(_RULES, suffixes=suffixes, cache_dir=cache_dir or None, nested=nested)
+        self.root = checked_path("root", root)
+        if not os.path.isdir(self.root):
+            why = why_missing(self.root)
+            raise ConfigError(f"there is no image folder {self.root}{why}; expected {self.root}/<class>/<image>.png")
         with _told(self.root), os.scandir(self.root) as entries:
             self.classes = sorted(each.name for each in entries if not each.name.startswith(".") and each.is_dir())
         listing = _listing(self.root, self.classes, tuple(suffixes), _FEW_FILES)
         if listing is None:
-            listing = self._kept_listing(tuple(suffixes), Path(cache_dir or cache_home() / "indices"))
+            listing = self._kept_listing(tuple(suffixes), index_folder(cache_dir, None, ""))
         self._ends, self._names = listing[0], PackedNames.from_numbers(*listing[1:3])
         if not len(self):
             raise ConfigError(
                 f"the image folder {self.root} holds no images ({', '.join(suffixes)}) in sub-folders, one a class"
             )
+        inner = self._names.first_with("/")
+        if nested == "error" and inner is not None:
+            path, label = self[inner]
+            raise ConfigError(
+                f"{path} lies in a folder within the class {self.classes[label]!r} of {self.root}. If that folder is a "
+                "class of its own, give the folder above it as root; to count its images to "
+                f"{self.classes[label]!r}, set nested='merge'"
+            )
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The class number of each image, int64 [images]."""
+        return np.searchsorted(self._ends, np.arange(len(self)), side="right")
 
     def __len__(self) -> int:
         return len(self._names)
@@ -84,12 +109,16 @@ class ImageFolderSource:
         return Path(self.root, self.classes[label], name), label
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """An image as it lies in its file, and its label."""
+        """The encoded image in its file, and its label."""
         path, label = self[index]
-        return path.read_bytes(), label
+        # Opening a pipe waits for who writes to it, and a device may have no end.
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise FormatError(f"{path} is not an image but a pipe or a device; remove it from the folder")
+            return file.read(), label
 
     def name(self, index: int) -> str:
-        """Where an image lies: its path."""
+        """The place of an image: its path."""
         return str(self[index][0])
 
     @property
@@ -187,6 +216,10 @@ def _listing(
     return [np.array(ends[1:]), *packed.numbers(), np.array(times), *PackedNames.of(folders).numbers()]
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 class _TooManyError(Exception):
     """A folder has more entries than were to be listed."""
 
@@ -197,5 +230,5 @@ def _told(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"the folder {folder} cannot be listed ({error.strerror}); make it readable, or take it away"
+            f"the folder {folder} cannot be listed ({error.strerror}); make it readable, or remove it"
         ) from error

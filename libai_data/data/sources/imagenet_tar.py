@@ -15,13 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, FormatError
+from libai_data.config.argument_rules import FLAG, check
 from libai_data.data.files.identity import file_identity, key_of
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.packed_names import PackedNames
-from libai_data.data.sources.storage import cache_home
+from libai_data.data.sources.paths import checked_path, is_file, text_of, why_missing
+from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.tar_index import TarIndex, index_tar
+from libai_data.errors import ConfigError, FormatError
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 VAL_LABELS = "imagenet_2012_validation_synset_labels.txt"
@@ -34,7 +36,7 @@ class ImageNetTarSource:
 
     Args:
         root: the folder of the archives.
-        train: whether to take ILSVRC2012_img_train.tar, or ILSVRC2012_img_val.tar.
+        train: whether to read ILSVRC2012_img_train.tar, or ILSVRC2012_img_val.tar.
         val_labels: file of the classes of the latter: in each line one class (n01440764), in the order of the images'
             names, or an image's name and its class; by default `imagenet_2012_validation_synset_labels.txt`.
         cache_dir: for the places; by default `indices` in the folder that LIBAI_DATA_CACHE_DIR names.
@@ -54,11 +56,14 @@ class ImageNetTarSource:
         val_labels: str | Path | None = None,
         cache_dir: str | Path | None = None,
     ) -> None:
-        self.path = Path(root) / (TRAIN_TAR if train else VAL_TAR)
-        kept_in = Path(cache_dir or cache_home() / "indices")
-        if not self.path.is_file():
-            raise ConfigError(f"there is no {self.path}, and no folder {Path(root) / ('train' if train else 'val')}")
+        check({"train": FLAG}, train=train)
+        root = checked_path("root", root)
+        self.path = root / (TRAIN_TAR if train else VAL_TAR)
+        if not is_file(self.path):
+            folder = root / ("train" if train else "val")
+            raise ConfigError(f"there is no {self.path}{why_missing(self.path)}, and no folder {folder}")
         self._file = MappedFile(self.path)
+        kept_in = index_folder(cache_dir, None, "")
         self._paths, key = [self.path], key_of("imagenet", train, self._file.identity)
         if train:
             found = cached_arrays(kept_in, key, lambda: _index_of_classes(self.path))
@@ -66,11 +71,13 @@ class ImageNetTarSource:
             self._labels, self._index = found[2], TarIndex.from_numbers(found[3:])
         else:
             self._index = TarIndex.from_numbers(cached_arrays(kept_in, key, lambda: index_tar(self.path).numbers()))
-            labels = Path(val_labels or Path(root) / VAL_LABELS)
+            if not len(self._index):
+                raise FormatError(f"{self.path} holds no files; it is not ImageNet's {VAL_TAR}")
+            labels = root / VAL_LABELS if val_labels is None else checked_path("val_labels", val_labels)
             of_images = _classes_of(labels, list(self._index.names))
             self._paths.append(labels)
-            train_tar = Path(root) / TRAIN_TAR
-            self.classes = _classes_in(train_tar) if train_tar.is_file() else tuple(sorted(set(of_images)))
+            train_tar = root / TRAIN_TAR
+            self.classes = _classes_in(train_tar) if is_file(train_tar) else tuple(sorted(set(of_images)))
             self._labels = _numbered(of_images, self.classes, labels)
 
     def __len__(self) -> int:
@@ -78,17 +85,17 @@ class ImageNetTarSource:
 
     @property
     def identity(self) -> list[Any]:
-        """The identity of the archive and of the file of labels as they are now; see `libai_data.data.files.identity`."""
+        """The identity of the archive and of the file of labels as they are now; see `data.files.identity`."""
         return [file_identity(path) for path in self._paths]
 
     def read(self, index: int) -> tuple[bytes, int]:
-        """An image as it lies in the archive, and its label."""
+        """The encoded image in the archive, and its label."""
         place = operator.index(index)
         start = int(self._index.offsets[place])
         return self._file.bytes[start : start + int(self._index.sizes[place])], int(self._labels[place])
 
     def name(self, index: int) -> str:
-        """Where an image lies: its name in the archive."""
+        """The place of an image: its name in the archive."""
         return f"{self._index.names[index]} in {self.path}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -127,11 +134,12 @@ def _index_of_classes(path: Path) -> list[np.ndarray]:
 
 def _classes_of(path: Path, images: Sequence[str]) -> list[str]:
     """The class of each image, as a file of labels tells."""
-    if not path.is_file():
+    if not is_file(path):
         raise ConfigError(
-            f"there is no {path}, which tells the classes of the images to test with; give its path as val_labels"
+            f"there is no {path}{why_missing(path)}, which lists the classes of the validation images; give its "
+            "path as val_labels"
         )
-    lines = [line.split() for line in path.read_text().splitlines() if line.strip()]
+    lines = [line.split() for line in text_of(path).splitlines() if line.strip()]
     if len(lines) != len(images) or len({len(line) for line in lines}) != 1 or len(lines[0]) > 2:
         raise FormatError(
             f"{path} has {len(lines)} lines for {len(images)} images; expected a class, or an image and its class, "

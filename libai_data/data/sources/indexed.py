@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, FormatError, nearest
-from libai_data.data.files.file_map import FileMap, FileStatus
-from libai_data.data.files.identity import file_identity
 from libai_data.data.sources.indexed_format import SequenceIndex, parse_index
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.paths import checked_path, is_file, why_missing
+from libai_data.errors import ConfigError, nearest
 
 _HASHED_AT_ONCE = 1 << 24
 
@@ -21,7 +23,7 @@ _HASHED_AT_ONCE = 1 << 24
 class IndexedSource:
     """The sequences of tokens in `<prefix>.bin` and `<prefix>.idx`, read through the memory map without a copy.
 
-    A document is one or more sequences, such as its sentences. Pickled, it opens the files anew.
+    A document is one or more sequences, such as its sentences. After pickling, it opens the files again.
 
     Args:
         prefix: path of the two files without their endings.
@@ -32,13 +34,28 @@ class IndexedSource:
     """
 
     def __init__(self, prefix: str | Path) -> None:
-        self.prefix = str(prefix)
-        maps = [_map(self.prefix, ending) for ending in (".idx", ".bin")]
-        self._statuses = [each.status for each in maps]
-        content, data = (each.array for each in maps)
+        checked = str(checked_path("prefix", prefix))
+        self._open(checked, [_file(checked, ending) for ending in (".idx", ".bin")])
+
+    def _open(self, prefix: str, files: Sequence[MappedFile], part: tuple[int, int] | None = None) -> None:
+        self.prefix, self._files, self._part = prefix, files, part
+        content, data = (file.array for file in files)
         self._index: SequenceIndex = parse_index(content, len(data), f"{self.prefix}.idx")
         self.tokens: np.ndarray = data.view(self._index.dtype)
         """All tokens, one sequence behind the other."""
+        if part is not None:
+            self._keep_documents(*part)
+
+    def _keep_documents(self, first: int, stop: int) -> None:
+        documents = self._index.documents[first : stop + 1]
+        sequences = slice(int(documents[0]), int(documents[-1]))
+        start, end = self._offsets_of(documents[[0, -1]])
+        pointers = self._index.pointers[sequences]
+        if sequences.start:
+            # The first part, as a rule the training's and the longest, stays a view of the file.
+            pointers, documents = pointers - start * self.dtype.itemsize, documents - documents[0]
+        self._index = SequenceIndex(self.dtype, self._index.sizes[sequences], pointers, documents)
+        self.tokens = self.tokens[start:end]
 
     def __len__(self) -> int:
         return len(self._index.sizes)
@@ -79,7 +96,7 @@ class IndexedSource:
     @property
     def identity(self) -> list[Any]:
         """The identity of the two files as they are now; see `libai_data.data.files.identity`."""
-        return [file_identity(f"{self.prefix}{ending}") for ending in (".idx", ".bin")]
+        return [file.current_identity() for file in self._files]
 
     @property
     def dtype(self) -> np.dtype:
@@ -101,9 +118,14 @@ class IndexedSource:
         """How many documents there are."""
         return len(self._index.documents) - 1
 
-    def document_offsets(self) -> np.ndarray:
-        """Place in `tokens` at which each document begins, and their end, int64 [documents + 1]."""
-        return self._offsets_of(self._index.documents)
+    def document_offsets(self, first: int = 0, stop: int | None = None) -> np.ndarray:
+        """Place in `tokens` at which each document begins, and their end, int64 [documents + 1].
+
+        Args:
+            first: the number of the first place wanted.
+            stop: the number after the last; by default all.
+        """
+        return self._offsets_of(self._index.documents[first:stop])
 
     def _offsets_of(self, sequences: np.ndarray) -> np.ndarray:
         if not len(self):
@@ -113,6 +135,27 @@ class IndexedSource:
         # One behind the last sequence: the end of all tokens.
         starts[sequences == len(self)] = len(self.tokens)
         return starts
+
+    def split(self, proportions: Sequence[float]) -> list[IndexedSource]:
+        """Parts of contiguous documents, which together are all documents.
+
+        Args:
+            proportions: of the parts' tokens, none negative, and one more than 0. A part ends with the document whose
+                end is nearest.
+        """
+        ends = self.document_offsets()
+        wanted = np.cumsum([0.0, *proportions]) / sum(proportions) * float(ends[-1])
+        behind = np.clip(np.searchsorted(ends, wanted), 1, len(ends) - 1) if len(ends) > 1 else np.zeros_like(wanted)
+        before = np.maximum(behind - 1, 0).astype(np.int64)
+        nearest_ends = np.where(wanted - ends[before] <= ends[behind.astype(np.int64)] - wanted, before, behind)
+        bounds = [0, *map(int, nearest_ends[1:-1]), self.num_documents]
+        return [self._part_of(first, stop) for first, stop in zip(bounds, bounds[1:])]
+
+    def _part_of(self, first: int, stop: int) -> IndexedSource:
+        before = self._part[0] if self._part else 0
+        part = type(self).__new__(type(self))
+        part._open(self.prefix, self._files, (before + first, before + stop))
+        return part
 
     @cached_property
     def fingerprint(self) -> str:
@@ -124,28 +167,21 @@ class IndexedSource:
                 found.update(np.ascontiguousarray(array[first : first + _HASHED_AT_ONCE]).data)
         return found.hexdigest()
 
-    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return _opened_again, (type(self), self.prefix, self._statuses)
+    def __getstate__(self) -> tuple[str, Sequence[MappedFile], tuple[int, int] | None]:
+        return self.prefix, self._files, self._part
+
+    def __setstate__(self, opened: tuple[str, Sequence[MappedFile], tuple[int, int] | None]) -> None:
+        self._open(*opened)
 
 
-def _opened_again(kind: type[IndexedSource], prefix: str, statuses: list[FileStatus]) -> IndexedSource:
-    source = kind(prefix)
-    if not all(map(FileStatus.is_same, source._statuses, statuses)):
-        raise FormatError(
-            f"{prefix}.bin and .idx have changed since they were opened: they were {statuses}, and are "
-            f"{source._statuses}; open them anew"
-        )
-    return source
-
-
-def _map(prefix: str, ending: str) -> FileMap:
+def _file(prefix: str, ending: str) -> MappedFile:
     path = Path(prefix + ending)
-    if not path.is_file():
-        there = [each.stem for each in path.parent.glob("*" + ending)] if path.parent.is_dir() else []
+    if not is_file(path):
+        there = [each.stem for each in path.parent.glob("*" + ending)] if os.path.isdir(path.parent) else []
         hint = nearest(Path(prefix).name, there)
         without = " Leave out the ending." if prefix.endswith((".bin", ".idx")) else ""
-        raise ConfigError(f"there is no file {path}.{hint}{without}")
-    return FileMap(path)
+        raise ConfigError(f"there is no file {path}{why_missing(path)}.{hint}{without}")
+    return MappedFile(path)
 
 
 def _checked(number: int, count: int, what: str, prefix: str) -> int:

@@ -63,11 +63,15 @@ def code_of(dtype: Any) -> int:
     Raises:
         ConfigError: The format has none for it.
     """
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError):
+        found = dtype
     for code, known in DTYPES.items():
-        if np.dtype(dtype) == known:
+        if found == known:
             return code
     names = [np.dtype(known).name for known in DTYPES.values()]
-    raise ConfigError(f"tokens of dtype {np.dtype(dtype)} cannot be written as .bin/.idx; the format has {names}")
+    raise ConfigError(f"tokens of dtype {found!r} cannot be written as .bin/.idx; the format has {names}")
 
 
 def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex:

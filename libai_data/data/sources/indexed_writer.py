@@ -12,12 +12,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import PATH, check, each
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_format import LARGEST_SEQUENCE, code_of, index_header
+from libai_data.data.sources.paths import checked_path
+from libai_data.errors import ConfigError
 
 _SMALL_VOCABULARY = 65500
 _COPIED_AT_ONCE = 1 << 24
+_PREFIXES = each(PATH)
 
 
 def dtype_for(vocab_size: int) -> np.dtype:
@@ -26,7 +29,7 @@ def dtype_for(vocab_size: int) -> np.dtype:
 
 
 class IndexedWriter:
-    """Writes sequences as they come; memory holds 4 bytes a sequence and 8 a document.
+    """Writes sequences as a stream; needs 4 bytes of memory per sequence and 8 per document.
 
     The files appear under their names when the writer is closed, the `.idx` last, so that an `.idx` file is always that
     of a complete pair. Leaving a `with` block by an exception removes what was written.
@@ -36,19 +39,24 @@ class IndexedWriter:
         dtype: of the tokens: uint8, int8, int16, uint16, int32 or int64.
 
     Raises:
-        ConfigError: The format has no such dtype.
+        ConfigError: The format has no such dtype, or no files can be written there.
     """
 
     def __init__(self, prefix: str | Path, dtype: Any = np.uint16) -> None:
         code_of(dtype)
-        self.prefix = str(prefix)
+        self.prefix = str(checked_path("prefix", prefix))
         self.dtype = np.dtype(dtype)
         self._limits = np.iinfo(self.dtype)
         self._sizes = array("i")
         self._documents = array("q", [0])
         self._unfinished = [Path(f"{self.prefix}{ending}.{os.getpid()}.unfinished") for ending in (".bin", ".idx")]
-        self._unfinished[0].parent.mkdir(parents=True, exist_ok=True)
-        self._file: BinaryIO | None = self._unfinished[0].open("wb")
+        try:
+            self._unfinished[0].parent.mkdir(parents=True, exist_ok=True)
+            self._file: BinaryIO | None = self._unfinished[0].open("wb")
+        except OSError as error:
+            raise ConfigError(
+                f"no files can be written at {self.prefix} ({error.strerror}); give another path"
+            ) from error
 
     def add_sequence(self, tokens: np.ndarray | Sequence[int]) -> None:
         """Write a sequence of the document that is being written.
@@ -80,7 +88,7 @@ class IndexedWriter:
         self.end_document()
 
     def add_source(self, source: IndexedSource | str | Path) -> None:
-        """Write all documents of another pair of files behind what there is.
+        """Append all documents of another pair of files.
 
         Args:
             source: the other pair, or its prefix.
@@ -175,7 +183,7 @@ class IndexedWriter:
 
 
 def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
-    """Put several pairs of files one behind the other.
+    """Append several pairs of files to each other.
 
     Args:
         prefixes: of at least one pair, all of the same dtype.
@@ -185,6 +193,7 @@ def merge_indexed(prefixes: Sequence[str | Path], target: str | Path) -> None:
         ConfigError: There is none, a file is missing, or dtypes differ.
         FormatError: A file is broken.
     """
+    check({"prefixes": _PREFIXES}, prefixes=prefixes)
     if not prefixes:
         raise ConfigError(f"nothing to merge into {target}: give at least one prefix")
     sources = [IndexedSource(prefix) for prefix in prefixes]

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, FormatError
+from libai_data.atomic_files import PathLike
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.record_index import record_index
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
-from libai_data.data.sources.storage import PathLike
+from libai_data.errors import ConfigError, FormatError
 
 _KIND = "jsonl 1"
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.atomic_files import PathLike
+from libai_data.data.files.file_map import FileMap
+from libai_data.data.files.identity import FileStatus, file_identity
+from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import FormatError
-from libai_data.data.files.file_map import FileMap, FileStatus
-from libai_data.data.files.identity import file_identity
-from libai_data.data.sources.storage import LocalFile, PathLike
 
 _SECONDS_BETWEEN_CHECKS = 1.0
 
@@ -63,7 +64,7 @@ class MappedFile:
         found = self.current_identity()
         if found != self.identity:
             raise FormatError(
-                f"{self.source} has changed since it was opened: it was {self.identity}, and is {found}; open it anew"
+                f"{self.source} has changed since it was opened: it was {self.identity}, and is {found}; open it again"
             )
 
     @property

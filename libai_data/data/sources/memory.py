@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import TEXT, check
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import checked_indices
+from libai_data.errors import ConfigError
 
 _HEAD = struct.Struct("<QQ")
 _BYTES, _PICKLED = 0, 1
@@ -33,14 +34,15 @@ class InMemorySource:
             arguments, and the files' real paths, sizes and times of change.
 
     Raises:
-        ConfigError: The source cannot tell what it holds, and no name is given.
+        ConfigError: The source has no identity, and no name is given.
     """
 
     def __init__(self, source: Any, name: str = "") -> None:
+        check({"name": TEXT}, name=name)
         if not name and not getattr(source, "identity", ""):
             raise ConfigError(
-                f"{type(source).__name__} cannot tell its records from others; give InMemorySource a name for them, "
-                "with a version"
+                f"{type(source).__name__} has no identity that distinguishes its records; give InMemorySource a name "
+                "for them, with a version"
             )
         fingerprint = getattr(source, "fingerprint", None)
         told = fingerprint() if callable(fingerprint) else ""

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 
 from libai_data.atomic_files import written_together
-from libai_data.errors import ConfigError, FormatError
+from libai_data.config.argument_rules import Rule
 from libai_data.data.files.file_map import FileMap
-from libai_data.data.files.identity import file_identity
-from libai_data.data.sources.download import downloaded
+from libai_data.data.sources.paths import is_file, why_missing
+from libai_data.data.sources.published import PublishedImages, downloaded
+from libai_data.errors import ConfigError, FormatError
 
 _BYTES = 8
 # Nothing in MNIST's form is larger; a gzip file may claim to be.
@@ -83,43 +84,35 @@ FASHION_MNIST = MNISTKind(
 )
 
 
-class MNISTSource:
-    """Images of MNIST and its like; files that are not compressed are memory-mapped.
+class MNISTSource(PublishedImages):
+    """Images of MNIST and its like; `kind` is `MNIST` or `FASHION_MNIST`.
 
-    Args:
-        root: the folder that holds `MNIST/raw` or `FashionMNIST/raw`, or is to hold it; or that of the files
-            themselves.
-        kind: `MNIST` or `FASHION_MNIST`.
-        train: whether to take the images to train with, or those to test with.
-        download: fetch the files if they are not there.
-        source_url: the folder to fetch them from instead, with "/" at its end.
-
-    Attributes:
-        classes: names of the classes.
-
-    Raises:
-        ConfigError: The files are not there.
-        FormatError: A file is truncated or of another format, or the two do not fit together.
-        StorageError: A file cannot be fetched, or is not the published one.
+    `root` holds `MNIST/raw` or `FashionMNIST/raw`, or the files themselves; `source_url` is the address of a folder,
+    with "/" at its end.
     """
 
-    def __init__(
-        self,
-        root: str | Path,
-        kind: MNISTKind,
-        train: bool = True,
-        download: bool = False,
-        source_url: str | None = None,
-    ) -> None:
-        self.classes = kind.classes
-        folder = Path(root) / kind.folder
-        if download and not all(_found(folder, name) for name in kind.md5):
-            _download(kind, folder, (source_url,) if source_url else kind.mirrors)
+    _kinds = Rule("MNIST or FASHION_MNIST", lambda value: isinstance(value, MNISTKind))
+
+    def _is_there(self) -> bool:
+        return all(_found(self.folder, name) for name in self.kind.md5)
+
+    def _download(self, url: str | None) -> None:
+        with written_together(self.folder) as unfinished:
+            for name, md5 in self.kind.md5.items():
+                mirrors = (url,) if url else self.kind.mirrors
+                with downloaded([f"{mirror}{name}.gz" for mirror in mirrors], md5) as path:
+                    (unfinished / name).write_bytes(gzip.decompress(path.read_bytes()))
+
+    def _open(self, root: Path, train: bool) -> None:
+        self.classes = self.kind.classes
         names = _NAMES[:2] if train else _NAMES[2:]
-        self._paths = [_found(folder, name) or _found(Path(root), name) or folder / name for name in names]
+        self._paths = [_found(self.folder, name) or _found(root, name) or self.folder / name for name in names]
         for path in self._paths:
-            if not path.is_file():
-                raise ConfigError(f"there is no {path}, nor {path.name}.gz; give download=True, or put the file there")
+            if not is_file(path):
+                raise ConfigError(
+                    f"there is no {path}, nor {path.name}.gz{why_missing(path)}; give download=True, or put the "
+                    "file there"
+                )
         self._images, self._labels = read_idx(self._paths[0], 3), read_idx(self._paths[1], 1)
         if len(self._images) != len(self._labels):
             raise FormatError(
@@ -128,11 +121,6 @@ class MNISTSource:
 
     def __len__(self) -> int:
         return len(self._images)
-
-    @property
-    def identity(self) -> list[Any]:
-        """The identity of the two files as they are now; see `libai_data.data.files.identity`."""
-        return [file_identity(path) for path in self._paths]
 
     def read(self, index: int) -> tuple[np.ndarray, int]:
         """An image, uint8 [28, 28], and its label.
@@ -143,11 +131,13 @@ class MNISTSource:
         place = operator.index(index)
         label = int(self._labels[place])
         if label >= len(self.classes):
-            raise FormatError(f"label {label} of {self.name(place)}; there are {len(self.classes)} classes")
+            raise FormatError(
+                f"{self._paths[1]}: label {label} of {self.name(place)}; there are {len(self.classes)} classes"
+            )
         return np.array(self._images[place]), label
 
     def name(self, index: int) -> str:
-        """Where an image lies: its file and its number there."""
+        """The place of an image: its file and its number there."""
         return f"image {index} of {self._paths[0]}"
 
     def fingerprint(self) -> dict[str, Any]:
@@ -194,11 +184,4 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
 
 def _found(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
-
-
-def _download(kind: MNISTKind, folder: Path, mirrors: tuple[str, ...]) -> None:
-    with written_together(folder) as unfinished:
-        for name, md5 in kind.md5.items():
-            with downloaded([f"{mirror}{name}.gz" for mirror in mirrors], md5) as path:
-                (unfinished / name).write_bytes(gzip.decompress(path.read_bytes()))
+    return next((path for path in (folder / name, folder / f"{name}.gz") if is_file(path)), None)

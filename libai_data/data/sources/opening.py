@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
-from libai_data.errors import ConfigError, nearest
 from libai_data.data.sources.array_record import ArrayRecordSource
 from libai_data.data.sources.arrow import ArrowSource
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
@@ -19,17 +18,17 @@ from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.numpy_files import NumpySource
 from libai_data.data.sources.parquet import ParquetSource
 from libai_data.data.sources.sharded import Paths
-from libai_data.data.sources.storage import listed
+from libai_data.data.sources.storage import listed, patterns_of
 from libai_data.data.sources.webdataset import WebDatasetSource
+from libai_data.errors import ConfigError, nearest
 
 
 def _images(source: Callable[..., Any], folders: Paths) -> ImageRecords:
     """Images of one folder as records."""
-    if isinstance(folders, (str, Path)):
-        return ImageRecords(source(folders))
-    if len(folders) != 1:
-        raise ConfigError(f"images are read from one folder at a time, not from {list(map(str, folders))}")
-    return ImageRecords(source(folders[0]))
+    names = patterns_of(folders)
+    if len(names) != 1:
+        raise ConfigError(f"images are read from one folder at a time, not from {names}")
+    return ImageRecords(source(names[0]))
 
 
 _OF_IMAGES: dict[str, Callable[..., Any]] = {
@@ -73,10 +72,10 @@ def open_source(paths: Paths, format: str = "") -> Any:
 
     Args:
         paths: files, globs or folders; see `storage.listed`.
-        format: one of `SOURCES`; by default what the names of the files end with tells.
+        format: one of `SOURCES`; by default from the endings of the file names.
 
     Raises:
-        ConfigError: There is no such file or format, or the names tell none, or several.
+        ConfigError: There is no such file or format, or the file names give no format, or several.
         FormatError: A file cannot be read.
     """
     return SOURCES[source_format(paths, format)](paths)
@@ -85,7 +84,7 @@ def open_source(paths: Paths, format: str = "") -> Any:
 def source_format(paths: Paths, format: str = "") -> str:
     """The name of the format of some files; see `open_source`."""
     if format:
-        if format not in SOURCES:
+        if not isinstance(format, str) or format not in SOURCES:
             raise ConfigError(f"there is no format {format!r}; there are {list(SOURCES)}.{nearest(format, SOURCES)}")
         return format
     files = [path for path in listed(paths) if not path.endswith(_NOTES)]
@@ -93,7 +92,7 @@ def source_format(paths: Paths, format: str = "") -> str:
     if len(found) != 1 or not found[0]:
         endings = sorted({Path(path).suffix for path in files})
         raise ConfigError(
-            f"the files of {paths} end with {endings}, which tells no one format; name it: {list(SOURCES)}"
+            f"the files of {paths} end with {endings}, which belong to no single format; name it: {list(SOURCES)}"
         )
     return found[0]
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import FormatError
+from libai_data.config.argument_rules import check, whole
+from libai_data.config.signatures import check_types
 from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+from libai_data.errors import FormatError
 
 # Bytes of a footer in memory for each of its bytes in the file, about.
 _PARSED_FOOTER = 8
@@ -36,6 +38,8 @@ class ParquetSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths, columns: Sequence[str] | None = None, cache_bytes: int = 256 << 20) -> None:
+        check_types(ParquetSource, locals())
+        check({"cache_bytes": whole(0)}, cache_bytes=cache_bytes)
         import_pyarrow("ParquetSource")
         files, kept = opened(paths), LastUsed(cache_bytes)
         super().__init__(files, [_Shard(file, columns, kept) for file in files], columns)
@@ -61,8 +65,8 @@ class _Shard(BatchedShard):
                 raise ValueError(f"it has {len(table)} rows, where {self._rows_of(number)} are announced")
         except (pyarrow.ArrowException, OSError, ValueError) as error:
             raise FormatError(
-                f"{self._file.source}, record {self._first(number)}, offset {self._offset(number)}: row group {number} cannot be "
-                f"read: {error}"
+                f"{self._file.source}, record {self._first(number)}, offset {self._offset(number)}: row group {number} "
+                f"cannot be read: {error}"
             ) from error
         self._file.release()
         return BatchRows(batches[0], self._columns), table.nbytes

@@ -9,10 +9,12 @@ from typing import Callable
 
 import numpy as np
 
+from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.storage import CACHE_DIR, PathLike, cache_home
+from libai_data.data.sources.paths import checked_path
+from libai_data.data.sources.storage import CACHE_DIR, cache_home
 
 FOLDER = ".libai_data_index"
 
@@ -50,13 +52,16 @@ def index_folder(cache_dir: PathLike | None, beside: Path | None, name: str) -> 
     """The folder for an index.
 
     Args:
-        cache_dir: what the user says.
+        cache_dir: what the user says; None or "" for the default.
         beside: the folder beside the data. By default it is chosen if the index is there already, or if it can be
             written to and LIBAI_DATA_CACHE_DIR is not set; otherwise `indices` in `cache_home()` is.
         name: of the index file, without its ending.
+
+    Raises:
+        ConfigError: `cache_dir` is no path.
     """
-    if cache_dir:
-        return Path(cache_dir)
+    if cache_dir not in (None, ""):
+        return checked_path("cache_dir", cache_dir)
     if beside is not None:
         writable = os.access(beside if beside.is_dir() else beside.parent, os.W_OK)
         if (beside / f"{name}.npy").exists() or (writable and not os.environ.get(CACHE_DIR)):

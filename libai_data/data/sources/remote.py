@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-from libai_data.errors import ConfigError, StorageError
+from libai_data.config.naming import installed
 from libai_data.data.files.identity import key_of
+from libai_data.errors import ConfigError, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -140,12 +141,12 @@ def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
             raise _Changed
         size = target.stat().st_size
         if remote.size is not None and size != remote.size:
-            raise StorageError(f"{size} bytes came of {remote.size}")
+            raise StorageError(f"{size} bytes arrived of {remote.size}")
         if remote.md5 is not None:
             digests.append(md5_of(target))
             # Encrypted objects of S3 have tags that look like sums: bytes that come twice alike are right.
             if digests[-1] != remote.md5 and (remote.md5_is_sure or digests.count(digests[-1]) < 2):
-                raise StorageError(f"what came has the md5 sum {digests[-1]}, the store says {remote.md5}")
+                raise StorageError(f"what arrived has the md5 sum {digests[-1]}, the store says {remote.md5}")
 
     try:
         _patiently(remote.url, "fetched", copy, attempts)
@@ -193,10 +194,7 @@ def _store_of(url: str) -> tuple[Any, str]:
 
 def _http_options() -> dict[str, Any]:
     """fsspec would give up any file after five minutes; only a silent server is worth giving up."""
-    try:
-        import aiohttp
-    except ModuleNotFoundError as error:
-        raise ConfigError("files are read by http with aiohttp: pip install libai_data[remote]") from error
+    aiohttp = installed("aiohttp", "reading files by http", "libai_data[remote]")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS_OF_SILENCE, sock_read=_SECONDS_OF_SILENCE)
     return {"client_kwargs": {"timeout": timeout}}
 

@@ -8,9 +8,10 @@ from typing import Any, Protocol, Union
 
 import numpy as np
 
+from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.storage import PathLike, listed
+from libai_data.data.sources.storage import listed
 
 Paths = Union[PathLike, Sequence[PathLike]]
 Indices = Union[Sequence[int], np.ndarray]
@@ -108,15 +109,23 @@ class ShardedSource:
         Raises:
             IndexError: There is no such record.
         """
-        asked = self._checked(indices)
-        numbers = np.searchsorted(self._ends, asked, side="right")
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            first = int(self._ends[number - 1]) if number else 0
-            yield number, places, asked[places] - first
+        return runs_of(self._ends, self._checked(indices))
 
     def _checked(self, indices: Indices) -> np.ndarray:
         return checked_indices(indices, len(self), f"records of {type(self).__name__}")
+
+
+def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Where rows lie in parts that come one behind the other: part by part its number, which rows are its, and where.
+
+    Args:
+        ends: rows up to the end of each part, int64 [parts].
+        rows: int64 [n].
+    """
+    numbers = np.searchsorted(ends, rows, side="right")
+    for number in np.unique(numbers).tolist():
+        places = np.flatnonzero(numbers == number)
+        yield number, places, rows[places] - (int(ends[number - 1]) if number else 0)
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:

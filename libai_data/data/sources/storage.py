@@ -14,19 +14,20 @@ import glob
 import os
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
-from libai_data.config.argument_rules import TEXT, check
-from libai_data.errors import ConfigError, StorageError
+from libai_data.atomic_files import PathLike
+from libai_data.config.argument_rules import PATH, check
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.local_cache import LocalCache
+from libai_data.data.sources.paths import is_file, why_missing
 from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
+from libai_data.errors import ConfigError, StorageError
 
-PathLike = Union[str, Path]
 CACHE_DIR = "LIBAI_DATA_CACHE_DIR"
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -75,7 +76,7 @@ class LocalFile:
 
     Args:
         source: path or address.
-        storage: where copies are kept; by default what the environment says.
+        storage: where copies are kept; by default as the environment sets it.
         identity: what a file of a store must still have; by default any.
 
     Attributes:
@@ -89,6 +90,7 @@ class LocalFile:
     """
 
     def __init__(self, source: PathLike, storage: Storage | None = None, identity: str = "") -> None:
+        check({"file": PATH}, file=source)
         self.source = str(source)
         self.identity = ""
         self._storage = storage
@@ -97,8 +99,8 @@ class LocalFile:
             self.path = self._copy(storage or Storage.from_environment(), identity)
         else:
             self.path = Path(without_protocol(self.source))
-            if not self.path.is_file():
-                raise ConfigError(f"there is no file {self.path}")
+            if not is_file(self.path):
+                raise ConfigError(f"there is no file {self.path}{why_missing(self.path)}")
 
     def close(self) -> None:
         """Let the copy go when the cache needs its room; what is open or mapped stays readable."""
@@ -118,7 +120,7 @@ class LocalFile:
         remote = look_up(self.source, storage.attempts)
         if identity and remote.identity != identity:
             raise StorageError(
-                f"{self.source} has changed since it was first opened; start again with what is there now"
+                f"{self.source} has changed since it was first opened; start again with the current file"
             )
         key = key_of(remote.url, remote.identity)
         name = re.sub(r"[^A-Za-z0-9._-]", "_", re.split(r"[?#]", remote.url)[0].rsplit("/", 1)[-1])[-_LONGEST_NAME:]
@@ -130,9 +132,18 @@ class LocalFile:
 
 
 def cache_home() -> Path:
-    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
+    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data.
+
+    Raises:
+        ConfigError: Neither is there.
+    """
     named = os.environ.get(CACHE_DIR)
-    return Path(named) if named else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "libai_data"
+    if named:
+        return Path(named)
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if caches.startswith("~"):
+        raise ConfigError(f"this user has no home directory to keep files in; set {CACHE_DIR} to a folder")
+    return Path(caches) / "libai_data"
 
 
 def local_path(path: PathLike) -> Path:
@@ -151,7 +162,21 @@ def local_path(path: PathLike) -> Path:
     return _kept(str(path)).path if is_remote(str(path)) else LocalFile(path).path
 
 
-_FILES = TEXT._replace(allowed="a file, a glob or a folder, as text or path, or a list of these")
+def patterns_of(patterns: Any) -> list[str]:
+    """One pattern, or several, as texts.
+
+    Raises:
+        ConfigError: One is no path.
+    """
+    # Mappings and sets are refused: their keys are no list, and sets come in another order in each process.
+    is_list = isinstance(patterns, Iterable) and not isinstance(patterns, (str, bytes, os.PathLike, Mapping, Set))
+    found = list(patterns) if is_list else [patterns]
+    for pattern in found:
+        check({"files": _FILES}, files=pattern)
+    return list(map(str, found))
+
+
+_FILES = PATH._replace(allowed="a file, a glob or a folder, as text or path, or a list of these")
 
 
 def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
@@ -166,14 +191,12 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
         StorageError: A store does not answer.
     """
     found: dict[str, None] = {}
-    is_one = isinstance(patterns, (str, os.PathLike)) or not isinstance(patterns, Iterable)
-    for pattern in [patterns] if is_one else patterns:  # type: ignore[union-attr]
-        check({"files": _FILES}, files=pattern)
-        text = str(pattern)
+    for text in patterns_of(patterns):
         remote = is_remote(text)
         paths = list_files(text, Storage.from_environment().attempts) if remote else sorted(_local_files(text))
         if not paths:
-            raise ConfigError(f"no file is named by {text!r}; give files, globs (in quotes) or folders")
+            why = "" if remote else why_missing(without_protocol(text))
+            raise ConfigError(f"no file is named by {text!r}{why}; give files, globs (in quotes) or folders")
         found.update(dict.fromkeys(paths))
     if not found:
         raise ConfigError("no files are given; give files, globs (in quotes) or folders")
@@ -183,9 +206,9 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
 def _local_files(pattern: str) -> list[str]:
     """The files of this machine that a file, a glob or a folder names, in no order; of folders, all but hidden ones."""
     path = Path(without_protocol(pattern))
-    if path.is_file():
+    if is_file(path):
         return [str(path)]
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = (found for found in path.rglob("*") if found.is_file())
         visible = (found for found in inside if not any(part.startswith(".") for part in found.relative_to(path).parts))
         return [str(found) for found in visible]

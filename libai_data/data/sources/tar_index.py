@@ -12,8 +12,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from libai_data.errors import FormatError
 from libai_data.data.sources.packed_names import PackedNames
+from libai_data.errors import FormatError
 
 _BROKEN = (tarfile.TarError, ValueError, OverflowError, MemoryError, RecursionError, KeyError, IndexError)
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"\x28\xb5": "zstd"}

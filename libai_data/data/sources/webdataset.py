@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import FormatError
+from libai_data.atomic_files import PathLike
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.record_index import record_index
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
-from libai_data.data.sources.storage import PathLike
 from libai_data.data.sources.tar_index import TarIndex, index_tar
+from libai_data.errors import FormatError
 
 _KIND = "webdataset 1"
 
@@ -110,7 +110,9 @@ def _samples(file: MappedFile, index: TarIndex) -> Iterator[tuple[str, dict[str,
             if current is not None:
                 yield current, sample
             if key in seen:
-                raise _refused(file, index, number, f"the key {key!r} was there before; its files must lie together")
+                raise _refused(
+                    file, index, number, f"the key {key!r} was there before; the files of a sample must be consecutive"
+                )
             seen.add(key)
             current, sample = key, {}
         if ending in sample:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
 from libai_data.data.text.files import JSON_LINES, PARQUET, Broken, open_parquet
 from libai_data.data.text.parts import LINE, PARAGRAPH, Piece
+from libai_data.errors import nearest
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS = 1024
+_OPENING = (b"[", b"{")
+_ONE_A_LINE = "; JSON lines hold an object a line, as `jq -c '.[]'` makes them of an array"
 
 
 class Document(NamedTuple):
@@ -54,11 +57,11 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
         if piece.stop:
             yield from _rows(piece, keys)
     elif piece.format == JSON_LINES:
-        for line, data in _lines(_content(piece)):
-            yield _parsed(line, data, keys)
+        for line, data in _lines(piece.read()):
+            yield _parsed(line, _unmarked(data), keys)
     else:
-        for line, data in _text_units(_content(piece), documents):
-            yield _decoded(line, data, len(keys))
+        for line, data in _text_units(piece.read(), documents):
+            yield _decoded(line, _unmarked(data), len(keys))
     if piece.problem:
         yield BadLine(0, piece.problem)
 
@@ -68,8 +71,8 @@ def count_lines(piece: Piece) -> int:
     return piece.read().count(b"\n")
 
 
-def _content(piece: Piece) -> bytes:
-    data = piece.read()
+def _unmarked(data: bytes) -> bytes:
+    """Without the byte order mark of UTF-8, which also begins the second of two files that were joined."""
     return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
 
 
@@ -115,9 +118,9 @@ def _parsed(line: int, data: bytes, keys: Sequence[str]) -> Record:
     except UnicodeDecodeError as error:
         return BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
     except (ValueError, RecursionError) as error:
-        return BadLine(line, f"no JSON: {error}")
+        return BadLine(line, f"no JSON: {error}{_ONE_A_LINE if data.strip() in _OPENING else ''}")
     if not isinstance(found, dict):
-        return BadLine(line, f"a JSON {type(found).__name__}, where an object is expected")
+        return BadLine(line, f"a JSON {type(found).__name__}, where an object is expected{_ONE_A_LINE}")
     return _texts_of(line, found, keys)
 
 
@@ -125,7 +128,7 @@ def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
     texts = []
     for key in keys:
         if key not in found:
-            return BadLine(line, f"no {key!r}; there are {sorted(found)[:20]}")
+            return BadLine(line, _missing(key, found))
         text = found[key]
         if not isinstance(text, str):
             return BadLine(line, f"{key!r} is a {type(text).__name__}, where text is expected")
@@ -138,14 +141,23 @@ def _texts_of(line: int, found: Any, keys: Sequence[str]) -> Record:
     return Document(line, tuple(texts))
 
 
+def _missing(key: str, there: Iterable[str]) -> str:
+    return f"no {key!r}; there are {sorted(there)[:20]}.{nearest(key, there)}"
+
+
 def _rows(piece: Piece, keys: Sequence[str]) -> Iterator[Record]:
     row = 0
     try:
         with open_parquet(Path(piece.path)) as file:
-            known = [key for key in keys if key in file.schema_arrow.names]
+            columns = file.schema_arrow.names
+            missing = [key for key in keys if key not in columns]
+            if missing:
+                yield BadLine(0, _missing(missing[0], columns))
+                return
             groups = list(range(piece.start, piece.stop))
-            for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=known):
-                for row, found in enumerate(batch.to_pylist(), row + 1):
+            for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(keys)):
+                for found in batch.to_pylist():
+                    row += 1
                     yield _texts_of(row, found, keys)
     except Broken as broken:
         yield BadLine(row + 1, str(broken))

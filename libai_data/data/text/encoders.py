@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from libai_data.errors import ConfigError
 from libai_data.data.sources.storage import cache_home
+from libai_data.errors import ConfigError
 
 _UNKNOWN = "[UNK]"
 
@@ -25,8 +25,16 @@ class Encoder(Protocol):
         """Token -> id."""
         ...
 
+    def roles(self) -> dict[str, str]:
+        """Role of a special token, such as "eos" -> the token, where the file says so."""
+        ...
 
-def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool) -> Encoder:
+    def marked_as_special(self) -> set[str] | None:
+        """The tokens that the file marks as special, or None if it marks none."""
+        ...
+
+
+def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, escape_special: bool = False) -> Encoder:
     """The encoder that files define; see `TokenizerFiles`.
 
     Raises:
@@ -47,6 +55,8 @@ def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool) -
         # A file may ask for these; documents are to stay as long as they are.
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        # The other kinds never read a special token from a text.
+        tokenizer.encode_special_tokens = escape_special
         return FastEncoder(tokenizer)
     except (ConfigError, ModuleNotFoundError):
         raise
@@ -103,9 +113,29 @@ class FastEncoder:
         """The tokens of each text."""
         return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
+    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens of a text, and the character with which each begins; special tokens are read from the text.
+
+        Raises:
+            ConfigError: Special tokens are escaped.
+        """
+        if self.tokenizer.encode_special_tokens:
+            raise ConfigError("the tokenizer escapes special tokens (escape_special_tokens), which chat templates need")
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, [start for start, _ in encoding.offsets]
+
     def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
+
+    def roles(self) -> dict[str, str]:
+        """None: the file does not say."""
+        return {}
+
+    def marked_as_special(self) -> set[str] | None:
+        """The added tokens that are special."""
+        marked = {str(token.content) for token in self.tokenizer.get_added_tokens_decoder().values() if token.special}
+        return marked or None
 
 
 class SentencePieceEncoder:
@@ -128,6 +158,15 @@ class SentencePieceEncoder:
     def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         return {self.model.id_to_piece(ident): ident for ident in range(self.model.get_piece_size())}
+
+    def roles(self) -> dict[str, str]:
+        """Those of the model, of which each may be missing."""
+        idents = {"bos": self.model.bos_id(), "eos": self.model.eos_id(), "pad": self.model.pad_id()}
+        return {role: str(self.model.id_to_piece(ident)) for role, ident in idents.items() if ident >= 0}
+
+    def marked_as_special(self) -> set[str] | None:
+        """None: symbols that a user defined may be special or not."""
+        return None
 
 
 class ChineseWordEncoder:
@@ -166,6 +205,14 @@ class ChineseWordEncoder:
     def vocabulary(self) -> dict[str, int]:
         """Token -> id."""
         return self._encoder.vocabulary()
+
+    def roles(self) -> dict[str, str]:
+        """Those of the encoder."""
+        return self._encoder.roles()
+
+    def marked_as_special(self) -> set[str] | None:
+        """Those of the encoder."""
+        return self._encoder.marked_as_special()
 
     def _mark(self, text: str, encoding: Any) -> list[int]:
         ids: list[int] = list(encoding.ids)

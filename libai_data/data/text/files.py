@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
+import logging
 import lzma
+import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from libai_data.errors import ConfigError
+from libai_data.config.naming import installed
+from libai_data.data.shard_work.work_folder import LOCK
 from libai_data.data.sources.remote import is_remote
-from libai_data.data.sources.storage import listed
+from libai_data.data.sources.storage import listed, patterns_of
+from libai_data.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 JSON_LINES, TEXT, PARQUET = "jsonl", "text", "parquet"
 FORMATS = (JSON_LINES, TEXT, PARQUET)
 _FORMAT_OF_SUFFIX = {".jsonl": JSON_LINES, ".json": JSON_LINES, ".ndjson": JSON_LINES, ".parquet": PARQUET}
+_TEXT_SUFFIXES = (".txt", ".text")
+_OWN_SUFFIXES = (".bin", ".idx", ".bad_lines", ".unfinished")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _READ_AT_ONCE = 1 << 18
 
@@ -26,19 +35,74 @@ class Broken(Exception):
     """A file ends too early, or is not what its suffix says; the message tells which and how."""
 
 
-def find_inputs(patterns: Sequence[str]) -> list[Path]:
+def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = ()) -> list[Path]:
     """The files that patterns name, each once, in the patterns' order and then sorted by path.
 
+    Folders and globs never name what preprocessing and its datasets write: `.bin`, `.idx`, lists of bad lines, shards
+    and indices.
+
     Args:
-        patterns: files, globs ("**" for any depth), or folders, of which all files count but hidden ones.
+        patterns: files, globs ("**" for any depth), or folders, of which all files with a known suffix count but hidden
+            ones.
+        form: of all files, by which files of folders count whatever their suffix is, or "".
+        but: files that are no input, such as the tokenizer's, unless they are named one by one.
 
     Raises:
-        ConfigError: A pattern names no file, or one in a store.
+        ConfigError: A pattern names no file, or one in a store; or a file is there twice, compressed and not.
     """
-    for pattern in patterns:
+    found: dict[str, None] = {}
+    no_input = {os.path.realpath(path) for path in but}
+    for pattern in patterns_of(patterns):
         if is_remote(pattern):
             raise ConfigError(f"{pattern} is in a store; copy the files to a disk of this machine, and name them there")
-    return list(map(Path, listed(patterns)))
+        paths = listed(pattern)
+        if not os.path.isfile(pattern):
+            paths = [path for path in paths if not (_is_own(Path(path)) or os.path.realpath(path) in no_input)]
+        if os.path.isdir(pattern) and not form:
+            paths = _with_known_suffix(pattern, paths)
+        if not paths:
+            raise ConfigError(f"no file with documents is named by {pattern!r}")
+        found.update(dict.fromkeys(paths))
+    if not found:
+        raise ConfigError("no files are given; give files, globs (in quotes) or folders")
+    _refuse_twice(found)
+    return list(map(Path, found))
+
+
+def _with_known_suffix(folder: str, paths: Sequence[str]) -> list[str]:
+    known = (*_FORMAT_OF_SUFFIX, *_TEXT_SUFFIXES)
+    others = [path for path in paths if _without_compression(Path(path)).suffix not in known]
+    if others:
+        words = (
+            f"{len(others)} of {len(paths)} files in {folder} are left out, such as {others[0]}: their suffix is not "
+            f"among {', '.join(known)}, nor a compressed one; a glob (in quotes) names them, and so does --format"
+        )
+        if len(others) == len(paths):
+            raise ConfigError(words)
+        logger.warning("%s.", words)
+    left_out = set(others)
+    return [path for path in paths if path not in left_out]
+
+
+def _is_own(path: Path) -> bool:
+    """Whether preprocessing, or a dataset of what it wrote, has written a file."""
+    in_folder = any(parent.suffix == ".parts" and (parent / LOCK).exists() for parent in path.parents)
+    return in_folder or path.suffix in _OWN_SUFFIXES or path.parent.suffix == ".cache"
+
+
+def _refuse_twice(paths: Iterable[str]) -> None:
+    by_content: dict[str, str] = {}
+    for path in paths:
+        first = by_content.setdefault(os.path.realpath(_without_compression(Path(path))), path)
+        if first != path:
+            raise ConfigError(
+                f"{first} and {path} have the same name except for the compression, so that documents would count "
+                "twice; remove one of them"
+            )
+
+
+def _without_compression(path: Path) -> Path:
+    return path.with_suffix("") if compression_of(path) else path
 
 
 def compression_of(path: Path) -> str:
@@ -48,8 +112,7 @@ def compression_of(path: Path) -> str:
 
 def format_of(path: Path) -> str:
     """What a file holds, by its suffix before that of its compression: JSON lines, Parquet, or else plain text."""
-    inner = path.with_suffix("") if compression_of(path) else path
-    return _FORMAT_OF_SUFFIX.get(inner.suffix, TEXT)
+    return _FORMAT_OF_SUFFIX.get(_without_compression(path).suffix, TEXT)
 
 
 def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
@@ -99,6 +162,15 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
     return b"".join(chunks), ""
 
 
+def wide_encoding(data: bytes) -> str:
+    """Why a file is no UTF-8, if it begins as one of UTF-16 or UTF-32, with its mark or without; else ""."""
+    # Of ASCII characters in UTF-16 every second byte is 0, and in UTF-32 three of four; text in UTF-8 has none.
+    zeros = max(data[0::2].count(0), data[1::2].count(0))
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or zeros > max(1, len(data) // 8):
+        return "the file is UTF-16 or UTF-32, not UTF-8; convert it, as by `iconv -f UTF-16 -t UTF-8`"
+    return ""
+
+
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
     """The `pyarrow.parquet.ParquetFile` of a path.
@@ -107,13 +179,10 @@ def open_parquet(path: Path) -> Iterator[Any]:
         ConfigError: pyarrow is not installed.
         Broken: The file is no Parquet file, or a damaged one.
     """
+    pyarrow = installed("pyarrow", str(path), "'libai_data[text]'")
+    parquet = installed("pyarrow.parquet", str(path), "'libai_data[text]'")
     try:
-        import pyarrow
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{path} needs the package pyarrow: pip install 'libai_data[text]'") from error
-    try:
-        with ParquetFile(str(path)) as file:
+        with parquet.ParquetFile(str(path)) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise Broken(f"{path} cannot be read as Parquet: {error}") from error
@@ -166,8 +235,4 @@ def _damages(path: Path) -> tuple[type[BaseException], ...]:
 
 
 def _zstandard(path: Path) -> Any:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{path} needs the package zstandard: pip install zstandard") from error
-    return zstandard
+    return installed("zstandard", str(path), "zstandard")

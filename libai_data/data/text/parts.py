@@ -9,13 +9,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from libai_data.data.text.files import (
+    PARQUET,
+    TEXT,
+    Broken,
+    compression_of,
+    format_of,
+    open_decompressed,
+    open_parquet,
+    read_block,
+    wide_encoding,
+)
 from libai_data.errors import ConfigError
-from libai_data.data.text.files import PARQUET, TEXT, Broken, compression_of, format_of, open_decompressed, open_parquet, read_block
 
 LINE, PARAGRAPH, WHOLE_FILE = "line", "paragraph", "file"
 DOCUMENTS = (LINE, PARAGRAPH, WHOLE_FILE)
 # Enough of them to keep many processes busy to the end, and few enough for one folder.
 _PARTS, _LEAST, _MOST = 256, 1 << 20, 64 << 20
+_LOOKED_AT = 4096
 _BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 _END_OF_LINE = re.compile(rb"\n")
 
@@ -170,6 +181,10 @@ def _ranges(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
     """Ranges of an uncompressed file, found without reading what lies between their ends."""
     length, start, boundary = os.path.getsize(path), 0, cutting.boundary(form)
     with open(path, "rb") as file:
+        problem = wide_encoding(file.read(_LOOKED_AT))
+        if problem:
+            yield Piece(str(path), form, 0, 0, cost=length, problem=problem)
+            return
         while start < length:
             stop = length if boundary is None else _next_cut(file, start + cutting.part_bytes, length, boundary)
             yield Piece(str(path), form, start, stop, cost=stop - start)
@@ -197,6 +212,8 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
         stream, whole = open_decompressed(path, raw), Piece(str(path), form, 0, 0)
         while True:
             block, problem = read_block(path, stream, cutting.part_bytes)
+            if not (told or rest) and wide_encoding(block[:_LOOKED_AT]):
+                block, problem = b"", wide_encoding(block[:_LOOKED_AT])
             rest += block
             # What a damage has cut off is no document.
             end = len(rest) if not block and not problem else _last_cut(rest, boundary)

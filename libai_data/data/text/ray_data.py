@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from libai_data.errors import ConfigError
+from libai_data.config.naming import installed
 from libai_data.data.text.parts import Part
 from libai_data.data.text.shards import ShardReport, Task, TokenizingError, WriteShards, finished_shard, name_of
 
@@ -24,7 +24,9 @@ _TEXT_AT_ONCE = 256 << 20
 _SECONDS_TO_APPEAR = 90.0
 
 
-def tokenize_on_ray(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
+def tokenize_on_ray(
+    folder: Path, parts: Iterable[Part], task: Task, workers: int
+) -> Iterator[tuple[Part, ShardReport]]:
     """Write the shard of each part, on whatever machines Ray has.
 
     Ray is used as it runs in this process. If it does not, it is started, which joins the cluster of `RAY_ADDRESS` or
@@ -41,7 +43,7 @@ def tokenize_on_ray(folder: Path, parts: Iterable[Part], task: Task, workers: in
 
     Raises:
         ConfigError: Ray is not installed.
-        TokenizingError: A process failed over a part, or its shard did not come to be on this machine.
+        TokenizingError: A process failed over a part, or its shard did not reach be on this machine.
     """
     ray = _ray()
     folder = folder.absolute()
@@ -72,7 +74,9 @@ class _Tokenizing:
         return {"number": part.number, "report": json.dumps(asdict(report)), "failure": ""}
 
 
-def _on_cluster(ray: Any, folder: Path, parts: list[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
+def _on_cluster(
+    ray: Any, folder: Path, parts: list[Part], task: Task, workers: int
+) -> Iterator[tuple[Part, ShardReport]]:
     by_number = {part.number: part for part in parts}
     rows = ray.data.from_items([{"part": pickle.dumps(part)} for part in parts], override_num_blocks=len(parts))
     shards = rows.map(
@@ -137,10 +141,6 @@ def _running(ray: Any) -> Iterator[None]:
 
 
 def _ray() -> Any:
-    try:
-        import ray
-        import ray.data
-        import ray.exceptions
-    except ImportError as error:
-        raise ConfigError(f"cluster='ray' needs Ray Data: pip install libai_data[cluster] ({error})") from error
-    return ray
+    for package in ("ray.data", "ray.exceptions"):
+        installed(package, "cluster='ray'", "libai_data[cluster]")
+    return installed("ray", "cluster='ray'", "libai_data[cluster]")

@@ -1,8 +1,9 @@
-"""Sentences of a text, by rules for languages with Latin, Greek, Cyrillic or Chinese punctuation."""
+"""Sentences of a text, by rules for Latin, Greek, Cyrillic or Chinese punctuation; and pieces of long texts."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 # A full stop behind these ends no sentence. Initials and single letters are caught by the pattern below.
 _ABBREVIATIONS = frozenset(
@@ -13,13 +14,14 @@ _ABBREVIATIONS = frozenset(
     )
 )
 _CLOSERS = "\"'”’»)\\]}」』）】》"
+# Where a run of marks or of white space begins, and not within it: each run is gone through once.
 _BOUNDARY = re.compile(
     # Chinese: the mark alone ends the sentence.
     rf"[。！？…]+[{_CLOSERS}]*\s*"
     # Others: the mark, white space, and what can begin a sentence.
-    rf"|[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"
+    rf"|(?<![.!?])[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"
     # A blank line.
-    r"|[ \t\r]*\n[ \t\r]*\n\s*"
+    r"|(?<![ \t\r])[ \t\r]*\n[ \t\r]*\n\s*"
 )
 _LAST_WORD = re.compile(r"(\S+)\Z")
 
@@ -44,6 +46,25 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
     if keep_newlines:
         return [sentence for sentence in sentences if sentence.strip()]
     return [stripped for sentence in sentences if (stripped := sentence.strip())]
+
+
+def pieces_of(text: str, longest: int) -> Iterator[str]:
+    """Cut a text into pieces, where a tokenizer begins a new word as a rule: behind a line's end, or before a space.
+
+    Args:
+        text: any length.
+        longest: characters of a piece. A piece has half as many at least, but for the last one.
+    """
+    start = 0
+    while len(text) - start > longest:
+        low, high = start + longest // 2, start + longest
+        cut = 1 + text.rfind("\n", low, high)
+        if not cut:
+            cut = text.rfind(" ", low + 1, high)
+        cut = cut if cut > low else high
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
 
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:

@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.shard_work.folder import write_json
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
+from libai_data.data.shard_work.work_folder import write_json
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
 from libai_data.data.text.documents import BadLine, Document, count_lines, read_piece
 from libai_data.data.text.files import PARQUET
 from libai_data.data.text.parts import LINE, Part
-from libai_data.data.text.sentences import split_sentences
+from libai_data.data.text.sentences import pieces_of, split_sentences
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
+from libai_data.errors import ConfigError
 
 _CHARACTERS_AT_ONCE = 1 << 20
+LONGEST_TEXT = 1 << 20
+"""Characters of a text that is tokenized as a whole; a longer one is tokenized in pieces of so many, or fewer."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,8 @@ class Task:
         split_sentences: whether a document is a list of sentences.
         keep_newlines: whether sentences keep the white space behind them.
         append_eod: whether each document ends with the tokenizer's end-of-document token.
+        eod_token: the token that each document ends with, instead of the tokenizer's; "" for none.
+        bos_token: the token that each document begins with; "" for none.
     """
 
     tokenizer: TokenizerFiles
@@ -42,6 +47,29 @@ class Task:
     split_sentences: bool = False
     keep_newlines: bool = False
     append_eod: bool = False
+    eod_token: str = ""
+    bos_token: str = ""
+
+    def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
+        """The tokens that each document begins with, and those that it ends with; one at most of each.
+
+        Args:
+            tokenizer: that of the task, loaded.
+
+        Raises:
+            ConfigError: The tokenizer does not have the token, or none that ends documents.
+        """
+        begin = [tokenizer.id_of(self.bos_token)] if self.bos_token else []
+        if self.eod_token:
+            return begin, [tokenizer.id_of(self.eod_token)]
+        if not self.append_eod:
+            return begin, []
+        if tokenizer.eod_token_id is None:
+            raise ConfigError(
+                f"{self.tokenizer.path} has no token that is known to end a document, such as <|endoftext|> or [SEP]; "
+                "name it (--eod-token), or give the tokenizer's folder, if that has a tokenizer_config.json"
+            )
+        return begin, [tokenizer.eod_token_id]
 
 
 @dataclass
@@ -71,9 +99,7 @@ class TokenizingError(WorkError):
     """A process could not tokenize a part of a corpus."""
 
 
-def tokenize_parts(
-    folder: Path, parts: Iterable[Part], task: Task, workers: int
-) -> Iterator[tuple[Part, ShardReport]]:
+def tokenize_parts(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
     """Write the shard of each part, by so many processes; gives each part with its report, as they are finished.
 
     Raises:
@@ -133,14 +159,14 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
     """
     report = ShardReport(tokens=dict.fromkeys(task.keys, 0))
     dtype = dtype_for(len(tokenizer))
-    end = [tokenizer.eod_token_id] if task.append_eod else []
+    ends = task.ends(tokenizer)
     prefixes = [shard_prefix(folder, part.number, key) for key in range(len(task.keys))]
     writers = [IndexedWriter(prefix, dtype) for prefix in prefixes]
     try:
         for batch in _batches(part, task, report):
             for number, (key, writer) in enumerate(zip(task.keys, writers)):
                 sequences = [_sequences(document.texts[number], task) for document in batch]
-                report.tokens[key] += _write(writer, sequences, tokenizer, end, report, number == 0)
+                report.tokens[key] += _write(writer, sequences, tokenizer, ends, report, number == 0)
         for writer in writers:
             writer.close()
     finally:
@@ -180,24 +206,35 @@ def _sequences(text: str, task: Task) -> list[str]:
     return split_sentences(text, task.keep_newlines) if task.split_sentences else [text]
 
 
+def _encoded(text: str, tokenizer: TextTokenizer, writer: IndexedWriter) -> np.ndarray:
+    """The tokens of a long text, of one piece after the other: tokenizers need 100 bytes and more a character."""
+    pieces = pieces_of(text, LONGEST_TEXT)
+    return np.concatenate([np.array(tokenizer.encode_batch([piece])[0], writer.dtype) for piece in pieces])
+
+
 def _write(
     writer: IndexedWriter,
     documents: Sequence[Sequence[str]],
     tokenizer: TextTokenizer,
-    end: Sequence[int | None],
+    ends: tuple[list[int], list[int]],
     report: ShardReport,
     counts: bool,
 ) -> int:
     """Write documents of one key; returns the number of tokens."""
-    encoded = tokenizer.encode_batch([text for document in documents for text in document])
-    place = total = 0
+    texts = [text for document in documents for text in document]
+    encoded = iter(tokenizer.encode_batch([text for text in texts if len(text) <= LONGEST_TEXT]))
+    begin, end = (np.array(ids, writer.dtype) for ids in ends)
+    total = 0
     for document in documents:
-        sequences = [ids for ids in encoded[place : place + len(document)] if ids]
-        place += len(document)
-        if sequences and end:
-            sequences[-1] = [*sequences[-1], *end]  # type: ignore[list-item]
+        found = [
+            np.array(next(encoded), writer.dtype) if len(text) <= LONGEST_TEXT else _encoded(text, tokenizer, writer)
+            for text in document
+        ]
+        sequences = [ids for ids in found if len(ids)]
         if sequences:
-            writer.add_document([np.array(ids, dtype=writer.dtype) for ids in sequences])
+            sequences[0] = np.concatenate([begin, sequences[0]])
+            sequences[-1] = np.concatenate([sequences[-1], end])
+            writer.add_document(sequences)
             total += sum(map(len, sequences))
         if counts:
             report.documents += bool(sequences)

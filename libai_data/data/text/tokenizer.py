@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from libai_data.errors import ConfigError
-from libai_data.data.text.encoders import Encoder, open_encoder
+from libai_data.config.argument_rules import FLAG, check, whole
+from libai_data.data.sources.paths import checked_path, is_file, why_missing
+from libai_data.data.text.encoders import Encoder, FastEncoder, open_encoder
+from libai_data.data.text.special_tokens import SETTINGS, FolderSettings, read_settings, special_tokens
+from libai_data.errors import ConfigError, nearest
 
-# What the special tokens are called in BERT's, T5's and RoBERTa's, and GPT-2's vocabularies, the first found counts.
-_SPECIAL: dict[str, tuple[str, ...]] = {
-    "cls": ("[CLS]", "<s>"),
-    "sep": ("[SEP]", "</s>"),
-    "mask": ("[MASK]", "<mask>"),
-    "pad": ("[PAD]", "<pad>"),
-    "bos": ("[BOS]", "<s>", "<|endoftext|>"),
-    "eos": ("[EOS]", "</s>", "<|endoftext|>"),
-    "eod": ("<eod>", "[EOD]", "<|endoftext|>", "[EOS]", "</s>", "[SEP]"),
+_RULES = {
+    "lower_case": FLAG,
+    "extra_ids": whole(0, words="sentinels to add"),
+    "chinese_words": FLAG,
+    "escape_special_tokens": FLAG,
 }
 _SENTINEL = re.compile(r"<extra_id_(\d+)>\Z")
 _IN_FOLDER = (
@@ -38,11 +39,20 @@ class TextTokenizer:
     Args:
         encoder: what encodes.
         extra_ids: sentinels `<extra_id_0>` ... to add behind a vocabulary that has none, the first one last, as in T5.
+        settings: what the tokenizer's folder says of special tokens.
+
+    Raises:
+        ConfigError: The folder names a token that the vocabulary does not have.
     """
 
-    def __init__(self, encoder: Encoder, extra_ids: int = 0) -> None:
+    def __init__(self, encoder: Encoder, extra_ids: int = 0, settings: FolderSettings | None = None) -> None:
         self._encoder = encoder
-        self._vocabulary = dict(encoder.vocabulary())
+        settings = settings or FolderSettings()
+        self._vocabulary = {**settings.added, **encoder.vocabulary()}
+        said = {**encoder.roles(), **settings.roles}
+        self._special = special_tokens(self._vocabulary, said, encoder.marked_as_special())
+        self.chat_template = settings.chat_template
+        """The template of conversations that the folder has, or ""."""
         if extra_ids and not any(_SENTINEL.match(token) for token in self._vocabulary):
             size = len(self)
             self._vocabulary.update(
@@ -52,6 +62,23 @@ class TextTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The tokens of each text, none added at their ends."""
         return self._encoder.encode(texts)
+
+    def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
+        """The tokens of a text, none added at its ends, and the character with which each begins.
+
+        Raises:
+            ConfigError: The tokenizer is none of a `tokenizer.json`, or escapes special tokens.
+        """
+        if not isinstance(self._encoder, FastEncoder):
+            raise ConfigError(
+                "where tokens lie in a text is known of a tokenizer.json alone; give that, or a folder with it"
+            )
+        return self._encoder.encode_with_starts(text)
+
+    @property
+    def special_texts(self) -> dict[str, str]:
+        """Names such as "bos_token" -> token, of the special tokens that the vocabulary has."""
+        return {f"{role}_token": self.id_to_token(ident) for role, ident in self._special.items()}
 
     def get_vocab(self) -> dict[str, int]:
         """Token -> id."""
@@ -76,16 +103,43 @@ class TextTokenizer:
         )
         return [ident for _, ident in sorted(found)]
 
-    cls_token_id = property(lambda self: self._special("cls"), doc="Id of [CLS] or <s>, or None.")
-    sep_token_id = property(lambda self: self._special("sep"), doc="Id of [SEP] or </s>, or None.")
-    mask_token_id = property(lambda self: self._special("mask"), doc="Id of [MASK] or <mask>, or None.")
-    pad_token_id = property(lambda self: self._special("pad"), doc="Id of [PAD] or <pad>, or None.")
-    bos_token_id = property(lambda self: self._special("bos"), doc="Id of what begins a text, or None.")
-    eos_token_id = property(lambda self: self._special("eos"), doc="Id of what ends a text, or None.")
-    eod_token_id = property(lambda self: self._special("eod"), doc="Id of what ends a document, or None.")
+    def id_to_token(self, ident: int) -> str:
+        """The token of an id.
 
-    def _special(self, role: str) -> int | None:
-        return next((self._vocabulary[token] for token in _SPECIAL[role] if token in self._vocabulary), None)
+        Raises:
+            KeyError: There is none.
+        """
+        return self._tokens[ident]
+
+    @cached_property
+    def _tokens(self) -> dict[int, str]:
+        return {ident: token for token, ident in self._vocabulary.items()}
+
+    def id_of(self, token: str) -> int:
+        """The id of a token.
+
+        Raises:
+            ConfigError: The vocabulary does not have it; with the nearest one.
+        """
+        if token not in self._vocabulary:
+            raise ConfigError(f"the tokenizer has no token {token!r}.{nearest(token, self._vocabulary)}")
+        return self._vocabulary[token]
+
+    @property
+    def special_ids(self) -> list[int]:
+        """The ids of all special tokens: those with a role, those that the file marks as special, and sentinels."""
+        marked = {
+            self._vocabulary[token] for token in self._encoder.marked_as_special() or () if token in self._vocabulary
+        }
+        return sorted({*self._special.values(), *marked, *self.additional_special_tokens_ids})
+
+    cls_token_id = property(lambda self: self._special.get("cls"), doc="Id of [CLS] or <s>, or None.")
+    sep_token_id = property(lambda self: self._special.get("sep"), doc="Id of [SEP] or </s>, or None.")
+    mask_token_id = property(lambda self: self._special.get("mask"), doc="Id of [MASK] or <mask>, or None.")
+    pad_token_id = property(lambda self: self._special.get("pad"), doc="Id of [PAD] or <pad>, or None.")
+    bos_token_id = property(lambda self: self._special.get("bos"), doc="Id of what begins a text, or None.")
+    eos_token_id = property(lambda self: self._special.get("eos"), doc="Id of what ends a text, or None.")
+    eod_token_id = property(lambda self: self._special.get("eod"), doc="Id of what ends a document, or None.")
 
 
 @dataclass(frozen=True)
@@ -94,11 +148,13 @@ class TokenizerFiles:
 
     Args:
         path: a `tokenizer.json` of Hugging Face's tokenizers, BERT's vocabulary (`.txt`, a token a line), GPT-2's
-            vocabulary (`.json`, beside `merges`), a sentencepiece model (`.model`), or a folder with one of these.
+            vocabulary (`.json`, beside `merges`), a sentencepiece model (`.model`), or a folder with one of these,
+            such as Hugging Face's, whose `tokenizer_config.json` says which tokens are special.
         merges: GPT-2's merges.
         lower_case: whether BERT's tokenizer lowers case and strips accents.
         extra_ids: see `TextTokenizer`.
         chinese_words: mark the characters of a Chinese word behind the first by "##", for whole-word masking.
+        escape_special_tokens: special tokens that stand in a text, such as "<|endoftext|>", are text as any other.
 
     Raises:
         ConfigError: A file is not there, or the options do not fit it.
@@ -109,13 +165,13 @@ class TokenizerFiles:
     lower_case: bool = False
     extra_ids: int = 0
     chinese_words: bool = False
+    escape_special_tokens: bool = False
 
     def __post_init__(self) -> None:
-        if self.extra_ids < 0:
-            raise ConfigError(f"extra_ids is {self.extra_ids}; it counts sentinels to add")
+        check(_RULES, **{name: getattr(self, name) for name in _RULES})
         for path in self.files():
-            if not path.is_file():
-                raise ConfigError(f"there is no tokenizer file {path}")
+            if not is_file(path):
+                raise ConfigError(f"there is no tokenizer file {path}{why_missing(path)}")
         kind = self.files()[0].suffix
         if self.chinese_words and kind != ".txt":
             raise ConfigError(f"words of Chinese are marked in BERT's vocabularies (.txt) alone, not in {self.path}")
@@ -130,15 +186,28 @@ class TokenizerFiles:
         """The files themselves.
 
         Raises:
-            ConfigError: `path` is a folder without any of them.
+            ConfigError: `path` is a folder without any of them, or no path.
         """
-        given = Path(self.path)
-        if not given.is_dir():
-            return (given, Path(self.merges)) if self.merges else (given,)
+        given = checked_path("path", self.path)
+        if not os.path.isdir(given):
+            return (given,) if self.merges in ("", None) else (given, checked_path("merges", self.merges))
         for names in _IN_FOLDER:
-            if all((given / name).is_file() for name in names):
+            if all(is_file(given / name) for name in names):
                 return tuple(given / name for name in names)
         raise ConfigError(f"{given} holds no tokenizer: none of {[' and '.join(names) for names in _IN_FOLDER]}")
+
+    def all_files(self) -> list[Path]:
+        """The files themselves, and those of their folder that say which tokens are special."""
+        return [*self.files(), *(self.files()[0].parent / name for name in SETTINGS)]
+
+    def settings(self) -> FolderSettings:
+        """What the folder says of special tokens; of a single file nothing.
+
+        Raises:
+            ConfigError: A file of the folder is no JSON object.
+        """
+        given = Path(self.path)
+        return read_settings(given) if given.is_dir() else FolderSettings()
 
     def fingerprint(self) -> list[Any]:
         """What decides the tokens: a hash of the files' content, and the options."""
@@ -146,7 +215,10 @@ class TokenizerFiles:
         for path in self.files():
             data = path.read_bytes()
             content.update(f"{path.suffix} {len(data)} ".encode() + data)
-        return [content.hexdigest(), self.lower_case, self.extra_ids, self.chinese_words]
+        settings = self.settings()
+        said = [dict(sorted(settings.roles.items())), settings.lower_case]
+        options = [self.lower_case, self.extra_ids, self.chinese_words, self.escape_special_tokens]
+        return [content.hexdigest(), *options, said]
 
     def load(self) -> TextTokenizer:
         """The tokenizer.
@@ -155,7 +227,29 @@ class TokenizerFiles:
             ConfigError: The files define none, or the package that reads them is not installed.
         """
         files = self.files()
+        settings = self.settings()
         try:
-            return TextTokenizer(open_encoder(files, self.lower_case, self.chinese_words), self.extra_ids)
+            lower_case = self.lower_case or settings.lower_case
+            encoder = open_encoder(files, lower_case, self.chinese_words, self.escape_special_tokens)
+            return TextTokenizer(encoder, self.extra_ids, settings)
         except ModuleNotFoundError as error:
             raise ConfigError(f"{files[0]} needs the package {error.name}: pip install 'libai_data[text]'") from error
+
+
+def load_tokenizer(
+    path: str,
+    merges: str = "",
+    lower_case: bool = False,
+    extra_ids: int = 0,
+    chinese_words: bool = False,
+    escape_special_tokens: bool = False,
+) -> TextTokenizer:
+    """The tokenizer of some files, for configs: `tokenization.tokenizer = LazyCall(load_tokenizer)(path=...)`.
+
+    Args:
+        path, merges, lower_case, extra_ids, chinese_words, escape_special_tokens: as of `TokenizerFiles`.
+
+    Raises:
+        ConfigError: A file is not there, defines no tokenizer, or the options do not fit it.
+    """
+    return TokenizerFiles(path, merges, lower_case, extra_ids, chinese_words, escape_special_tokens).load()

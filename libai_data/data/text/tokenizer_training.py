@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from libai_data.config.argument_rules import check, whole
 from libai_data.atomic_files import written_whole
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import check, whole
+from libai_data.config.naming import installed
 from libai_data.data.text.documents import Document, read_piece
 from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
+from libai_data.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 BPE, WORDPIECE = "bpe", "wordpiece"
 MODELS = (BPE, WORDPIECE)
@@ -89,12 +93,16 @@ def train_tokenizer(
     Raises:
         ConfigError: No input, or no document in it.
     """
-    documents = _Texts(find_inputs(inputs), keys, cutting or Cutting())
+    cutting = cutting or Cutting()
+    documents = _Texts(find_inputs(inputs, cutting.format, [Path(output)]), keys, cutting)
     inner = _inner_characters(documents, training) if training.model == WORDPIECE else []
     tokenizer, trainer = _untrained(training, training.vocab_size, inner)
     tokenizer.train_from_iterator(iter(documents), trainer)
     if not documents.count:
-        raise ConfigError(f"there is no document in {list(inputs)} to train a tokenizer on")
+        why = f": {documents.first_bad}" if documents.first_bad else ""
+        raise ConfigError(f"there is no document in {list(inputs)} to train a tokenizer on{why}")
+    if documents.first_bad:
+        logger.warning("Some lines have no document and are skipped, first %s", documents.first_bad)
     tokenizer = _without_special(tokenizer, inner)
     path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,6 +117,7 @@ class _Texts:
     def __init__(self, paths: Sequence[Path], keys: Sequence[str], cutting: Cutting) -> None:
         self._paths, self._keys, self._cutting = paths, keys, cutting
         self.count = 0
+        self.first_bad = ""
 
     def __iter__(self) -> Iterator[str]:
         for part in cut_into_parts(self._paths, self._cutting):
@@ -117,6 +126,8 @@ class _Texts:
                     if isinstance(record, Document):
                         self.count += any(map(str.strip, record.texts))
                         yield from record.texts
+                    elif not self.first_bad:
+                        self.first_bad = f"{piece.path}: {record.reason}"
 
 
 def _inner_characters(documents: _Texts, training: Training) -> list[str]:
@@ -141,10 +152,9 @@ def _without_special(tokenizer: Any, tokens: Sequence[str]) -> Any:
 
 def _untrained(training: Training, vocab_size: int, first: Sequence[str]) -> tuple[Any, Any]:
     """A tokenizer, and what trains it; `first` are the tokens behind the special ones."""
-    try:
-        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    except ModuleNotFoundError as error:
-        raise ConfigError("training needs the package tokenizers: pip install 'libai_data[text]'") from error
+    installed("tokenizers", "training", "'libai_data[text]'")
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
     known: dict[str, Any] = {
         "vocab_size": vocab_size,
         "min_frequency": training.min_frequency,

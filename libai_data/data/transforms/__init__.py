@@ -1,8 +1,9 @@
-"""Transforms: from what lies on disk to what a model wants."""
+"""Transforms: from the data on disk to the inputs of a model."""
 
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.colour import ColorJitter, RandomErasing
 from libai_data.data.transforms.decode import EncodedImage, decode_image
+from libai_data.data.transforms.fill_in_the_middle import FillInTheMiddle
 from libai_data.data.transforms.foreign import Albumentations, Seeded
 from libai_data.data.transforms.geometry import CenterCrop, RandomFlip, RandomResizedCrop, Resize
 from libai_data.data.transforms.image import ImageToFloat
@@ -17,6 +18,7 @@ __all__ = [
     "ColorJitter",
     "Compose",
     "EncodedImage",
+    "FillInTheMiddle",
     "ImageToFloat",
     "Mixup",
     "RandAugment",

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError
 from libai_data.data.random.sample_random import BatchRandom
+from libai_data.errors import ConfigError
 
 
 class BatchTransform:
-    """Base of the transforms of batches; a loader takes one as `batch_transform` (or as LiBai's `mixup_func`).
+    """Base of the transforms of batches; a loader accepts one as `batch_transform` (or as LiBai's `mixup_func`).
 
     `rows_together` consecutive rows of a global batch always come together, beginning at a multiple of it; the rows of
     each data-parallel rank must be a multiple of it.

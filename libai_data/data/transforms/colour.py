@@ -8,10 +8,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.config.argument_rules import check, real
+from libai_data.config.signatures import check_types
 from libai_data.data.transforms import operations
 from libai_data.data.transforms.geometry import least_and_largest, probability
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
+from libai_data.errors import ConfigError, SchemaError
 
 _ATTEMPTS = 10
 
@@ -30,11 +32,8 @@ class ColorJitter(RandomTransform):
     def __init__(
         self, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0
     ) -> None:
-        for name, value in (("brightness", brightness), ("contrast", contrast), ("saturation", saturation)):
-            if value < 0:
-                raise ConfigError(f"{name} is {value}; it must be at least 0")
-        if not 0 <= hue <= 0.5:
-            raise ConfigError(f"hue is {hue}; it must be from 0 to 0.5")
+        rules = {"hue": real(0, 0.5), **dict.fromkeys(("brightness", "contrast", "saturation"), real(0, 1e9))}
+        check(rules, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
         self._changes: list[tuple[Callable[[np.ndarray, float], np.ndarray], float, float]] = [
             (operation, max(0.0, 1 - value), 1 + value)
             for operation, value in (
@@ -79,6 +78,7 @@ class RandomErasing(RandomTransform):
         ratio: Sequence[float] = (0.3, 3.3),
         value: float | Sequence[float] | str = 0.0,
     ) -> None:
+        check_types(RandomErasing, locals())
         self.p = probability(p)
         if isinstance(value, str) and value != "random":
             raise ConfigError(f"value is {value!r}; it must be a number, one for each channel, or 'random'")

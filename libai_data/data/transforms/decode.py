@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image
 
-from libai_data.errors import ConfigError, FormatError, nearest
 from libai_data.data.transforms.libraries import libjpeg_turbo, scratch
+from libai_data.errors import ConfigError, FormatError, nearest
 
 MODES = ("RGB", "L")
 
@@ -23,7 +23,7 @@ _REDUCTIONS = (8, 4, 2)
 
 
 def decode_image(data: bytes, mode: str = "RGB") -> np.ndarray:
-    """Decode an image in full, turned as its EXIF orientation says.
+    """Decode an image completely, rotated by its EXIF orientation.
 
     Args:
         data: the file's bytes: JPEG, PNG, WebP, BMP, GIF (its first frame) or TIFF.

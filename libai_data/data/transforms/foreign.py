@@ -8,11 +8,11 @@ from typing import Any, Callable
 import numpy as np
 from PIL import Image
 
-from libai_data.errors import ConfigError, nearest
+from libai_data.config.argument_rules import check, one_of
 from libai_data.data.random.global_generators import known_generators, seeded
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
+from libai_data.errors import ConfigError
 
-TAKES = ("pillow", "array")
 _SEEDS = 1 << 32
 _turns = threading.Lock()
 
@@ -34,8 +34,7 @@ class Seeded(RandomTransform):
     """
 
     def __init__(self, transform: Callable[[Any], Any], takes: str = "pillow") -> None:
-        if takes not in TAKES:
-            raise ConfigError(f"takes is {takes!r}; it must be one of {TAKES}.{nearest(takes, TAKES)}")
+        check({"takes": one_of("pillow", "array")}, takes=takes)
         self.transform = transform
         self.takes = takes
 
@@ -62,7 +61,7 @@ class Albumentations(RandomTransform):
     It has generators of its own, which are seeded for each sample (0.3 ms for a few transforms); threads take turns.
 
     Args:
-        transform: takes `image=` and returns a dict with `image`.
+        transform: has an argument `image` and returns a dict with `image`.
 
     Raises:
         ConfigError: It has no `set_random_seed`, as those of albumentations before 2.0 and single transforms.

@@ -8,14 +8,17 @@ from typing import Any, Union
 
 import numpy as np
 
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import check, each, real, whole
+from libai_data.config.signatures import check_types
 from libai_data.data.transforms.decode import EncodedImage
 from libai_data.data.transforms.libraries import opencv, scratch
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of, size_of
+from libai_data.errors import ConfigError
 
 Size = Union[int, Sequence[int]]
 
 _ATTEMPTS = 10
+_LARGEST = 1 << 15
 _NO_ALIASING_BELOW = 1.25
 _FEW_PIXELS_BELOW = 2.0
 _SMOOTHING = 0.42
@@ -58,7 +61,7 @@ class Resize:
 
     def __init__(self, size: Size) -> None:
         pair = _pair(size)
-        self.size = size if isinstance(size, int) else pair
+        self.size = pair if isinstance(size, Sequence) else pair[0]
 
     def __call__(self, image: Any) -> np.ndarray:
         """Resize an image; a JPEG that is not decoded yet is decoded at the scale needed."""
@@ -121,6 +124,7 @@ class RandomResizedCrop(RandomTransform):
     def __init__(
         self, size: Size, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
     ) -> None:
+        check_types(RandomResizedCrop, locals())
         self.size = _pair(size)
         self.scale, self.ratio = least_and_largest("scale", scale), least_and_largest("ratio", ratio)
 
@@ -158,6 +162,7 @@ class RandomFlip(RandomTransform):
     """
 
     def __init__(self, p: float = 0.5, vertical: bool = False) -> None:
+        check_types(RandomFlip, locals())
         self.p = probability(p)
         self.vertical = vertical
 
@@ -173,8 +178,7 @@ def probability(p: float) -> float:
     Raises:
         ConfigError: It is none.
     """
-    if not 0 <= p <= 1:
-        raise ConfigError(f"p is {p}; a probability is from 0 to 1")
+    check({"p": real(0, 1)}, p=p)
     return p
 
 
@@ -184,13 +188,15 @@ def least_and_largest(name: str, bounds: Sequence[float]) -> tuple[float, float]
     Raises:
         ConfigError: They are no such numbers.
     """
-    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+    if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
         raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
     return float(bounds[0]), float(bounds[1])
 
 
 def _pair(size: Size) -> tuple[int, int]:
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or not all(isinstance(each, int) and each >= 1 for each in pair):
-        raise ConfigError(f"size is {size!r}; it must be an int of at least 1, or (height, width)")
-    return pair
+    one = whole(1, _LARGEST)
+    pair = (size, size) if one.holds(size) else size
+    if not each(one, 2).holds(pair):
+        raise ConfigError(f"size is {size!r:.200}; it must be an int of 1 to {_LARGEST}, or (height, width)")
+    height, width = pair  # type: ignore[misc]
+    return int(height), int(width)  # type: ignore[arg-type]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.config.signatures import check_types
 from libai_data.data.transforms.libraries import has_opencv, opencv
+from libai_data.errors import ConfigError, SchemaError
 
 
 class ImageToFloat:
@@ -23,8 +25,11 @@ class ImageToFloat:
     """
 
     def __init__(self, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> None:
-        if min(std) <= 0:
-            raise ConfigError(f"std is {list(std)}; every channel's must be above 0")
+        check_types(ImageToFloat, locals())
+        if not len(std) or not all(0 < each < inf for each in std):
+            raise ConfigError(f"std is {list(std)}; it must be a finite number above 0 for each channel")
+        if not len(mean) or not all(-inf < each < inf for each in mean):
+            raise ConfigError(f"mean is {list(mean)}; it must be a finite number for each channel")
         self.mean = np.asarray(mean, dtype=np.float32)
         self.std = np.asarray(std, dtype=np.float32)
         levels = np.arange(256, dtype=np.float32) / np.float32(255)

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-_HINT = "pip install libai_data[images]"
+from libai_data.config.naming import installed
+
+_INSTALL = "libai_data[images]"
 _MOST_BYTES = 1 << 25
 
 
@@ -26,10 +28,7 @@ def opencv() -> Any:
     Raises:
         ImportError: It is not installed.
     """
-    try:
-        import cv2
-    except ImportError as error:
-        raise ImportError(f"transforms of images need OpenCV: {_HINT}") from error
+    cv2 = installed("cv2", "changing images", _INSTALL)
     cv2.setNumThreads(0)
     return cv2
 
@@ -41,11 +40,7 @@ def libjpeg_turbo() -> Any:
     Raises:
         ImportError: It is not installed.
     """
-    try:
-        import simplejpeg
-    except ImportError as error:
-        raise ImportError(f"decoding JPEG files needs simplejpeg: {_HINT}") from error
-    return simplejpeg
+    return installed("simplejpeg", "decoding JPEG files", _INSTALL)
 
 
 class _Kept(threading.local):

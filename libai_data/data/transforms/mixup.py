@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.config.argument_rules import check, one_of, real, whole
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.libraries import opencv
-from libai_data.data.transforms.soft_labels import LABELS, SoftLabels
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.mesh.arrays import as_array
+from libai_data.structures import DistTensorData, Instance, fields_of
 
 IMAGES = "images"
-_MODES = ("batch", "pair", "elem")
+LABELS = "labels"
+_RULES = {
+    "mode": one_of("batch", "pair", "elem"),
+    "prob": real(0, 1),
+    "switch_prob": real(0, 1),
+    "num_classes": whole(1),
+}
 
 
 class _Mix(NamedTuple):
@@ -67,11 +75,7 @@ class Mixup(BatchTransform):
         label_smoothing: float = 0.1,
         num_classes: int = 1000,
     ) -> None:
-        if mode not in _MODES:
-            raise ConfigError(f"mode is {mode!r}; it must be one of {_MODES}.{nearest(mode, _MODES)}")
-        for name, value in (("prob", prob), ("switch_prob", switch_prob)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name} is {value}; it must be from 0 to 1")
+        check(_RULES, mode=mode, prob=prob, switch_prob=switch_prob)
         if cutmix_minmax is not None:
             if len(cutmix_minmax) != 2 or not 0 <= cutmix_minmax[0] <= cutmix_minmax[1] <= 1:
                 raise ConfigError(f"cutmix_minmax is {list(cutmix_minmax)}; it must be [least, largest], from 0 to 1")
@@ -177,3 +181,77 @@ def _blend(image: np.ndarray, partner: np.ndarray, own: float) -> None:
     # As one plane, of which OpenCV writes the result straight into the image's memory.
     flat = image.reshape(len(image), -1)
     opencv().addWeighted(flat, own, partner.reshape(len(partner), -1), 1 - own, 0, dst=flat)
+
+
+class SoftLabels:
+    """A dataset whose field `labels`, the number of a class, becomes a float32 [num_classes] that sums to 1.
+
+    Args:
+        dataset: whose samples have integer `labels` of shape [].
+        num_classes: how many classes there are.
+        smoothing: of the weight, the part that is spread evenly over all classes. Source: C. Szegedy et al.,
+            "Rethinking the Inception Architecture" (CVPR 2016), section 7.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+
+    def __init__(self, dataset: Any, num_classes: int, smoothing: float = 0.0) -> None:
+        check(_RULES, num_classes=num_classes)
+        if not 0 <= smoothing < 1:
+            raise ConfigError(f"label_smoothing is {smoothing}; it must be at least 0 and below 1")
+        self.dataset = dataset
+        self.num_classes = num_classes
+        self.smoothing = smoothing
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Instance:
+        """The sample, with soft labels."""
+        return self._softened(self.dataset[index])
+
+    @property
+    def __getitems__(self) -> Callable[[list[int]], list[Instance]]:
+        """The dataset's, if it has one."""
+        get_items = self.dataset.__getitems__
+        return lambda indices: [self._softened(sample) for sample in get_items(indices)]
+
+    @property
+    def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
+        """The dataset's, if it has one that reads whole samples."""
+        read = self.dataset.read_batch
+
+        def read_batch(indices: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+            numbers = np.empty(len(indices), np.int64)
+            read(indices, {**out, LABELS: numbers})
+            self._fill(out[LABELS], numbers)
+
+        return read_batch
+
+    def _softened(self, sample: Any) -> Instance:
+        fields = dict(fields_of(sample))
+        if LABELS not in fields:
+            raise SchemaError(f"to mix images, samples need a field '{LABELS}'; they have {list(fields)}")
+        value = fields[LABELS]
+        labels = value if isinstance(value, DistTensorData) else DistTensorData(value)
+        numbers = as_array(labels.tensor, LABELS)
+        if numbers.shape != () or numbers.dtype.kind not in "iu":
+            raise SchemaError(
+                f"field '{LABELS}' is {numbers.dtype} {list(numbers.shape)}; to mix images, it must be the number of a "
+                "class, an integer of shape []"
+            )
+        soft = np.empty((1, self.num_classes), np.float32)
+        self._fill(soft, numbers.reshape(1))
+        fields[LABELS] = DistTensorData(soft[0], labels.sbp_list, labels.placement_idx)
+        return Instance(**fields)
+
+    def _fill(self, rows: np.ndarray, numbers: np.ndarray) -> None:
+        wrong = numbers[(numbers < 0) | (numbers >= self.num_classes)]
+        if len(wrong):
+            raise SchemaError(
+                f"field '{LABELS}' is {wrong[0]}; with num_classes {self.num_classes} it can be 0 to "
+                f"{self.num_classes - 1}"
+            )
+        rows[...] = self.smoothing / self.num_classes
+        rows[np.arange(len(rows)), numbers] = 1 - self.smoothing + self.smoothing / self.num_classes

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.errors import ConfigError, SchemaError
+from libai_data.config.signatures import check_types
 from libai_data.data.random.sample_random import passing_generator, sample_generator
 from libai_data.data.transforms.decode import EncodedImage
+from libai_data.errors import ConfigError, SchemaError
 
 
 class RandomTransform:
@@ -47,9 +48,15 @@ class Compose:
     """
 
     def __init__(self, transforms: Sequence[Any]) -> None:
+        check_types(Compose, locals())
         self.transforms = list(transforms)
         if not self.transforms:
             raise ConfigError("Compose was given no transforms; name at least one")
+        for number, part in enumerate(self.transforms):
+            if not callable(part):
+                raise ConfigError(
+                    f"transforms[{number}] is {part!r:.200}; it must be a function, or an object that is called"
+                )
         self._draws = any(_draws(part) for part in self.transforms)
         self._writer: Any = next((part for part in self.transforms if hasattr(part, "write")), None)
 
@@ -93,7 +100,7 @@ def _draws(part: Any) -> bool:
 
 
 def transform_stages(transform: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """Apply a transform, and tell what it makes after each of its stages.
+    """Apply a transform, and return the result of each of its stages.
 
     A `Compose`, and what is called so and has a list `transforms`, as the transforms of flowvision and torchvision do,
     is taken apart; any other transform is one stage.
@@ -160,6 +167,6 @@ def transform_into(transform: Any, image: Any, out: np.ndarray, name: str) -> No
     if array.shape != out.shape or array.dtype != out.dtype:
         raise SchemaError(
             f"field '{name}' is {array.dtype} {list(array.shape)}, in the samples before it {out.dtype} "
-            f"{list(out.shape)}; let the transform make all samples alike"
+            f"{list(out.shape)}; let the transform return the same fields, shapes and dtypes for all samples"
         )
     out[...] = array

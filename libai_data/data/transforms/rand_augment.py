@@ -6,7 +6,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.errors import ConfigError
+from libai_data.config.argument_rules import check, real, whole
 from libai_data.data.transforms import operations
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 
@@ -52,10 +52,7 @@ class RandAugment(RandomTransform):
     """
 
     def __init__(self, number: int = 2, magnitude: float = 9) -> None:
-        if number < 0:
-            raise ConfigError(f"number is {number}; it must be at least 0")
-        if not 0 <= magnitude <= LARGEST_MAGNITUDE:
-            raise ConfigError(f"magnitude is {magnitude}; it must be from 0 to {LARGEST_MAGNITUDE}")
+        check({"number": whole(0, 1000), "magnitude": real(0, LARGEST_MAGNITUDE)}, number=number, magnitude=magnitude)
         self.number = number
         self.magnitude = magnitude
 

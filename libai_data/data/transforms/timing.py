@@ -17,7 +17,7 @@ _running = _Running()
 
 @contextmanager
 def transform_time() -> Iterator[None]:
-    """Count the block's time as transforming, so that `loader.stats()` tells it from reading."""
+    """Count the block's time as transforming, so that `loader.stats()` does not count it as reading."""
     start = time.perf_counter()
     try:
         yield

@@ -37,7 +37,7 @@ class Checkpointer(CheckpointFolder):
 
     Args:
         model: a `oneflow.nn.Module`; in graph mode the one in the graph.
-        save_dir: where checkpoints lie; on a file system that all ranks see.
+        save_dir: the folder of the checkpoints; on a file system that all ranks share.
         save_to_disk: False makes `save` do nothing.
         optimizer: the eager optimizer, if its state is to be kept.
         graph: the training graph, in graph mode.

@@ -75,8 +75,8 @@ class CheckpointFolder:
         path = self.get_checkpoint_file()
         if not path:
             raise CheckpointError(
-                f"--resume found no sound checkpoint in train.output_dir ({self.save_dir}); start without --resume, or "
-                "give the train.output_dir of the run to continue"
+                f"--resume found no intact checkpoint in train.output_dir ({self.save_dir}); start without --resume, "
+                "or give the train.output_dir of the run to continue"
             )
         return path
 

@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
-import logging
+import copy
 from collections import abc
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, check, or_none
+from libai_data.config.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
+from libai_data.data.items import ArgumentNames, as_leaf, named
+from libai_data.data.nesting import is_texts, put_together, taken_apart
+from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.delivery import to_global
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.engine.datamodule.lightning import changed_by_hooks, is_lightning, is_lightnings_own, overrides_hooks
-from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, nearest
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
-from libai_data.iterables.items import ArgumentNames
-from libai_data.iterables.iterable_loader import IterableLoader, NestedBatches
+from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.plain_state import decoded, encoded
-from libai_data.loader.dataloader import DataLoader
+from libai_data.loader.batch_loader import BatchLoader
+from libai_data.mesh.arrays import as_flow_tensor
 from libai_data.mesh.current import get_mesh
-
-logger = logging.getLogger(__name__)
+from libai_data.structures import DistTensorData, Instance
 
 STAGES = ("fit", "validate", "test", "predict")
-_OURS = (DataLoader, SharedLoader, IterableLoader, NestedBatches, CombinedLoader)
+_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_RULES = {
+    **dict.fromkeys(("train_batch_size", "test_batch_size"), or_none(BATCH_SIZE)),
+    "argument_names": or_none(list_of(str, "names")),
+}
+_OURS = (BatchLoader, SharedLoader, IterableLoader, CombinedLoader)
 
 
 class DataStages:
-    """Takes a data module through its stages, on all ranks alike; with a trainer or without.
+    """Runs the stages of a data module, on all ranks; with a trainer or without.
 
     ::
 
@@ -48,6 +54,9 @@ class DataStages:
         test_batch_size: the same for the other loaders.
         argument_names: names for the values of batches that are tuples, in their order: the arguments of
             `model.forward`.
+
+    Raises:
+        ConfigError: An argument is out of range, or the data module is none.
     """
 
     def __init__(
@@ -57,8 +66,20 @@ class DataStages:
         test_batch_size: int | None = None,
         argument_names: Sequence[str] | None = None,
     ) -> None:
-        rules = dict.fromkeys(("train_batch_size", "test_batch_size"), or_none(BATCH_SIZE))
-        check(rules, train_batch_size=train_batch_size, test_batch_size=test_batch_size)
+        check(
+            _RULES,
+            train_batch_size=train_batch_size,
+            test_batch_size=test_batch_size,
+            argument_names=argument_names,
+        )
+        if isinstance(datamodule, type):
+            raise ConfigError(f"datamodule is the class {datamodule.__name__}; pass an object of it")
+        for method in ("prepare_data", "setup", "teardown", "train_dataloader"):
+            if not callable(getattr(datamodule, method, None)):
+                raise ConfigError(
+                    f"datamodule is a {type(datamodule).__name__}, which has no {method}; derive it from "
+                    "libai_data.DataModule"
+                )
         self.datamodule = datamodule
         self._sizes = {"train": train_batch_size}
         self._test_batch_size = test_batch_size
@@ -102,7 +123,7 @@ class DataStages:
             raise failure
         if failed:
             raise PeerError(
-                f"prepare_data of {type(self.datamodule).__name__} failed on rank(s) {failed}; their output tells why"
+                f"prepare_data of {type(self.datamodule).__name__} failed on rank(s) {failed}; see their output"
             )
 
     def leave(self, stage: str) -> None:
@@ -126,8 +147,9 @@ class DataStages:
             kind: "train", "val", "test" or "predict".
 
         Raises:
-            ConfigError: No training loader, or more in a list than the model has arguments.
+            ConfigError: No training loader, or more in a list than the model has arguments; or there is no such kind.
         """
+        check({"kind": one_of("train", "val", "test", "predict")}, kind=kind)
         if kind not in self._loaders:
             made = self._made(f"{kind}_dataloader")
             if kind == "train" and isinstance(made, abc.Mapping):
@@ -189,6 +211,11 @@ class DataStages:
         batch = self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
         arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
         changed: dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
+        if not isinstance(changed, abc.Mapping):
+            raise ConfigError(
+                f"the hooks of {type(self.datamodule).__name__} made a {type(changed).__name__} of a batch; "
+                "on_after_batch_transfer must return a dict of the model's arguments"
+            )
         return changed
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,5 +223,100 @@ class DataStages:
         return {"state": encoded(self.datamodule.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the module its state back."""
-        self.datamodule.load_state_dict(decoded(state["state"]))
+        """Give the module its state back.
+
+        Raises:
+            CheckpointError: The state is that of something else, or the module cannot load it.
+        """
+        check_state(state, Keys({"state": TEXT}), "a data module", "datamodule")
+        own = decoded(state["state"])
+        try:
+            self.datamodule.load_state_dict(own)
+        except Exception as error:
+            raise CheckpointError(
+                f"load_state_dict of {type(self.datamodule).__name__} raised {error_text(error)}, for the state "
+                f"{own!r:.500}; let it accept what an earlier version saved, or start a new training"
+            ) from error
+
+
+def is_lightnings_own(module: str) -> bool:
+    """Whether a module, by its name, is one of Lightning."""
+    return module.split(".")[0] in ("pytorch_lightning", "lightning")
+
+
+def is_lightning(datamodule: Any) -> bool:
+    """Whether a data module is derived from Lightning's."""
+    return any(is_lightnings_own(base.__module__) for base in type(datamodule).__mro__)
+
+
+def overrides_hooks(datamodule: Any) -> bool:
+    """Whether a LightningDataModule has a hook of its own."""
+    return any(not is_lightnings_own(getattr(datamodule, name).__module__) for name in _HOOKS)
+
+
+def changed_by_hooks(datamodule: Any, batch: Instance, dataloader_idx: int, names: Sequence[str] | None) -> Instance:
+    """Let the hooks of a LightningDataModule work on this rank's rows, in the order in which Lightning calls them.
+
+    They get what its loader yields: a mapping, a tuple or list, or a bare tensor, of torch tensors in the memory of the
+    host, which is the device that they are told. Of a mapping the type is not kept, it is a dict. Fields that the batch
+    had before keep their layouts.
+    """
+    import torch
+
+    made = datamodule.on_before_batch_transfer(_torch_form(batch), dataloader_idx)
+    made = datamodule.transfer_batch_to_device(made, torch.device("cpu"), dataloader_idx)
+    made = datamodule.on_after_batch_transfer(made, dataloader_idx)
+    return _own_form(made, batch, None if names is None else ArgumentNames(names))
+
+
+def _torch_form(batch: Instance) -> Any:
+    fields = {
+        name: _torch_form(value) if isinstance(value, Instance) else _torch_value(value)
+        for name, value in batch.get_fields().items()
+    }
+    if batch._unnamed is None:
+        return fields
+    values = list(fields.values())
+    return batch._unnamed(values) if issubclass(batch._unnamed, (tuple, list)) else values[0]
+
+
+def _torch_value(value: Any) -> Any:
+    import torch
+
+    leaves: dict[str, Any] = {}
+    skeleton = taken_apart({"": value}, leaves)
+    tensors = {
+        path: leaf if is_texts(leaf) else torch.from_numpy(np.require(as_leaf(_bare(leaf), path), requirements="W"))
+        for path, leaf in leaves.items()
+    }
+    return put_together(skeleton[""], lambda leaf: tensors[leaf.path])
+
+
+def _bare(leaf: Any) -> Any:
+    return leaf.tensor if isinstance(leaf, DistTensorData) else leaf
+
+
+def _own_form(made: Any, before: Instance, names: ArgumentNames | None) -> Instance:
+    """What the hooks made, as a batch of OneFlow tensors, in the place of the one before."""
+    layouts: dict[str, Any] = {}
+    taken_apart(
+        {name: value for name, value in before.get_fields().items() if not isinstance(value, Instance)}, layouts
+    )
+    batch = copy.copy(before)
+    batch._fields = {}
+    for name, value in named(made, names).items():
+        old = before.get_fields().get(name)
+        batch.set(name, _own_form(value, old, names) if isinstance(old, Instance) else _own_value(name, value, layouts))
+    return batch
+
+
+def _own_value(name: str, value: Any, layouts: Mapping[str, Any]) -> Any:
+    leaves: dict[str, Any] = {}
+    skeleton = taken_apart({name: value}, leaves)
+    for path, leaf in leaves.items():
+        if not is_texts(leaf):
+            leaves[path] = as_flow_tensor(as_leaf(leaf, path))
+            layout = layouts.get(path)
+            if isinstance(layout, DistTensorData):
+                leaves[path] = DistTensorData(leaves[path], layout.sbp_list, layout.placement_idx)
+    return put_together(skeleton[name], lambda leaf: leaves[leaf.path])

@@ -7,8 +7,14 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
+from libai_data.config.argument_rules import TEXT, Rule, check
 from libai_data.delivery import to_global
 from libai_data.errors import ConfigError, nearest
+
+_NAMES = Rule(
+    "a name, or several",
+    lambda value: value is None or (isinstance(value, Collection) and all(isinstance(each, str) for each in value)),
+)
 
 
 class HyperParameters(dict[str, Any]):
@@ -65,6 +71,9 @@ class DataModule:
         called = inspect.getargvalues(sys._getframe(1))
         found = {name: called.locals[name] for name in called.args[1:]}
         found.update(called.locals[called.keywords] if called.keywords else {})
+        check({"ignore": _NAMES}, ignore=ignore)
+        for name in names:
+            check({"names": TEXT}, names=name)
         left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
         for name in {*names, *left_out} - set(found):
             raise ConfigError(f"save_hyperparameters names '{name}', which is no argument.{nearest(name, found)}")
@@ -124,4 +133,4 @@ class DataModule:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` told."""
+        """Restore what `state_dict` returned."""

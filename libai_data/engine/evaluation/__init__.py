@@ -1,10 +1,13 @@
 """Evaluation: each sample counts once, inputs and outputs stay paired, on every mesh."""
 
-from libai_data.engine.evaluation.classification import ClsEvaluator
-from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from libai_data.engine.evaluation.evaluator import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    flatten_results_dict,
+    print_csv_format,
+)
 from libai_data.engine.evaluation.inference import inference_context, inference_on_dataset
-from libai_data.engine.evaluation.loss import MeanLossEvaluator, PerplexityEvaluator
-from libai_data.engine.evaluation.results import flatten_results_dict, print_csv_format
+from libai_data.engine.evaluation.metrics import ClsEvaluator, MeanLossEvaluator, PerplexityEvaluator
 
 __all__ = [
     "ClsEvaluator",

@@ -1,20 +1,21 @@
-"""What an evaluator is."""
+"""What an evaluator is, and its results for logs and writers."""
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
 class DatasetEvaluator:
-    """Takes inputs and outputs of a model batch by batch, and sums them up in the end.
+    """Gets the inputs and outputs of a model batch by batch, and computes metrics at the end.
 
-    Write `process` and `evaluate`; the rest has defaults. Each sample of the dataset comes once, however many ranks
-    there are.
+    Write `process` and `evaluate`; the rest has defaults. Each sample of the dataset is evaluated once, on any number
+    of ranks.
 
     Attributes:
-        input_fields: inputs that `process` wants to see; None for all. What it does not name need not travel to rank 0.
+        input_fields: inputs that `process` needs; None for all. Other inputs are not sent to rank 0.
     """
 
     input_fields: Sequence[str] | None = None
@@ -102,3 +103,24 @@ class DatasetEvaluators(DatasetEvaluator):
                     raise ValueError(f"two evaluators return a metric '{name}'; rename one of them")
                 results[name] = value
         return results
+
+
+logger = logging.getLogger(__name__)
+
+
+def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Make {"task/metric": value} of {"task": {"metric": value}}, at any depth."""
+    flat: dict[str, Any] = {}
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            flat.update({f"{name}/{inner}": number for inner, number in flatten_results_dict(value).items()})
+        else:
+            flat[name] = value
+    return flat
+
+
+def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
+    """Log results, metric -> number or dicts of these, in two lines that can be pasted into a table."""
+    flat = flatten_results_dict(results)
+    logger.info("Results on %s: %s", name, ",".join(flat))
+    logger.info("Results on %s: %s", name, ",".join(f"{value:.4f}" for value in flat.values()))

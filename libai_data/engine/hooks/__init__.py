@@ -1,7 +1,7 @@
 """What happens around training steps."""
 
-from libai_data.engine.hooks.checkpointing import PeriodicCheckpointer
-from libai_data.engine.hooks.evaluation import BestCheckpointer, EvalHook
+from libai_data.engine.hooks.checkpointing import BestCheckpointer, EvalHook, PeriodicCheckpointer
+from libai_data.engine.hooks.early_stopping import EarlyStopping
 from libai_data.engine.hooks.measuring import DataProgress, IterationTimer, LRScheduler
 from libai_data.engine.hooks.showing import PeriodicWriter, ProgressBar
 from libai_data.engine.hooks.stop_on_signal import StopOnSignal
@@ -10,6 +10,7 @@ from libai_data.engine.train_loop import HookBase
 __all__ = [
     "BestCheckpointer",
     "DataProgress",
+    "EarlyStopping",
     "EvalHook",
     "HookBase",
     "IterationTimer",

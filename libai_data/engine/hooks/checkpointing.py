@@ -1,21 +1,29 @@
-"""When checkpoints are written."""
+"""When checkpoints are written, and when evaluations run: the one that did best is kept."""
 
 from __future__ import annotations
 
 import logging
+import math
+import os
+from typing import Any, Callable
 
 from libai_data.config.argument_rules import check, or_none, whole
 from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.evaluation.evaluator import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
-from libai_data.errors import CheckpointError
+from libai_data.errors import CheckpointError, ConfigError, nearest
+from libai_data.mesh.current import broadcast_py_object, synchronize
 
 logger = logging.getLogger(__name__)
+
+DEFAULT_METRIC = "Acc@1"
+"""`train.evaluation.eval_metric` of a config that does not say; the only one that may be missing."""
 
 
 class PeriodicCheckpointer(HookBase):
     """Writes a checkpoint every `period` steps, and one named "<prefix>_final" after the last.
 
-    A periodic checkpoint that cannot be written (a full disk) is reported, and the training goes on with the older
+    A periodic checkpoint that cannot be written (a full disk) is reported, and the training continues with the older
     ones; the last one must be written, and so must that of a training that is asked to stop.
 
     Args:
@@ -47,7 +55,7 @@ class PeriodicCheckpointer(HookBase):
         try:
             self._save(iteration)
         except CheckpointError as error:
-            logger.error("%s The training goes on; earlier checkpoints are untouched.", error)
+            logger.error("%s The training continues; earlier checkpoints are untouched.", error)
 
     def on_stop(self) -> None:
         """Write one of the step done last, unless there is one."""
@@ -69,3 +77,142 @@ class PeriodicCheckpointer(HookBase):
         if self._max_to_keep is not None:
             while len(self._recent) > self._max_to_keep:
                 self._checkpointer.remove(self._recent.pop(0))
+
+
+def validation_name(name: str) -> str:
+    """The name under which the result of an evaluation is logged: that of a loss begins with "val_".
+
+    So it is never taken for the loss of the training. `Dataset/loss` is `Dataset/val_loss`.
+    """
+    dataset, slash, metric = name.rpartition("/")
+    is_training_loss = "loss" in metric and not metric.startswith(("val", "test", "eval"))
+    return f"{dataset}{slash}val_{metric}" if is_training_loss else name
+
+
+class _OnEvaluations(HookBase):
+    """Acts every `eval_period` steps (0: never), and after the last step."""
+
+    def __init__(self, eval_period: int) -> None:
+        check({"eval_period": whole(0)}, eval_period=eval_period)
+        self._period = eval_period
+        self._acted_after = -1
+
+    def after_step(self) -> None:
+        """Act, where it is due; what is due after the last step is left to `after_train`."""
+        done = self.trainer.iter + 1
+        if self._period > 0 and done % self._period == 0 and done != self.trainer.max_iter:
+            self._act()
+            self._acted_after = done
+
+    def after_train(self) -> None:
+        """Act a last time, unless the training ended early after it did."""
+        if self._acted_after != self.trainer.iter:
+            self._act()
+
+    def _act(self) -> None:
+        raise NotImplementedError
+
+
+class EvalHook(_OnEvaluations):
+    """Runs an evaluation every `eval_period` steps and after the last step, and puts its results. On every rank.
+
+    Each result is put by its `validation_name`.
+
+    Args:
+        eval_period: in steps; 0 to evaluate only at the end.
+        eval_function: has no arguments, and returns a (nested) dict of numbers.
+    """
+
+    def __init__(self, eval_period: int, eval_function: Callable[[], dict[str, Any]]) -> None:
+        super().__init__(eval_period)
+        self._eval_function = eval_function
+
+    def _act(self) -> None:
+        results = self._eval_function()
+        for name, value in flatten_results_dict(results or {}).items():
+            try:
+                number = float(value)
+            except (TypeError, ValueError):
+                raise TypeError(
+                    f"evaluation result '{name}' is a {type(value).__name__}; an evaluator must return numbers, or "
+                    "dicts of them"
+                ) from None
+            self.trainer.storage.put_scalar(validation_name(name), number, smoothing_hint=False)
+        synchronize()
+
+
+class BestCheckpointer(_OnEvaluations):
+    """Keeps the checkpoint with the best value of an evaluation metric, across resumes. Register it after `EvalHook`.
+
+    If the evaluation has no such metric, the first evaluation ends the training. The default metric is missed with a
+    warning, as in LiBai, whose configs of language models leave it as it is.
+
+    Args:
+        eval_period: that of `EvalHook`.
+        checkpointer: writes it.
+        val_metric: name of the metric, e.g. "Acc@1"; "loss" is that of the evaluation.
+        mode: "max" if larger is better, otherwise "min".
+        file_prefix: its name.
+    """
+
+    def __init__(
+        self,
+        eval_period: int,
+        checkpointer: Checkpointer,
+        val_metric: str,
+        mode: str = "max",
+        file_prefix: str = "model_best",
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise ConfigError(f"train.evaluation.eval_mode is {mode!r}; it must be 'max' or 'min'")
+        super().__init__(eval_period)
+        self._checkpointer = checkpointer
+        self._metric = validation_name(val_metric)
+        self._sign = 1.0 if mode == "max" else -1.0
+        self._name = file_prefix
+        self.best_metric: float | None = None
+        self.best_iter: int | None = None
+        self._has_told = False
+
+    def before_train(self) -> None:
+        """After a resume, the best so far is what the kept checkpoint says."""
+        if self.trainer.start_iter > 0:
+            kept = self._checkpointer.peek(os.path.join(self._checkpointer.save_dir, self._name))
+            best = kept.get("extra", {}).get("best", {})
+            if (
+                validation_name(best.get("metric", "")) == self._metric
+                and best.get("iteration", 0) < self.trainer.start_iter
+            ):
+                self.best_metric, self.best_iter = best["value"], best["iteration"]
+
+    def _act(self) -> None:
+        # Rank 0's word counts, so that all ranks save, or none.
+        value, iteration = broadcast_py_object(self._latest())
+        if value is None or not math.isfinite(value):
+            return
+        if self.best_metric is not None and self._sign * value <= self._sign * self.best_metric:
+            return
+        best = {"metric": self._metric, "value": value, "iteration": iteration}
+        try:
+            self._checkpointer.save(self._name, iteration=iteration, is_last=False, extra={"best": best})
+        except CheckpointError as error:
+            logger.error("%s The training continues.", error)
+            return
+        self.best_metric, self.best_iter = value, iteration
+        logger.info("%s = %.4f after iteration %d is the best so far.", self._metric, value, iteration)
+
+    def _latest(self) -> Any:
+        latest = self.trainer.storage.latest()
+        if self._metric in latest:
+            return latest[self._metric]
+        found = (
+            f"train.evaluation.eval_metric is {self._metric!r}, but the evaluation has no such result; there are "
+            f"{sorted(latest)}.{nearest(self._metric, latest)}"
+        )
+        # LiBai's configs of language models leave its default as it is. After the last step all else is saved.
+        if self._metric != DEFAULT_METRIC and self.trainer.iter < self.trainer.max_iter:
+            raise ConfigError(found)
+        if not self._has_told:
+            logger.warning("%s So no best checkpoint is kept.", found)
+        self._has_told = True
+        return None, 0

@@ -102,37 +102,53 @@ class DataProgress(HookBase):
     """On each logging step, puts where the stream stands behind it; the same numbers on every mesh.
 
     Puts "epoch" (with its fraction that is done), "position" (the place in the order behind the last sample, what was
-    left out on purpose included) and "consumed_tokens", as far as they are known. "consumed_samples" is put by
-    `IterationTimer`.
+    left out on purpose included), "consumed_tokens" and "tokens_per_second", as far as they are known.
+    "consumed_samples" is put by `IterationTimer`, which comes before this hook.
 
     Args:
         loader: the train loader.
         global_batch_size: of a step, for loaders that know no steps.
         period: in steps.
-        tokens_per_sample: tokens of a sample, called after the first step; 0 if it is not known.
+        tokens: called with the samples of the whole training and those since the last call; returns their tokens, 0 if
+            they are not known.
     """
 
     def __init__(
-        self, loader: Any, global_batch_size: int, period: int, tokens_per_sample: Callable[[], int] = lambda: 0
+        self,
+        loader: Any,
+        global_batch_size: int,
+        period: int,
+        tokens: Callable[[int, int], tuple[int, int]] = lambda samples, new: (0, 0),
     ) -> None:
         check({"period": whole(1)}, period=period)
         self._loader = loader
         self._schedule = schedule_of(loader, global_batch_size)
         self._period = period
-        self._tokens_per_sample = tokens_per_sample
+        self._tokens = tokens
+        self._last_put = -1
+
+    def before_train(self) -> None:
+        """Note where the training begins."""
+        self._last_put = self.trainer.start_iter - 1
 
     def after_step(self) -> None:
         """Put, where it is due."""
         if not self.trainer.ends_period(self._period):
             return
+        iteration, storage = self.trainer.iter, self.trainer.storage
         numbers: dict[str, float] = {}
         state = stream_state_of(self._loader)
         if state is not None:
             numbers.update(position=state.place, epoch=state.place / state.order.epoch_size)
-        tokens = self._tokens_per_sample()
+        samples = self._schedule.position_of(iteration + 1)
+        tokens, new = self._tokens(samples, samples - self._schedule.position_of(self._last_put + 1))
         if tokens:
-            numbers["consumed_tokens"] = self._schedule.position_of(self.trainer.iter + 1) * tokens
-        self.trainer.storage.put_scalars(smoothing_hint=False, **numbers)
+            numbers["consumed_tokens"] = tokens
+            seconds, measured_at = storage.latest().get("time", (0.0, -1))
+            if measured_at == iteration and seconds > 0:
+                numbers["tokens_per_second"] = new / (seconds * (iteration - self._last_put))
+        storage.put_scalars(smoothing_hint=False, **numbers)
+        self._last_put = iteration
 
 
 class LRScheduler(HookBase):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from libai_data.config.argument_rules import check, whole
+from libai_data.engine.logging_setup import set_bar
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
 
@@ -18,7 +19,7 @@ class PeriodicWriter(HookBase):
     evaluation).
 
     To be the last hook, so that what the others put is written. A writer that fails (on a full disk, say) is named in
-    the log, and the training goes on without what it should have written.
+    the log, and the training continues without its output.
 
     Args:
         writers: on rank 0; the other ranks have none.
@@ -62,13 +63,12 @@ class PeriodicWriter(HookBase):
                 if writer not in self._failing:
                     traceback = None if isinstance(error, OSError) else error
                     name = type(writer).__name__
-                    logger.error("%s cannot write: %s. The training goes on.", name, error, exc_info=traceback)
+                    logger.error("%s cannot write: %s. The training continues.", name, error, exc_info=traceback)
                 self._failing.add(writer)
 
 
 class ProgressBar(HookBase):
-    """Shows, live: steps done, loss, samples/s, the share of time spent waiting for data, time left. For rank 0 on a
-    terminal."""
+    """Shows, live: steps done, loss, samples/s, the share of time spent waiting for data, time left. For rank 0."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -77,6 +77,7 @@ class ProgressBar(HookBase):
         """Draw it."""
         from tqdm import tqdm
 
+        set_bar(True)
         self._bar = tqdm(
             total=self.trainer.max_iter,
             initial=self.trainer.start_iter,
@@ -94,6 +95,7 @@ class ProgressBar(HookBase):
         """Leave it as it stands."""
         if self._bar is not None:
             self._bar.close()
+            set_bar(False)
 
     def _numbers(self) -> dict[str, str]:
         latest = self.trainer.storage.latest()

@@ -65,7 +65,7 @@ class StopOnSignal(HookBase):
         self._before.clear()
         synchronize()
         logger.info(
-            "Stopped before step %d, on %s; ends with exit code %d. Resume to go on.",
+            "Stopped before step %d, on %s; ends with exit code %d. Resume to continue.",
             self.trainer.iter,
             signal.Signals(self._got).name if self._got else "another rank's signal",
             STOPPED,

@@ -11,6 +11,7 @@ place in the data, its `--resume` goes on there, and its evaluation counts each 
 """
 
 from libai_data.integrations.libai.builders import (
+    DataPipeline,
     build_image_test_loader,
     build_image_train_loader,
     build_nlp_test_loader,
@@ -18,7 +19,6 @@ from libai_data.integrations.libai.builders import (
     build_nlp_train_val_test_loader,
 )
 from libai_data.integrations.libai.loader import LiBaiLoader
-from libai_data.integrations.libai.trainer import DataPipeline
 
 __all__ = [
     "DataPipeline",

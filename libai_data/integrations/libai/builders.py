@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import wraps
 from typing import Any, Callable
@@ -15,15 +17,16 @@ from libai_data.loader.collate import trivial_batch_collator
 
 logger = logging.getLogger(__name__)
 
-BUILDERS = (
+_BUILDERS = (
     "build_image_test_loader",
     "build_image_train_loader",
     "build_nlp_test_loader",
     "build_nlp_train_loader",
     "build_nlp_train_val_test_loader",
 )
-TARGET = "_target_"
-DEFERRED = "_deferred_target_"
+_PACKAGE = __name__.rpartition(".")[0]
+_TARGET = "_target_"
+_DEFERRED = "_deferred_target_"
 """What stands for `_target_` in a section that LiBai is to hand over as it is."""
 
 _SAMPLERS = ("sampler", "train_sampler", "test_sampler")
@@ -44,14 +47,63 @@ def _for_libai(builder: Callable[..., Any]) -> Callable[..., Any]:
             return tuple(None if loader is None else LiBaiLoader(loader) for loader in built)
         return LiBaiLoader(built)
 
+    build_for_libai.__module__ = _PACKAGE  # Where errors and saved configs find it.
     return build_for_libai
 
 
 build_image_test_loader = _for_libai(build.build_image_test_loader)
 build_nlp_test_loader = _for_libai(build.build_nlp_test_loader)
 build_nlp_train_loader = _for_libai(build.build_nlp_train_loader)
-build_image_train_loader = build_nlp_train_loader
+build_image_train_loader = _for_libai(build.build_image_train_loader)
 build_nlp_train_val_test_loader = _for_libai(build.build_nlp_train_val_test_loader)
+
+
+class DataPipeline:
+    """Goes before LiBai's trainer among the bases of yours; its config may then name LiBai's builders.
+
+    ::
+
+        class Trainer(DataPipeline, DefaultTrainer): ...
+
+    The builders that the config names are replaced by ours of the same name, whose further arguments (`readers`,
+    `layouts`, `prefetch`, `on_error`, ...) the config may set. Datasets are made by the ranks that read them, and by no
+    others. A builder that is none of LiBai's is called as it is.
+    """
+
+    @classmethod
+    def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        """LiBai's, with our builder."""
+        with _our_builders([cfg.dataloader.train]):
+            return super().build_train_loader(cfg, tokenizer)  # type: ignore[misc]
+
+    @classmethod
+    def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+        """LiBai's, with our builders."""
+        with _our_builders(list(cfg.dataloader.get("test") or [])):
+            return super().build_test_loader(cfg, tokenizer)  # type: ignore[misc]
+
+
+@contextmanager
+def _our_builders(sections: list[Any]) -> Iterator[None]:
+    changed = []
+    for section in sections:
+        target = section.get(_TARGET)
+        name = target.rpartition(".")[2] if isinstance(target, str) else getattr(target, "__name__", "")
+        if _is_of_libai(target, _BUILDERS):
+            section[_TARGET] = f"libai_data.integrations.libai.{name}"
+        elif getattr(target, "__module__", str(target)).partition(".")[0] != "libai_data":
+            logger.warning("%s is none of LiBai's builders, and is called unchanged; its data do not resume.", target)
+            continue
+        changed.append(section)
+    # LiBai is not to make what these describe; the builder does, where it is needed.
+    made_later = [(section, name) for section in changed for name in ("dataset", *_SAMPLERS)]
+    for section, name in made_later:
+        _rename(section.get(name), _TARGET, _DEFERRED)
+    try:
+        yield
+    finally:
+        for section, name in made_later:
+            _rename(section.get(name), _DEFERRED, _TARGET)
 
 
 def _translated(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -59,20 +111,20 @@ def _translated(arguments: dict[str, Any]) -> dict[str, Any]:
     translated = {}
     for name, value in arguments.items():
         if name in _WITHOUT_MEANING:
-            logger.info("%s=%r is left out: it says nothing about the loaders of libai_data.", name, value)
+            logger.info("%s=%r is ignored: it has no effect on the loaders of libai_data.", name, value)
         elif name in _SAMPLERS:
             if value is not None:
                 translated[name] = _own_sampler(_undeferred(value))
         elif name == "dataset":
             translated[name] = _undeferred(value)
-        elif name == "collate_fn" and is_of_libai(value, ("trivial_batch_collator",)):
+        elif name == "collate_fn" and _is_of_libai(value, ("trivial_batch_collator",)):
             translated[name] = trivial_batch_collator
         else:
             translated[name] = value
     return translated
 
 
-def is_of_libai(target: Any, names: Any) -> bool:
+def _is_of_libai(target: Any, names: Any) -> bool:
     """Whether a callable, or the dotted name of one, is LiBai's and has one of these names."""
     path = (
         target if isinstance(target, str) else f"{getattr(target, '__module__', '')}.{getattr(target, '__name__', '')}"
@@ -82,31 +134,21 @@ def is_of_libai(target: Any, names: Any) -> bool:
 
 def _own_sampler(sampler: Any) -> Any:
     """The config of a sampler; of one of LiBai's two, which know no state, the config of ours."""
-    if not (isinstance(sampler, DictConfig) and TARGET in sampler):
+    if not (isinstance(sampler, DictConfig) and _TARGET in sampler):
         return sampler
-    target = sampler[TARGET]
-    if is_of_libai(target, ("CyclicSampler", "SingleRoundSampler")):
+    target = sampler[_TARGET]
+    if _is_of_libai(target, ("CyclicSampler", "SingleRoundSampler")):
         name = target.rpartition(".")[2] if isinstance(target, str) else target.__name__
         sampler = deepcopy(sampler)
-        sampler[TARGET] = f"libai_data.data.samplers.{name}"
+        sampler[_TARGET] = f"libai_data.data.samplers.{name}"
     return sampler
-
-
-def defer(section: DictConfig, name: str) -> None:
-    """Keep LiBai from making what a section's argument describes; the builder does, where it is needed."""
-    _rename(section.get(name), TARGET, DEFERRED)
-
-
-def undefer(section: DictConfig, name: str) -> None:
-    """The inverse of `defer`."""
-    _rename(section.get(name), DEFERRED, TARGET)
 
 
 def _undeferred(value: Any) -> Any:
     if not OmegaConf.is_config(value):
         return value
     value = deepcopy(value)
-    _rename(value, DEFERRED, TARGET)
+    _rename(value, _DEFERRED, _TARGET)
     return value
 
 

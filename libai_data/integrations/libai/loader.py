@@ -1,15 +1,26 @@
-"""A loader of this package as LiBai's trainer uses one."""
+"""A loader of this package in LiBai's trainer: where its data resume, and what the trainer's evaluation counts."""
 
 from __future__ import annotations
 
+import logging
+from collections import abc
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from functools import wraps
+from typing import Any, Callable
 
 from libai_data.data.samplers.resuming import RESTART_DATA
 from libai_data.delivery.to_global import compare_with_other_ranks
 from libai_data.errors import CheckpointError
-from libai_data.integrations.libai.trainer import take_part
+from libai_data.mesh.peers.liveness import watch_over_ranks
 from libai_data.structures import Instance
+
+logger = logging.getLogger(__name__)
+
+STATE = "train_loader"
+"""The entry of LiBai's checkpoints that holds the place in the data."""
+
+_BOUND_ANEW = "_of_libai_data"
+"""Marks a function of LiBai that `take_part` has wrapped."""
 
 
 class LiBaiLoader:
@@ -40,12 +51,12 @@ class LiBaiLoader:
         return _Pass(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch that was taken, as JSON."""
+        """The position after the last batch that was used, as JSON."""
         state: dict[str, Any] = self._loader.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on where `state` was saved; iterators that LiBai already has go on there too.
+        """Continue where `state` was saved, also with iterators that LiBai already has.
 
         Args:
             state: of a loader.
@@ -66,8 +77,8 @@ class LiBaiLoader:
         stream: Any = getattr(self._loader, "stream", None)
         if not hasattr(stream, "set_consumed_samples"):
             raise CheckpointError(
-                f"the checkpoint holds no place in the data, and a {type(self._loader).__name__} that is no endless "
-                f"stream of a dataset cannot continue after {consumed_samples} samples; to begin its data anew: "
+                f"the checkpoint has no position in the data, and a {type(self._loader).__name__} that is no endless "
+                f"stream of a dataset cannot continue after {consumed_samples} samples; to restart its data: "
                 f"train.resume_override=[{RESTART_DATA}]"
             )
         stream.set_consumed_samples(consumed_samples)
@@ -92,3 +103,109 @@ class _Pass:
         batch = next(self._batches)
         compare_with_other_ranks(batch)
         return batch
+
+
+def take_part() -> None:
+    """Let LiBai's trainer save and restore our loaders, and evaluate on them; once per process. Collective.
+
+    Its checkpointer is given its objects, and its evaluation function looked up, inside of LiBai; that is why two names
+    of LiBai are bound anew here. With loaders that are not ours, both do what they did. From now on the ranks also
+    watch over each other, so that one that fails or dies ends the job.
+    """
+    from libai.engine import default
+
+    watch_over_ranks()
+    if not hasattr(default.inference_on_dataset, _BOUND_ANEW):
+        default.DefaultTrainer.resume_or_load = _with_data(default.DefaultTrainer.resume_or_load)
+        default.inference_on_dataset = _each_sample_once(default.inference_on_dataset)
+        setattr(default.inference_on_dataset, _BOUND_ANEW, True)
+
+
+def _with_data(resume_or_load: Callable[..., None]) -> Callable[..., None]:
+    """LiBai's `resume_or_load`, with the train loader among what its checkpointer saves and restores."""
+
+    @wraps(resume_or_load)
+    def with_data(self: Any, resume: bool = True) -> None:
+        loader = self.train_loader
+        if not isinstance(loader, LiBaiLoader):
+            resume_or_load(self, resume)
+            return
+        place = _Place(loader, self.cfg.train.get("resume_override") or ())
+        self.checkpointer.checkpointables[STATE] = place
+        resume_or_load(self, resume)
+        if resume and self.start_iter and place.begins_anew:
+            logger.warning("The train loader restarts its data: train.resume_override.")
+        elif resume and self.start_iter and not place.restored:
+            consumed = self.cfg.dataloader.consumed_samples
+            logger.warning(
+                "The checkpoint has no position in the data; continuing after the %d samples that %d steps of the "
+                "present batch size used.",
+                consumed,
+                self.start_iter,
+            )
+            loader.go_to(consumed)
+
+    return with_data
+
+
+class _Place:
+    """What LiBai's checkpointer keeps of a train loader.
+
+    Args:
+        loader: a `LiBaiLoader`.
+        override: `train.resume_override`: what may differ from the checkpoint on purpose.
+    """
+
+    def __init__(self, loader: Any, override: Any) -> None:
+        self._loader = loader
+        self._override = tuple(override)
+        self.begins_anew = RESTART_DATA in self._override
+        self.restored = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state."""
+        state: dict[str, Any] = self._loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the loader, unless its data are to begin anew."""
+        if self.begins_anew:
+            return
+        self._loader.load_state_dict(state, self._override)
+        self.restored = True
+
+
+def _each_sample_once(inference_on_dataset: Callable[..., Any]) -> Callable[..., Any]:
+    """LiBai's evaluation, but ours for our loaders, whose batches say which of their rows are padding.
+
+    LiBai's counts rows from the length of the dataset, and with three data-parallel ranks or more moves the outputs of
+    the last batch away from their inputs.
+    """
+
+    @wraps(inference_on_dataset)
+    def each_sample_once(
+        model: Any, data_loader: Any, batch_size: int, eval_iter: int, get_batch: Any, *rest: Any
+    ) -> Any:
+        if not isinstance(data_loader, LiBaiLoader):
+            return inference_on_dataset(model, data_loader, batch_size, eval_iter, get_batch, *rest)
+        from libai_data.engine.evaluation import inference_on_dataset as own_inference
+
+        # (evaluator) in LiBai 0.1, (input_placement_device, evaluator) later.
+        device = rest[0] if len(rest) > 1 else "cuda"
+        return own_inference(model, data_loader, batch_size, eval_iter, get_batch, device, _own_evaluators(rest[-1]))
+
+    return each_sample_once
+
+
+def _own_evaluators(evaluator: Any) -> Any:
+    """What our `inference_on_dataset` takes, of what LiBai's takes: one evaluator, a list of them, or None."""
+    from libai_data.engine.evaluation import DatasetEvaluator
+
+    if isinstance(evaluator, abc.MutableSequence):
+        return [_own_evaluators(each) for each in evaluator]
+    if evaluator is None or isinstance(evaluator, DatasetEvaluator):
+        return evaluator
+    own = DatasetEvaluator()
+    for method in ("reset", "process", "evaluate"):
+        setattr(own, method, getattr(evaluator, method))
+    return own

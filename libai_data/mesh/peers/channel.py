@@ -106,7 +106,9 @@ class Channel:
             self._end.shutdown(socket.SHUT_WR)
 
     def is_closed_there(self) -> bool:
-        """Whether nobody holds the other end any more."""
+        """Whether nobody holds the other end any more, or this one is closed."""
+        if self._end.fileno() < 0:
+            return True
         waiting = select.poll()
         waiting.register(self._end.fileno(), 0)
         return bool(waiting.poll(0))

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable
 
+from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.ports import refuse_port_in_use
 from libai_data.mesh.peers.node_link import seconds_to_meet
@@ -56,8 +57,8 @@ def joining() -> Iterator[None]:
         refuse_port_in_use(int(port))
     with _ending_after(
         seconds,
-        f"rank {rank} ends: the {world_size} ranks have not all come within {seconds:g} s; were all of them started, "
-        f"with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n",
+        f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "
+        f"started, with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n",
     ):
         yield
     begin_to_watch()
@@ -143,12 +144,16 @@ def watch_over_ranks() -> Liveness:
 
     Raises:
         PeerError: Some do not come in time; they are named.
-        MeshError: The ranks belong to two jobs, or two nodes run on one machine.
+        MeshError: The ranks belong to two jobs, two nodes run on one machine, or this process is a fork of a rank.
     """
     import oneflow as flow
 
     liveness = begin_to_watch()
-    assert liveness is not None  # OneFlow is imported
+    if liveness is None:
+        raise MeshError(
+            "this process was forked from one that had imported OneFlow, so it is no rank; start it by the launcher, "
+            "or as a program of its own (multiprocessing's method 'spawn')"
+        )
     if flow.env.get_world_size() > 1:
         with _ending_unless_all_come(flow.env.get_rank()):
             liveness.meet()
@@ -174,7 +179,7 @@ def say_farewell() -> None:
 def _ending_unless_all_come(rank: int) -> Iterator[None]:
     """End this process if the block, in which all ranks must meet, takes too long; it may wait in a collective."""
     seconds = seconds_to_meet()
-    message = f"rank {rank} ends: the other ranks have not all come within {seconds:g} s; do they run the same program?"
+    message = f"rank {rank} ends: not all ranks have started within {seconds:g} s; do they run the same program?"
     # A rank that waits for connections says who is missing, and is to say it first.
     timer = threading.Timer(seconds + SECONDS_FOR_THE_CAUSE, end_process, (1, message))
     timer.daemon = True

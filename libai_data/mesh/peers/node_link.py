@@ -139,8 +139,8 @@ def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None =
             end.close()
             if time.monotonic() > deadline:
                 raise PeerError(
-                    f"rank {rank} could not reach rank {leader}, which leads this node, within {seconds:g} s: {error}; "
-                    f"{SECONDS_TO_MEET_VARIABLE} sets how long to wait"
+                    f"rank {rank} could not reach rank {leader} (the first of this node) within {seconds:g} s: "
+                    f"{error}; {SECONDS_TO_MEET_VARIABLE} sets how long to wait"
                 ) from error
             time.sleep(pause)
             pause = min(2 * pause, _MOST_SECONDS_BETWEEN_TRIES)

@@ -269,7 +269,7 @@ class Liveness:
             name = self._names[descriptor]
             rank = int(name.split()[1].rstrip(","))
             if rank not in self._left:
-                self._end(f"{name} is gone; its output tells why", told_by=descriptor)
+                self._end(f"{name} is gone; see its output", told_by=descriptor)
             self._note(rank, SECONDS_IDLE)
             return False
         return True

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data.commands.doctor import resources, sameness
-from libai_data.commands.doctor.findings import OK, RED, WARNING, Finding, Reports, table
 from libai_data.commands.doctor.meeting import Meeting, answer_until_dismissed, call_rank0, judge_meeting, why_unreached
 from libai_data.commands.doctor.rank import JobRank
+from libai_data.commands.doctor.reports import OK, RED, WARNING, Finding, Reports, table
 from libai_data.errors import PeerError
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.peers.network_link import send_head
@@ -37,9 +37,9 @@ def memory_of(needed: int, available: int, free: int = 1 << 33, gpus: int = 0) -
 @pytest.mark.parametrize(
     ("own", "state", "words"),
     [
-        (memory_of(10, 100), OK, "batches take 20 B a node, 100 B available"),
-        (memory_of(30, 100), WARNING, "node 0: batches take 60 B of 100 B available"),
-        (memory_of(60, 100), RED, "node 0: batches take 120 B of 100 B available"),
+        (memory_of(10, 100), OK, "batches need 20 B a node, 100 B available"),
+        (memory_of(30, 100), WARNING, "node 0: batches need 60 B of 100 B available"),
+        (memory_of(60, 100), RED, "node 0: batches need 120 B of 100 B available"),
         (memory_of(1, 100, free=64 << 20, gpus=8), WARNING, "node 0: 67.1 MB free in /dev/shm"),
         (memory_of(1, 100, free=64 << 20), OK, "67.1 MB free in /dev/shm"),
     ],
@@ -96,7 +96,7 @@ def test_who_is_missing_is_told_from_who_is_stuck() -> None:
     some = Reports(5, {0: {}, 4: {"master": {"unreached": "no answer"}}})
     found = judge_meeting(some, {3: "dataset", 4: "limits"}, "node0, port 1")
     assert [each.state for each in found] == [RED] * 3
-    assert "rank 1-2 did not come to node0, port 1" in found[0].found
+    assert "rank 1-2 did not reach node0, port 1" in found[0].found
     assert "did not finish with 'dataset' on rank 3" in found[1].found
     assert "no answer on rank 4" in found[2].found and "let the nodes reach each other at all ports" in found[2].advice
 
@@ -169,7 +169,7 @@ def test_a_rank_whose_rank_0_is_gone_ends() -> None:
     ours = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port), 10)
     meeting._let_in(*meeting._reception.came.get(timeout=10))
     meeting.links[1].close()
-    with pytest.raises(PeerError, match="rank 0 is gone; its output tells why"):
+    with pytest.raises(PeerError, match="rank 0 is gone; see its output"):
         answer_until_dismissed(ours, JobRank(1, 0, 2, "127.0.0.1", port), 5)
     meeting.dismiss(0)
     ours.close()

@@ -99,7 +99,7 @@ def test_the_time_of_a_transform_is_told_from_that_of_reading(pictures: Path) ->
 def test_randomness_that_is_not_seeded_for_the_sample_is_found(pictures: Path) -> None:
     dataset = LazyCall(ImageFolderDataset)(root=str(pictures), transform=Compose([ImageToFloat(), Unseeded()]))
     (found,) = inspect_config(config_with(dataset)).findings
-    assert "end in something else than a field" in found
+    assert "is not equal to a field" in found
 
 
 def test_a_step_shows_the_samples_that_made_it_up(tmp_path: Path) -> None:
@@ -212,6 +212,6 @@ def test_what_cannot_be_shown_is_said(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sample_that_cannot_be_read_is_named() -> None:
-    with pytest.raises(ConfigError, match="the dataset has 4 samples, fewer than one global batch of 8"):
-        inspect_config(config_with(LazyCall(Planted)(length=4)))
+def test_a_dataset_without_samples_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the dataset is empty"):
+        inspect_config(config_with(LazyCall(Planted)(length=0)))

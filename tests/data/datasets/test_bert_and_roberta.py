@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from libai_data import CyclicSampler, DataLoader
 from libai_data.data.datasets import BertDataset, RobertaDataset
 from libai_data.data.datasets.bert import truncate_pair
-from libai_data.errors import ConfigError
 from libai_data.data.random.sample_random import reading_samples
+from libai_data.errors import ConfigError
 from tests.data.datasets.sentence_corpora import CLS, FIRST, PAD, SEP, Tokenizer, random_corpus, write_corpus
 
 
@@ -112,11 +112,41 @@ def test_15_percent_of_all_tokens_are_predicted(corpus: Any, kind: Any) -> None:
     assert abs(masks / predicted - 0.8) < 0.02
 
 
-def test_robertas_samples_hold_the_corpus_token_for_token(corpus: Any) -> None:
-    dataset = RobertaDataset("roberta", Tokenizer(), corpus, max_seq_length=4096)
+@pytest.mark.parametrize("length", [32, 512])
+def test_robertas_samples_hold_the_corpus_token_for_token_with_separators_between_documents(
+    corpus: Any, length: int
+) -> None:
+    dataset = RobertaDataset("roberta", Tokenizer(), corpus, max_seq_length=length)
     found = [original(read(dataset, index)) for index in range(len(dataset))]
     assert all(tokens[0] == CLS and tokens[-1] == SEP for tokens in found)
-    assert np.concatenate([tokens[1:-1] for tokens in found]).tolist() == corpus.tokens.tolist()
+    inner = np.concatenate([tokens[1:-1] for tokens in found])
+    assert inner[inner != SEP].tolist() == corpus.tokens.tolist()
+    # A separator stands where a document ends within a sample, and nowhere else.
+    ends = set(corpus.document_offsets().tolist())
+    sample_ends = set(np.cumsum([(tokens[1:-1] != SEP).sum() for tokens in found]).tolist())
+    before = np.cumsum(inner != SEP)[inner == SEP]
+    assert set(before.tolist()) == ends - sample_ends - {0}
+    # The last samples alone are short of a sentence, of 60 tokens at most.
+    assert np.mean([len(tokens) for tokens in found]) > (0.6 if length == 32 else 0.9) * length
+
+
+def test_documents_without_a_token_make_no_sample(tmp_path: Path) -> None:
+    documents: list[list[list[int]]] = [
+        [[]],
+        [[], [FIRST] * 4, [], [FIRST + 1] * 4, []],
+        [],
+        [[]],
+        [[FIRST + 2] * 3, []],
+    ]
+    source = write_corpus(tmp_path / "gaps", documents)
+    for dataset in (
+        RobertaDataset("x", Tokenizer(), source, max_seq_length=8),
+        BertDataset("x", Tokenizer(), source, max_seq_length=11),
+        BertDataset("x", Tokenizer(), source, max_seq_length=11, pair_task="next"),
+    ):
+        for epoch in range(20):
+            for index in range(len(dataset)):
+                assert read(dataset, index, epoch)["loss_mask"].any()
 
 
 def test_masks_change_with_the_epoch_and_with_nothing_else(corpus: Any) -> None:
@@ -150,6 +180,7 @@ def test_documents_of_one_sentence_make_no_pairs_and_the_error_says_what_to_do(t
     with pytest.raises(ConfigError, match="--split-sentences"):
         BertDataset("bert", Tokenizer(), source)
     dataset = BertDataset("bert", Tokenizer(), data_prefix=tmp_path / "documents", binary_head=False, max_seq_length=16)
+    # 13 tokens a sample, of documents of 10.
     assert len(dataset) == 3
     assert passages(read(dataset, 0)) == ([FIRST] * 10, [])
     with pytest.raises(ConfigError, match="data_prefix"):
@@ -172,7 +203,7 @@ def test_wrong_arguments_are_refused_by_name(corpus: Any) -> None:
     for arguments, words in (
         ({"masking_style": "t5"}, "masking_style"),
         ({"pair_task": "nsp"}, "pair_task"),
-        ({"mask_lm_prob": 1}, "masked tokens is 1"),
+        ({"mask_lm_prob": 1}, "mask_lm_prob is 1"),
         ({"tokenizer": Bare()}, "no mask token"),
     ):
         with pytest.raises(ConfigError, match=words):

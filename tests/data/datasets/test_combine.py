@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+from typing import Any, Callable
+
 import numpy as np
 import pytest
-from fractions import Fraction
-from hypothesis import given, strategies as st
-from libai_data.data.datasets import BlendedDataset, ConcatDataset, Subset, random_split
-from libai_data.data.random.sample_random import sample_generator, sample_generators
-from libai_data.data.samplers import CyclicSampler
-from libai_data.errors import ConfigError, SchemaError
-from tests.loader.streams import WORKERS, WORKER_NAMES, stream
-from typing import Any
+from hypothesis import given
+from hypothesis import strategies as st
 
+from libai_data import DataLoader
+from libai_data.data.datasets import BlendedDataset, ConcatDataset, FilteredDataset, Subset, random_split
+from libai_data.data.random.sample_random import sample_generator, sample_generators
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+from libai_data.delivery.build import build_nlp_train_loader
+from libai_data.errors import ConfigError, SchemaError
+from libai_data.iterables.from_iterable import from_iterable
+from tests.loader.streams import WORKER_NAMES, WORKERS, stream
+from tests.properties import slowly
 
 sizes = st.lists(st.integers(0, 6), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array])
+def test_a_subset_of_indices_has_these_samples_in_their_order(kind: Any) -> None:
+    part = Subset(list(range(10)), kind([7, 2, 2, 9]))
+    assert [part[index] for index in range(len(part))] == [7, 2, 2, 9]
+    assert part.fingerprint() == Subset(list(range(10)), [7, 2, 2, 9]).fingerprint()
+    assert part.fingerprint() != Subset(list(range(10)), [7, 2, 9, 2]).fingerprint()
+    assert len(Subset(list(range(3)), [])) == 0
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [([0, 10], "the index 10; the dataset has 10"), ([-1], "the index -1"), ([0.5], "give a list"), (3, "give a list")],
+)
+def test_a_subset_of_no_such_indices_is_refused(indices: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Subset(list(range(10)), indices)
 
 
 @given(sizes)
@@ -38,6 +62,55 @@ def test_an_index_outside_is_refused_with_the_bounds(index: int) -> None:
     for dataset in (ConcatDataset([[1, 2], [3]]), Subset([0, 1, 2, 3, 4], 1, 4)):
         with pytest.raises(IndexError, match=f"index {index} .*3 samples"):
             dataset[index]
+
+
+class OfLength:
+    """Ones, of which `length` says how many there are."""
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> Any:
+        if isinstance(self.length, Exception):
+            raise self.length
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": np.ones(3)}
+
+
+TAKEN: list[Callable[[Any], Any]] = [
+    lambda dataset: CyclicSampler(dataset, 2),
+    lambda dataset: SingleRoundSampler(dataset, 2),
+    lambda dataset: DataLoader(dataset, [[0]]),
+    lambda dataset: build_nlp_train_loader(dataset, 2, num_workers=0),
+    lambda dataset: ConcatDataset([dataset]),
+    lambda dataset: Subset(dataset, 0, 1),
+    lambda dataset: random_split(dataset, [0.5, 0.5], 1),
+    lambda dataset: BlendedDataset([dataset], [1]),
+    lambda dataset: FilteredDataset(dataset, [True]),
+    lambda dataset: from_iterable(dataset, 2),
+]
+
+
+@pytest.mark.parametrize("take", TAKEN)
+def test_a_dataset_without_a_length_is_refused_by_its_type(take: Callable[[Any], Any]) -> None:
+    for length in (2.0, -3, 2**63, None, "4", RuntimeError("no"), NotImplementedError()):
+        with pytest.raises(ConfigError, match=r"dataset is a OfLength, whose len\(\) raises"):
+            take(OfLength(length))
+    with pytest.raises(ConfigError, match=r"dataset is the class OfLength; pass an object of it"):
+        take(OfLength)
+
+
+@pytest.mark.parametrize("take", [take for take in TAKEN if "FilteredDataset" not in take.__code__.co_names])
+def test_a_length_may_be_a_number_of_numpy_and_huge(take: Callable[[Any], Any]) -> None:
+    for length in (np.int64(4), np.uint8(4), 2**62):
+        take(OfLength(length))
+
+
+def test_more_samples_than_python_can_count_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ConcatDataset, whose len.* raises OverflowError"):
+        ConcatDataset([OfLength(2**62)] * 2)
 
 
 def test_concatenating_nothing_is_refused() -> None:
@@ -77,7 +150,7 @@ def test_the_seed_alone_decides() -> None:
 
 @pytest.mark.parametrize("wrong", [[], [0], [1, -1], [1, float("nan")], ["half"], [True]])
 def test_fractions_that_mean_nothing_are_refused(wrong: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="fractions are"):
+    with pytest.raises(ConfigError, match=r"fractions (is|are)"):
         random_split(range(9), wrong)
 
 
@@ -140,7 +213,7 @@ def loaded(dataset: Any, **options: Any) -> Any:
 EXPECTED = blend_of([Noisy] * 3)
 
 
-@pytest.mark.parametrize("options", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("options", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 def test_every_kind_of_worker_gives_the_same_blend(options: Any) -> None:
     assert loaded(blend_of([Noisy] * 3), **options) == loaded(EXPECTED)
     assert loaded(blend_of([NoisyTogether] * 3), **options) == loaded(EXPECTED)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pickle
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings, strategies as st
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from libai_data import DataLoader
 from libai_data.data.datasets import gpt_batch
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.datasets.gpt_batch import BatchFiller
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import IndexedSource
 from libai_data.errors import ConfigError
-from libai_data.loader import DataLoader
 from libai_data.loader.schema import TensorPart
-from pathlib import Path
-from tests.data.datasets.gpt_corpora import Documents, corpora, runs_of_pairs, samples, write
+from tests.data.datasets.gpt_corpora import Documents, corpora, samples, write
 from tests.properties import examples
-from typing import Any
-from unittest import mock
-
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 SOME = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -136,19 +138,42 @@ def test_packed_samples_hold_whole_documents_and_cu_seqlens_says_where(
         positions = [place for start, stop in zip(bounds[:-1], bounds[1:]) for place in range(stop - start)]
         assert sample["position_ids"].tolist() == positions + [0] * (length - used)
         own = [stop - start for start, stop in zip(bounds[:-1], bounds[1:]) if stop > start]
-        fills.append((used, own[0]))
+        fills.append(used)
         pieces += own
         inputs += sample["input_ids"][:used].tolist()
         labels += sample["labels"][:used].tolist()
-    # Every document of two tokens or more, once an epoch, whole; and in the files' order unless shuffled.
-    expected = [document for document in documents if len(document) > 1] * epochs
-    found = runs_of_pairs(inputs, labels)
-    assert (sorted(found) == sorted(expected)) if shuffled else (found == expected)
+    # Every token of a document of two or more is predicted once an epoch, from the one before it.
+    expected = [pair for document in documents for pair in zip(document, document[1:])] * epochs
+    assert sorted(zip(inputs, labels)) == sorted(expected)
     # Only documents that are too long are cut, and into as few pieces as can be.
-    cut = [min(length, len(run) - 1 - at) for run in found for at in range(0, len(run) - 1, length)]
-    assert pieces == cut
-    # No sample is closed while the next piece would have fitted in.
-    assert all(used + following > length for (used, _), (_, following) in zip(fills[:-1], fills[1:]))
+    cut = [min(length, len(run) - 1 - at) for run in documents for at in range(0, len(run) - 1, length)] * epochs
+    assert sorted(pieces) == sorted(cut)
+    # No two samples would fit into one.
+    least = sorted(fills)
+    assert len(least) < 2 or least[0] + least[1] > length
+
+
+@SOME
+@given(documents=corpora(), length=st.integers(1, 9), epochs=st.integers(1, 2), shuffled=st.booleans())
+def test_cu_seqlens_of_the_stream_says_what_the_attention_mask_says(
+    tmp_path: Path, documents: Documents, length: int, epochs: int, shuffled: bool
+) -> None:
+    assume(epochs * sum(map(len, documents)) > 1)
+    options: dict[str, Any] = {"num_epochs": epochs, "shuffle_documents": shuffled, "pad_last": True}
+    prefix = write(tmp_path / "a", documents)
+    dense = samples(GPTDataset(prefix, length, reset_attention_mask=True, **options))
+    short = samples(GPTDataset(prefix, length, cu_seqlens=True, **options))
+    assert set(short[0]) == {"input_ids", "labels", "loss_mask", "cu_seqlens"}
+    stream = epochs * sum(map(len, documents))
+    for number, (one, other) in enumerate(zip(short, dense)):
+        assert (one["input_ids"] == other["input_ids"]).all()
+        bounds = one["cu_seqlens"].tolist()
+        used = min(length, stream - number * length)
+        assert bounds[0] == 0 and bounds == sorted(bounds) and bounds[-1] == used
+        seen = np.zeros((length, length), bool)
+        for start, stop in zip(bounds, bounds[1:]):
+            seen[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
+        assert (seen[:used, :used] == other["attention_mask"][:used, :used]).all()
 
 
 @SOME
@@ -178,8 +203,6 @@ def samples_of(dataset: GPTDataset, index: int) -> dict[str, np.ndarray]:
     return {name: field.tensor for name, field in dataset[index].get_fields().items()}
 
 
-
-
 def test_a_corpus_smaller_than_a_sample_is_refused_padded_or_repeated(tmp_path: Path) -> None:
     prefix = write(tmp_path / "a", [[1, 2], [3]])
     with pytest.raises(ConfigError, match=r"3 tokens in 2 documents.*max_seq_length 8.*num_epochs, or set pad_last"):
@@ -207,6 +230,7 @@ def test_a_corpus_in_which_nothing_follows_anything_is_refused(
         ({"max_seq_length": 0}, "max_seq_length is 0"),
         ({"num_epochs": 0}, "num_epochs is 0"),
         ({"packing": True, "reset_attention_mask": True}, "exclude each other"),
+        ({"cu_seqlens": True, "reset_attention_mask": True}, "exclude each other"),
         ({"pad_id": -1}, "pad_id is -1; the tokens of .* are uint16"),
     ],
 )
@@ -292,6 +316,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "padded": {"shuffle_documents": True, "pad_last": True},
     "reset": {"reset_position_ids": True, "eod_mask_loss": True},
     "packed": {"packing": True},
+    "bounds": {"cu_seqlens": True, "shuffle_documents": True},
 }
 
 

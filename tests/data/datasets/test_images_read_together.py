@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from libai_data import DataLoader
 from libai_data.data.datasets import ImageFolderDataset, Subset
-from libai_data.errors import SampleError
-from libai_data.loader import DataLoader
 from libai_data.data.samplers import CyclicSampler
-from libai_data.structures import DistTensorData, Instance
 from libai_data.data.transforms import (
     ColorJitter,
     Compose,
@@ -25,8 +22,10 @@ from libai_data.data.transforms import (
     RandomFlip,
     RandomResizedCrop,
 )
-from tests.loader.streams import WORKER_NAMES, WORKERS, stream
+from libai_data.errors import SampleError
+from libai_data.structures import DistTensorData, Instance
 from tests.data.transforms.pictures import encoded, photograph
+from tests.loader.streams import WORKER_NAMES, WORKERS, stream
 
 FLOATS = Compose([RandomResizedCrop(24), RandomFlip(), ImageToFloat([0.5], [0.25]), RandomErasing()])
 BYTES = Compose([RandomResizedCrop(24), RandAugment(), ColorJitter(0.4, 0.4, 0.4, 0.1)])
@@ -105,8 +104,6 @@ def test_unreadable_images_are_skipped_if_asked(tmp_path: Path) -> None:
     assert len(list(islice(iter(loader), 2))) == 2
     assert loader.stats()["skipped_samples"] == 1
     loader.close()
-
-
 
 
 def test_images_of_different_sizes_are_refused_with_their_index(folder: Path) -> None:

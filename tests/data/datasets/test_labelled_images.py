@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import io
-import numpy as np
-import pytest
-import random
-from PIL import Image
-from hypothesis import given, strategies as st
-from libai_data.data.datasets import ImageFolderDataset, LabelledImages
-from libai_data.data.random.sample_random import sample_generator
-from libai_data.data.samplers import SingleRoundSampler
-from libai_data.data.transforms import EncodedImage
-from libai_data.errors import FormatError, SampleError
-from libai_data.loader import DataLoader
-from libai_data.loader.failures import ErrorPolicy
-from libai_data.loader.reading import SampleReader
-from libai_data.loader.schema import array_of
-from libai_data.structures import fields_of
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from libai_data import DataLoader
+from libai_data.data.datasets import ImageFolderDataset, LabelledImages
+from libai_data.data.samplers import SingleRoundSampler
+from libai_data.data.transforms import EncodedImage
+from libai_data.errors import ConfigError, FormatError, SampleError
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3) * 4
 
@@ -115,6 +111,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+def one_hot(number: int) -> np.ndarray:
+    return np.eye(2, dtype=np.float32)[number]
+
+
+def test_a_folder_tells_its_classes_and_labels_may_be_transformed(folder: Path) -> None:
+    dataset = ImageFolderDataset(folder, target_transform=one_hot)
+    assert dataset.classes == ["cat", "dog"] and dataset.class_to_idx == {"cat": 0, "dog": 1}
+    assert dataset.targets.tolist() == [0, 0, 1, 1]
+    assert dataset[2].labels.tensor.tolist() == [0, 1]
+    [batch] = DataLoader(dataset, 4)
+    assert batch.labels.tensor.numpy().tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]
+    assert batch.labels.placement_idx == -1
+    with pytest.raises(ConfigError, match="target_transform is 3; it must be a function"):
+        ImageFolderDataset(folder, target_transform=3)  # type: ignore[arg-type]
+    weights = 1 / np.bincount(dataset.targets)[dataset.targets]
+    assert len(list(DataLoader(dataset, 2, weights=weights))) == 2
 
 
 def test_a_sample_is_its_image_and_the_number_of_its_class(folder: Path) -> None:
@@ -127,10 +139,6 @@ def test_a_sample_is_its_image_and_the_number_of_its_class(folder: Path) -> None
     )
     assert (sample.images.tensor.dtype, sample.labels.tensor.dtype) == (np.float32, np.int64)
     assert (sample.labels.tensor.tolist(), sample.labels.placement_idx, sample.images.placement_idx) == (1, -1, 0)
-
-
-
-
 
 
 @given(st.data())

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.data.datasets.masking import Masker, Masking, vocabulary_tables
+from libai_data.data.datasets.masking import Masker, Masking
+from libai_data.data.datasets.vocabulary import vocabulary_tables
 from libai_data.errors import ConfigError
 from tests.data.datasets.sentence_corpora import FIRST, MASK, Tokenizer
 
@@ -20,19 +21,22 @@ TOKENS = st.lists(
 
 def chosen_by_loops(tokens: list[int], special: list[bool], masking: Masking, seed: int) -> set[int]:
     """Whole words and n-grams, one at a time, in lists; from the same draws."""
-    words: list[list[int]] = []
-    segment_of: list[int] = []
+    whole: list[list[int]] = []
+    segment_at: list[int] = []
     segment = 0
     for place, token in enumerate(tokens):
+        segment += special[place]
+        segment_at.append(segment)
         if special[place]:
-            segment += 1
-        elif masking.whole_words and token >= PIECE and words and words[-1][-1] == place - 1:
-            words[-1].append(place)
+            continue
+        if masking.whole_words and token >= PIECE and whole and whole[-1][-1] == place - 1:
+            whole[-1].append(place)
         else:
-            words.append([place])
-            segment_of.append(segment)
+            whole.append([place])
     random = np.random.default_rng(seed)
     left = max(1, round(len(tokens) * masking.probability))
+    words = [part for word in whole for part in ([word] if len(word) <= left else [[place] for place in word])]
+    segment_of = [segment_at[word[0]] for word in words]
     if not words:
         return set()
     order = random.permutation(len(words))
@@ -63,6 +67,7 @@ def test_the_choice_is_that_of_the_loops(
     ids, special = [token for token, _ in tokens], [is_special for _, is_special in tokens]
     chosen = masker.choose(np.array(ids), np.array(special), np.random.default_rng(seed))
     assert set(np.flatnonzero(chosen).tolist()) == chosen_by_loops(ids, special, masking, seed)
+    assert chosen.any() or all(special)
 
 
 def many(masking: Masking, samples: int = 400, length: int = 512) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -73,8 +78,8 @@ def many(masking: Masking, samples: int = 400, length: int = 512) -> tuple[np.nd
     special = np.zeros(length, bool)
     special[[0, 255, 511]] = True
     found = [masker.mask(row, special, random) for row in tokens]
-    assert not any(chosen[special].any() for _, chosen in found)
-    return tokens, np.array([masked for masked, _ in found]), np.array([chosen for _, chosen in found])
+    assert not any(chosen[special].any() for _, _, chosen in found)
+    return tokens, np.array([masked for masked, _, _ in found]), np.array([chosen for _, _, chosen in found])
 
 
 def test_15_percent_are_predicted_and_of_these_80_percent_masked_10_percent_random_10_percent_kept() -> None:
@@ -115,7 +120,10 @@ def test_chinese_words_are_masked_as_a_whole_and_lose_their_marks() -> None:
     ni, hao, inner, shi, jie = range(FIRST, FIRST + 5)
     tokens = np.array([ni, inner, shi, jie] * 5)
     for seed in range(50):
-        masked, chosen = masker.mask(tokens, np.zeros(20, bool), np.random.default_rng(seed))
+        masked, clean, chosen = masker.mask(tokens, np.zeros(20, bool), np.random.default_rng(seed))
+        # Labels and random tokens are characters as running text has them, too.
+        assert clean.tolist() == [ni, hao, shi, jie] * 5
+        assert hao + 1 not in masked[chosen]
         assert (chosen.reshape(-1, 2)[:, 0] == chosen.reshape(-1, 2)[:, 1]).all()
         # "##界" has no form without the mark in this vocabulary.
         assert (masked[~chosen] == np.array([ni, hao, shi, jie] * 5)[~chosen]).all()
@@ -130,6 +138,6 @@ def test_byte_level_tokens_make_words_by_the_space_before_them() -> None:
 
 
 def test_wrong_numbers_are_refused() -> None:
-    for wrong in ({"probability": 1.0}, {"max_ngrams": 0}):
+    for wrong in ({"probability": 1.0}, {"probability": 0.0}, {"max_ngrams": 0}):
         with pytest.raises(ConfigError):
             Masking(**wrong)

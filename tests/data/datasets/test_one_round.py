@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libai_data import DataLoader
 from libai_data.data.datasets import FilteredDataset, OneRound, PackedDataset
-from libai_data.loader import DataLoader
 from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
 from libai_data.structures import batch_info
 from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, is_even

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.data.datasets.sentence_index import SentenceRule, find_samples, sentence_samples
+from libai_data.data.datasets import BertDataset, RobertaDataset
+from libai_data.data.datasets.sentence_index import SentenceRule, SentenceSamples, find_samples
 from libai_data.errors import ConfigError
-from tests.data.datasets.sentence_corpora import random_corpus
+from tests.data.datasets.sentence_corpora import Tokenizer, random_corpus
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 12), max_size=9), min_size=1, max_size=12)
 
@@ -28,7 +30,7 @@ def by_loops(documents: list[list[int]], targets: dict[int, int], least: int, ep
     found = []
     for _ in range(epochs):
         behind = 0
-        for document in documents:
+        for document in ([size for size in document if size] for document in documents):
             first, behind = behind, behind + len(document)
             if len(document) < least:
                 continue
@@ -43,6 +45,12 @@ def by_loops(documents: list[list[int]], targets: dict[int, int], least: int, ep
     return found
 
 
+def numbers_of(found: SentenceSamples, documents: list[list[int]]) -> list[tuple[int, int]]:
+    """First sentence of each sample and the one behind its last, counted without sentences that have no token."""
+    before = np.cumsum([0, *(size > 0 for document in documents for size in document)])
+    return list(zip(before[found.first].tolist(), before[found.stop].tolist()))
+
+
 @given(DOCUMENTS, st.sampled_from([1, 2]), st.sampled_from([None, 7, 40]))
 def test_samples_are_those_of_the_loops(documents: list[list[int]], least: int, wanted: int | None) -> None:
     one = by_loops(documents, {}, least, 1)
@@ -52,7 +60,7 @@ def test_samples_are_those_of_the_loops(documents: list[list[int]], least: int, 
         return
     found = find_samples(corpus(documents), SentenceRule(10, least, max_num_samples=wanted))
     expected = (one * 40)[:wanted] if wanted else one
-    assert list(zip(found.first.tolist(), found.stop.tolist())) == expected
+    assert numbers_of(found, documents) == expected
     places = np.cumsum([0, *corpus(documents).sizes])
     assert (found.start == places[found.first]).all()
     assert (found.target == 10).all()
@@ -63,8 +71,9 @@ def test_short_samples_are_those_of_the_loops_too(documents: list[list[int]], se
     if not by_loops(documents, {}, 1, 1):
         return
     found = find_samples(corpus(documents), SentenceRule(10, 1, short_seq_prob=0.5, seed=seed))
-    targets = dict(zip(found.first.tolist(), found.target.tolist()))
-    assert list(zip(found.first.tolist(), found.stop.tolist())) == by_loops(documents, targets, 1, 1)
+    numbers = numbers_of(found, documents)
+    targets = dict(zip([first for first, _ in numbers], found.target.tolist()))
+    assert numbers == by_loops(documents, targets, 1, 1)
 
 
 def test_short_samples_are_as_many_and_as_long_as_asked_and_others_in_each_epoch() -> None:
@@ -89,15 +98,16 @@ def test_a_long_document_and_many_short_ones_take_no_loop_over_samples() -> None
         assert (np.add.reduceat(corpus(documents).sizes, found.first).sum()) == 6_000_000
 
 
-def test_the_index_is_kept_and_another_rule_has_another_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [BertDataset, RobertaDataset])
+def test_the_index_is_kept_and_another_rule_has_another_file(tmp_path: Path, kind: Any) -> None:
     source = random_corpus(tmp_path / "corpus", 20)
-    first = sentence_samples(source, SentenceRule(100, 2, 0.1), None)
+    first = kind("x", Tokenizer(), source, short_seq_prob=0.1)
     (kept,) = (tmp_path / "corpus.cache").glob("*.npy")
     before = kept.stat().st_mtime_ns
-    again = sentence_samples(source, SentenceRule(100, 2, 0.1), None)
-    assert all((ours == theirs).all() for ours, theirs in zip(first, again))
+    again = kind("x", Tokenizer(), source, short_seq_prob=0.1)
+    assert all((ours == theirs).all() for ours, theirs in zip(first._samples, again._samples))
     assert kept.stat().st_mtime_ns == before
-    sentence_samples(source, SentenceRule(100, 2, 0.1, seed=2), None)
+    kind("x", Tokenizer(), source, short_seq_prob=0.1, seed=2)
     assert len(list((tmp_path / "corpus.cache").glob("*.npy"))) == 2
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from libai_data.data.datasets import T5Dataset
 from libai_data.data.datasets.t5 import corrupt, draw_spans, span_numbers
-from libai_data.errors import ConfigError
 from libai_data.data.random.sample_random import reading_samples
+from libai_data.errors import ConfigError
 from tests.data.datasets.sentence_corpora import BOS, EOS, FIRST, PAD, Tokenizer, random_corpus, write_corpus
 
 SENTINELS = np.arange(7, FIRST)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from libai_data.data.datasets.gpt import GPTDataset
-from libai_data.errors import ConfigError
 from libai_data.data.files.index_cache import cached_arrays
+from libai_data.errors import ConfigError
 from tests.data.datasets.gpt_corpora import write
 from tests.full_disk import fill, resize, small_disk
 
@@ -125,7 +125,7 @@ def test_a_broken_file_is_built_anew_and_says_so(tmp_path: Path, caplog: pytest.
         path.write_bytes(broken)
         caplog.clear()
         assert cached_arrays(tmp_path, "key", build)[0].tolist() == list(range(100))
-        assert "built anew" in caplog.text
+        assert "built again" in caplog.text
         assert path.read_bytes() == whole
 
 
@@ -156,6 +156,25 @@ def test_an_index_that_the_disk_has_no_room_for_is_built_in_memory(
         resize(disk, 4096)
         assert len(cached_arrays(disk, "a", lambda: [np.arange(100_000)])) == 1
         assert (disk / "a.npy").exists()
+
+
+@pytest.mark.parametrize("is_full_before", [True, False])
+def test_processes_build_at_the_same_time_what_the_disk_has_no_room_for(tmp_path: Path, is_full_before: bool) -> None:
+    with small_disk(tmp_path / "disk", 64) as disk:
+        (disk / "key.lock").touch()
+        if is_full_before:
+            fill(disk)
+            processes = [start(disk) for _ in range(3)]
+        else:
+            processes = one_builds_others_wait(disk)
+            fill(disk)
+            tell(processes[0], "go on")
+        builders = processes if is_full_before else processes[1:]
+        for process in builders:
+            assert [line(process) for _ in range(1 + is_full_before)][-1] == "building"
+        for process in builders:
+            tell(process, "go on")
+        assert ended(processes) == [ARRAYS] * 3
 
 
 def test_the_reason_why_an_index_cannot_be_built_is_kept_on_a_full_disk(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data.data.datasets import BlendedDataset, FilteredDataset
-from libai_data.errors import CheckpointError, ConfigError
 from libai_data.data.samplers import BlendOrder, CyclicSampler, Ledger, Order, StepSchedule
 from libai_data.data.samplers.schedule import Ranges
-from tests.properties import examples
+from libai_data.errors import CheckpointError, ConfigError
 from tests.data.samplers.step_runs import steps_from
 from tests.data.samplers.test_blend_order import Numbers
+from tests.properties import examples
 
 SIZES = (10, 20, 30)
 BEFORE, AFTER = [1, 2, 3], [3, 2, 1]

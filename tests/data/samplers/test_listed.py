@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.errors import CheckpointError, ConfigError
-from libai_data.loader import DataLoader
-from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.samplers.listed import ListedBatches, as_stream
+from libai_data.errors import CheckpointError, ConfigError, SampleError
+from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 
 
 @pytest.fixture()
@@ -281,12 +281,95 @@ def test_samplers_that_know_positions_stay_themselves() -> None:
     assert isinstance(as_stream([[1]]), ListedBatches)
 
 
-@pytest.mark.parametrize("item", [2, [], [0.5], [True, False], [[2]], "12", [2, -1], np.array([2**63 + 1], np.uint64)])
+NO_LISTS = [
+    2,
+    None,
+    "12",
+    {1},
+    {1: 2},
+    iter([1]),
+    [],
+    [0.5],
+    [True, False],
+    [[2]],
+    [[1], [2, 3]],
+    [1, [2]],
+    [None],
+    ["1"],
+]
+NO_INDICES = [[2, -1], [2**70], np.array([2**63 + 1], np.uint64), np.array([1.0])]
+
+
+@pytest.mark.parametrize("item", [*NO_LISTS, *NO_INDICES])
 def test_an_item_that_is_no_list_of_indices_is_refused_by_number(item: Any) -> None:
     with pytest.raises(ConfigError, match="batch 1 of the batch_sampler is"):
         list(as_stream([[1], item]).batches(0))
 
 
-def test_what_cannot_be_iterated_is_refused() -> None:
-    with pytest.raises(TypeError, match="batch_sampler is a int"):
-        as_stream(3)
+@pytest.mark.parametrize("item", [(1, 2), np.array([1, 2], np.uint8), range(1, 3), [np.int32(1), 2]])
+def test_any_list_of_indices_is_taken(item: Any) -> None:
+    assert [batch.indices.tolist() for batch in as_stream([item], range(3)).batches(0)] == [[1, 2]]
+
+
+def test_an_index_outside_the_dataset_is_refused_with_its_size() -> None:
+    with pytest.raises(
+        ConfigError, match=r"batch 1 .* is \[1, 3\], which names the index 3; the dataset has 3 samples"
+    ):
+        list(as_stream([[0], [1, 3]], range(3)).batches(0))
+
+
+def lists() -> Iterator[list[int]]:
+    yield [0]
+    raise KeyError("gone")
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (3, "is a int"),
+        (CyclicSampler, "is the class CyclicSampler, which is not called"),
+        (lists, "is the function lists, which is not called"),
+    ],
+)
+def test_what_cannot_be_iterated_is_refused(sampler: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"batch_sampler {words}"):
+        as_stream(sampler)
+
+
+class Fails:
+    """Its iterator, its length or its `set_epoch` is wrong."""
+
+    def __init__(self, make: Any = lists, length: Any = 1) -> None:
+        self.make, self.length = make, length
+
+    def __iter__(self) -> Any:
+        return self.make()
+
+    def __len__(self) -> Any:
+        return self.length
+
+
+class WithoutArgument(Fails):
+    def set_epoch(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("sampler", "words"),
+    [
+        (Fails(), "KeyError: 'gone' after 1 list"),
+        (Fails(lambda: 5), "TypeError: iter.* after 0 list"),
+        (WithoutArgument(), r"TypeError: .*set_epoch\(\).* after 0 list"),
+    ],
+)
+def test_what_a_sampler_raises_is_told_with_its_name_and_the_round(sampler: Any, words: str) -> None:
+    with pytest.raises(SampleError, match=rf"batch_sampler \(\w+\) raised {words}.* of round 0"):
+        list(as_stream(sampler).batches(0))
+
+
+@pytest.mark.parametrize("length", [-1, 2**63, None])
+def test_a_length_that_is_none_is_as_no_length(length: Any) -> None:
+    stream = as_stream(Fails(lambda: iter([[0], [1]]), length))
+    assert len(list(stream.batches(0))) == 2
+    assert "rounds_ended" in stream.state_dict()
+    with pytest.raises(TypeError, match="has no length"):
+        len(stream)

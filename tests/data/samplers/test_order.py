@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.errors import ConfigError
 from libai_data.data.samplers.order import ORDER_VERSION, Order
+from libai_data.errors import ConfigError
 from tests.properties import examples
 
 SORTED_BELOW = 1024

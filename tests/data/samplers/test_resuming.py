@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.errors import CheckpointError, ConfigError
 from libai_data.data.samplers import CyclicSampler, Ledger, StepSchedule
 from libai_data.data.samplers.schedule import Ranges
-from tests.properties import examples
+from libai_data.errors import CheckpointError, ConfigError
 from tests.data.samplers.step_runs import following, steps_from
 from tests.data.samplers.test_schedule import meshes, schedules, skips
+from tests.properties import examples
 
 PLAIN = StepSchedule(((0, 8),))
 
@@ -85,7 +85,7 @@ def test_a_schedule_that_is_true_of_the_past_may_change_what_comes(caplog: Any) 
     state = state_after(5, plain())
     with caplog.at_level(logging.WARNING):
         plain(schedule=StepSchedule(((0, 8), (7, 16)))).load_state_dict(state)
-    assert "8, 16 from step 7 on. The stream goes on at position 40, so no sample is repeated" in caplog.text
+    assert "8, 16 from step 7 on. The stream continues at position 40, so no sample is repeated" in caplog.text
     with pytest.raises(CheckpointError, match="8 and is now 8, 16 from step 3 on, after 5 steps"):
         plain(schedule=StepSchedule(((0, 8), (3, 16)))).load_state_dict(state)
 
@@ -130,7 +130,7 @@ def test_another_seed_in_the_middle_of_an_epoch_says_that_samples_are_repeated_i
     with caplog.at_level(logging.WARNING):
         after.load_state_dict(before.state_dict(), override=["seed"])
     list(islice(steps_from([after], 2), 4))
-    assert "epoch 0 after 16 of its 48 samples. Some samples come twice in this epoch" in caplog.text
+    assert "epoch 0 after 16 of its 48 samples. Some samples are used twice in this epoch" in caplog.text
     following_epoch = [index for step in islice(steps_from([after], 6), 6) for _, index in step]
     assert sorted(following_epoch) == list(range(48))
 
@@ -155,7 +155,7 @@ def test_a_dataset_of_another_length_goes_on_at_the_same_share_of_its_epoch(shuf
     assert after.position == 48 + 12
     assert "samples was 96 and is now 48" in caplog.text
     assert ("nothing is repeated" in caplog.text) != shuffle
-    assert ("Some samples come twice in this epoch" in caplog.text) == shuffle
+    assert ("Some samples are used twice in this epoch" in caplog.text) == shuffle
     assert after.state.step == 15
     with pytest.raises(CheckpointError, match="begins with step 15"):
         Ledger(after.state).samples_of(14)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from itertools import islice
+from typing import Any
+
 import numpy as np
 import pytest
-import time
-from hypothesis import given, settings, strategies as st
-from itertools import islice
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from libai_data.data.samplers import CyclicSampler, Ledger, LeftOut, Order, SingleRoundSampler, StepSchedule
 from libai_data.data.samplers.sampler import can_follow
 from libai_data.data.samplers.schedule import parse_sizes, parse_skips
 from libai_data.errors import CheckpointError, ConfigError
 from tests.data.samplers.step_runs import expected_steps, following, steps_from
 from tests.properties import examples
-from typing import Any
-
 
 ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1])), max_size=5)
 skips = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 4)).map(lambda r: (r[0], r[0] + r[1])), max_size=3)
@@ -64,10 +66,6 @@ def test_every_mesh_takes_the_samples_that_the_definition_names(
     assert found == expected_steps(ranks[0].order, schedule, tuple(skipped), 16)
 
 
-
-
-
-
 def test_epochs_are_those_of_the_order_also_behind_a_skip() -> None:
     [sampler] = following(20, StepSchedule(((0, 4),)), ((1, 3),))
     batches = list(islice(sampler.batches(0), 8))
@@ -91,7 +89,6 @@ def test_without_several_sizes_drop_last_leaves_out_what_fills_no_step() -> None
     [
         (StepSchedule(((0, 4), (3, 6))), {}, r"6 samples of a step \(from step 3 on\).*4 data-parallel"),
         (StepSchedule(((0, 4),)), {4: 2}, "into 2 batches for 4"),
-        (StepSchedule(((0, 4), (3, 64))), {}, "60 samples, fewer than one global batch of 64"),
     ],
 )
 def test_steps_that_cannot_be_cut_are_refused(schedule: StepSchedule, counts: Any, message: str) -> None:
@@ -137,7 +134,7 @@ def test_find_is_the_inverse_of_locate(size: int, seed: int, epoch: int, shuffle
 
 @pytest.mark.parametrize("index", [-1, 50])
 def test_a_sample_outside_the_dataset_is_refused(index: int) -> None:
-    with pytest.raises(IndexError, match=f"{index}.* lies outside a dataset of 50"):
+    with pytest.raises(IndexError, match=f"{index}.* is outside a dataset of 50"):
         Order(50).find(0, np.array([index]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data import DataLoader
 from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedDataset, cu_seqlens
-from libai_data.errors import CheckpointError, ConfigError, SchemaError
-from libai_data.loader import DataLoader
+from libai_data.data.random.substitute import substitute_index
 from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule
+from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
 from libai_data.structures import DistTensorData, Instance, batch_info
+from tests.data.samplers.transforms import Documents, Failing, as_tokens, expected_packs, is_even
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
 from tests.properties import examples, slowly
-from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, is_even
 
 
 class Case(NamedTuple):
@@ -153,7 +155,7 @@ def test_a_blend_can_be_packed() -> None:
     found = [segment[:2] for pack in outputs(sampler, 2) for segment in pack[::4]]
     own = [index if index < 3 else index - 3 for index in places]
     assert found == [(index, 0) for index in own]
-    with pytest.raises(CheckpointError, match="goes on in the same order only"):
+    with pytest.raises(CheckpointError, match="continues only in the same order"):
         changed = PackedDataset(BlendedDataset([Documents(each) for each in lengths], [1, 1]), 8)
         CyclicSampler(changed, 2, shuffle=True, seed=1).load_state_dict(sampler.state_dict(), ["weights"])
 
@@ -254,17 +256,99 @@ def test_what_cannot_be_transformed_is_refused(make: Any, error: Any, words: str
         first_of(make())
 
 
+def test_a_sample_that_fails_while_a_sampler_looks_for_outputs_is_named() -> None:
+    def fails(sample: Any) -> bool:
+        raise KeyError("keep")
+
+    sampler = CyclicSampler(FilteredDataset(Documents([3] * 8), fails), 2)
+    with pytest.raises(SampleError, match=r"sample 0 of Documents: KeyError: 'keep'"):
+        next(iter(sampler))
+
+
+@pytest.mark.parametrize("options", WORKERS[:3], ids=WORKER_NAMES[:3])
+@pytest.mark.parametrize("known", [True, False])
+def test_another_sample_is_packed_in_the_place_of_one_that_fails(known: bool, options: Any) -> None:
+    lengths, bad = [3, 9, 1, 14, 2, 6, 2, 8], (1, 4)
+    seed, epoch = 3, 0
+
+    def chosen(index: int) -> int:
+        tried = (substitute_index(seed, epoch, index, attempt, len(lengths)) for attempt in range(100))
+        return next(each for each in tried if each not in bad)
+
+    def packs(documents: Any, batches: int, state: Any = None, **more: Any) -> list[Any]:
+        dataset = PackedDataset(documents, 5, lengths=lengths if known else None, positions=None, segments=None)
+        return stream(dataset, CyclicSampler(dataset, 2, True, seed=seed), batches, state, **more)
+
+    samples = [Documents(lengths)[index if index not in bad else chosen(index)] for index in range(len(lengths))]
+    if known:
+        for index in bad:
+            fields = samples[index].get_fields()
+            samples[index] = Instance(
+                **{
+                    name: DistTensorData(
+                        np.resize(np.asarray(value.tensor), (lengths[index], *value.tensor.shape[1:])),
+                        placement_idx=value.placement_idx,
+                    )
+                    for name, value in fields.items()
+                }
+            )
+    skipping = {"on_error": "skip", "replacement_budget": 1.0, **options}
+    found = packs(Failing(lengths, bad), 4, **skipping)
+    expected = packs(samples, 4)
+    assert [each[1]["tokens"][2] for each in found] == [each[1]["tokens"][2] for each in expected]
+    dataset = PackedDataset(Failing(lengths, bad), 5, lengths=lengths if known else None, positions=None, segments=None)
+    with loading(dataset, CyclicSampler(dataset, 2, True, seed=seed), **skipping) as loader:
+        for _ in islice(iter(loader), 2):
+            pass
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert packs(Failing(lengths, bad), 2, state, **skipping) == found[2:]
+
+
+def test_a_filter_replaces_what_fails_by_what_is_kept(tmp_path: Path) -> None:
+    kept = [number % 7 == 1 for number in range(70)]
+    quarantine = tmp_path / "bad.jsonl"
+    for _ in range(2):
+        dataset = FilteredDataset(Failing([3] * 70, [1, 8]), kept)
+        sampler = CyclicSampler(dataset, 5, shuffle=True)
+        with loading(dataset, sampler, on_error="quarantine", quarantine_file=str(quarantine)) as loader:
+            batches = [batch.tokens.tensor.numpy() for batch in islice(iter(loader), 4)]
+            assert loader.stats()["skipped_samples"] == 4
+        assert all(kept[index] and index not in (1, 8) for batch in batches for index in batch[:, 0, 1])
+        assert sorted(json.loads(line)["index"] for line in quarantine.read_text().splitlines()) == [1, 8]
+        assert not {1, 8} & set(sampler.dataset.dataset.reads)  # type: ignore[attr-defined]
+
+
+def test_a_sample_that_fails_only_after_the_stream_was_planned_ends_the_run() -> None:
+    dataset = PackedDataset(Failing([3] * 8, [5], later=True), 6)
+    skipping: dict[str, Any] = {"on_error": "skip", "num_workers": 1, "replacement_budget": 1.0}
+    message = r"sample 5 .* could be read when the stream was planned.*truncated"
+    with loading(dataset, CyclicSampler(dataset, 4), **skipping) as loader, pytest.raises(SampleError, match=message):
+        next(iter(loader))
+
+
+def test_the_budget_of_replaced_samples_counts_samples_and_not_sequences() -> None:
+    lengths = [2] * 500
+    for budget in (0.003, 0.001):
+        dataset = PackedDataset(Failing(lengths, [7]), 40, lengths=lengths)
+        with loading(dataset, CyclicSampler(dataset, 5), on_error="skip", replacement_budget=budget) as loader:
+            batches = islice(iter(loader), 20)
+            if budget > 1 / 500:
+                assert len(list(batches)) == 20
+                assert loader.stats()["skipped_samples"] == 4
+            else:
+                with pytest.raises(SampleError, match="replaced 2 of 1000 samples"):
+                    list(batches)
+
+
 def test_what_a_transform_cannot_promise_is_refused() -> None:
     dataset = PackedDataset([tokens(3)] * 4, 4)
-    with pytest.raises(ConfigError, match=r"round has no known end.*OneRound"):
+    with pytest.raises(ConfigError, match=r"not known in advance.*OneRound"):
         SingleRoundSampler(dataset, 1)
     with pytest.raises(ConfigError, match="drop_last"):
         CyclicSampler(dataset, 1, drop_last=True)
     sampler = CyclicSampler(dataset, 1, seed=1)
     with pytest.raises(ConfigError, match=r"skip_steps is \[\[2, 3\]\]"):
         sampler.follow(StepSchedule(((0, 1),)), skip_steps=((2, 3),))
-    with pytest.raises(ConfigError, match="on_error is 'skip'"):
-        DataLoader(dataset, sampler, on_error="skip")
     with pytest.raises(ConfigError, match="serves two samplers"):
         CyclicSampler(dataset, 1, seed=2)
     with pytest.raises(TypeError, match="not known in advance"):

@@ -9,6 +9,7 @@ import numpy as np
 
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import Order
+from libai_data.loader.worker_info import get_worker_info
 from libai_data.structures import DistTensorData, Instance
 
 Token = tuple[int, int, int]
@@ -37,6 +38,20 @@ class Documents:
             tokens=DistTensorData(tokens.reshape(length, 3)),
             labels=DistTensorData(np.arange(length), placement_idx=-1),
         )
+
+
+class Failing(Documents):
+    """Documents of which some cannot be read; only by workers, if asked for."""
+
+    def __init__(self, lengths: Sequence[int], bad: Sequence[int], random: bool = False, later: bool = False) -> None:
+        super().__init__(lengths, random)
+        self.bad = list(bad)
+        self.later = later
+
+    def __getitem__(self, index: int) -> Instance:
+        if index in self.bad and (not self.later or get_worker_info() is not None):
+            raise OSError(f"document {index} is truncated")
+        return super().__getitem__(index)
 
 
 def is_even(sample: Any) -> bool:

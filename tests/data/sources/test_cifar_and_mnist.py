@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import numpy as np
 import pickle
-import pytest
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from hypothesis import HealthCheck, given, settings, strategies as st
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
-from libai_data.data.datasets.image_datasets import CIFAR100Dataset, CIFAR10Dataset, FashionMNISTDataset, MNISTDataset
+
+from libai_data.data.datasets.image_datasets import CIFAR10Dataset, CIFAR100Dataset, FashionMNISTDataset, MNISTDataset
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource, read_idx
 from libai_data.errors import ConfigError, FormatError, StorageError
-from pathlib import Path
-from tests.data.sources.published_files import WebFolder, cifar_image, idx, mnist_files, tar_of, write_cifar10, write_cifar100, write_mnist
+from tests.data.sources.published_files import (
+    WebFolder,
+    cifar_image,
+    idx,
+    mnist_files,
+    tar_of,
+    write_cifar10,
+    write_cifar100,
+    write_mnist,
+)
 from tests.properties import examples
 
 

@@ -17,12 +17,12 @@ from libai_data.data.datasets.combine import ConcatDataset, Subset
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.datasets.image_datasets import ImageFolderDataset
-from libai_data.errors import FormatError
 from libai_data.data.files.identity import file_identity
-from libai_data.loader.fingerprint import fingerprint_with_samples
-from libai_data.loader.shipping import ship, unship
 from libai_data.data.sources import ImageFolderSource, InMemorySource, JsonLinesSource, NumpySource, open_source
 from libai_data.data.sources import mapped_file as mapped_file_module
+from libai_data.errors import FormatError
+from libai_data.loader.same_dataset import fingerprint_with_samples
+from libai_data.loader.shipping import ship, unship
 from tests.data.datasets.gpt_corpora import write as write_corpus
 from tests.data.sources.published_files import write_mnist
 from tests.data.sources.record_files import texts, write
@@ -211,7 +211,7 @@ def test_a_corpus_that_was_replaced_is_not_mixed_with_the_one_that_was_pickled(t
     assert len(pickle.loads(packed)) == 2
     write_corpus(prefix, [[5, 4, 3], [2, 1]])
     os.utime(f"{prefix}.bin", ns=(1, 1))
-    with pytest.raises(FormatError, match=r"have changed since they were opened"):
+    with pytest.raises(FormatError, match=r"has changed since it was opened"):
         pickle.loads(packed)
 
 

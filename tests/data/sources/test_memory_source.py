@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from libai_data.errors import ConfigError, PeerError
-from libai_data.loader.shipping import ship, unship
 from libai_data.data.sources import InMemorySource, JsonLinesSource
 from libai_data.data.sources.node_memory import shared_memory
+from libai_data.errors import ConfigError, PeerError
+from libai_data.loader.shipping import ship, unship
 from tests.data.sources.record_files import texts, write
 
 
@@ -69,7 +69,7 @@ def test_files_tell_what_they_hold_and_other_sources_need_a_name(tmp_path: Path)
     changed = write("jsonl", tmp_path / "a.jsonl", texts(20, seed=9))
     second = InMemorySource(JsonLinesSource(tmp_path / "a.jsonl"))
     assert first.read_many(range(20)) == expected and second.read_many(range(20)) == changed
-    with pytest.raises(ConfigError, match="Counted cannot tell its records from others"):
+    with pytest.raises(ConfigError, match="Counted has no identity that distinguishes its records"):
         InMemorySource(Counted(tmp_path / "x"))
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from libai_data.errors import FormatError, SchemaError
 from libai_data.data.sources import pack_record, unpack_record
+from libai_data.errors import FormatError, SchemaError
 from tests.data.sources.record_files import same
 
 JSON = st.recursive(

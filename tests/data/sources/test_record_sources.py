@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.errors import ConfigError, FormatError, SchemaError
+from libai_data import DataLoader
 from libai_data.data.files.file_map import FileMap
-from libai_data.loader import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import (
     ArrayRecordSource,
@@ -25,6 +24,7 @@ from libai_data.data.sources import (
     WebDatasetSource,
     open_source,
 )
+from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
@@ -163,7 +163,7 @@ def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path
 
 def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     expected = write("jsonl", tmp_path / "records", texts(3))
-    with pytest.raises(ConfigError, match="tells no one format"):
+    with pytest.raises(ConfigError, match="belong to no single format"):
         open_source(tmp_path / "records")
     with pytest.raises(ConfigError, match=r"no format 'json'.*Did you mean 'jsonl'"):
         open_source(tmp_path / "records", "json")

@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from libai_data.errors import ConfigError, StorageError
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
+from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
 
 READ = (
-    "import sys; from libai_data.data.sources.storage import LocalFile; print(len(LocalFile(sys.argv[1]).path.read_bytes()))"
+    "import sys; import s3fs; from libai_data.data.sources.storage import LocalFile; "
+    "print('ready', flush=True); input(); print(len(LocalFile(sys.argv[1]).path.read_bytes()))"
 )
 
 
@@ -45,9 +46,18 @@ def kept_files(cache: Path) -> list[str]:
 
 
 def reader_of(url: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-c", READ, url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    """A process that has imported all it needs, and reads when it is told to begin."""
+    command, pipe = [sys.executable, "-c", READ, url], subprocess.PIPE
+    reader = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
+    return reader
+
+
+def begin(*readers: subprocess.Popen) -> None:
+    for reader in readers:
+        assert reader.stdin is not None
+        reader.stdin.write("\n")
+        reader.stdin.flush()
 
 
 def test_local_files_are_listed_in_the_order_of_patterns_then_of_names(folder: Path) -> None:
@@ -67,7 +77,7 @@ def test_a_pattern_that_names_no_file_is_refused_by_its_text(folder: Path, patte
 
 @pytest.mark.parametrize("files", [None, 3, b"folder", [None], [["folder"]]])
 def test_what_names_no_files_is_refused(files: Any) -> None:
-    with pytest.raises(ConfigError, match="files is .*; it must be a file, a glob or a folder"):
+    with pytest.raises(ConfigError, match=r"files is .*; it must be a file, a glob or a folder"):
         listed(files)
 
 
@@ -218,23 +228,27 @@ def test_what_is_open_stays_readable_when_its_copy_goes(object_store: ObjectStor
         assert not file.path.exists() and stream.read() == b"a" * 600
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_downloads_and_the_other_waits(object_store: ObjectStore) -> None:
     url = object_store.put("shard.tar", bytes(200_000))
     object_store.faults = [STALL]
     readers = [reader_of(url) for _ in range(3)]
+    begin(*readers)
     assert object_store.sent.wait(30)
     object_store.go_on.set()
     assert [reader.communicate(timeout=60)[0].strip() for reader in readers] == ["200000"] * 3
     assert len(object_store.gets) == 1
 
 
+@pytest.mark.slow
 def test_who_waits_for_a_download_that_fails_fails_with_its_reason(object_store: ObjectStore, tmp_path: Path) -> None:
     url = object_store.put("shard.tar", bytes(200_000))
     os.environ["LIBAI_DATA_STORAGE_ATTEMPTS"] = "1"
     object_store.faults = [STALL]
-    first = reader_of(url)
+    first, second = reader_of(url), reader_of(url)
+    begin(first)
     assert object_store.sent.wait(30)
-    second = reader_of(url)
+    begin(second)
     wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
     object_store.put("shard.tar", bytes(100_000))
     object_store.go_on.set()
@@ -249,9 +263,10 @@ def test_a_killed_downloader_leaves_nothing_that_counts_and_another_takes_over(
 ) -> None:
     url = object_store.put("shard.tar", os.urandom(200_000))
     object_store.faults = [STALL]
-    first = reader_of(url)
+    first, second = reader_of(url), reader_of(url)
+    begin(first)
     assert object_store.sent.wait(30)
-    second = reader_of(url)
+    begin(second)
     wait_until_a_second_process_has_opened_the_lock(tmp_path / "cache" / "files")
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=60)
@@ -266,6 +281,7 @@ def test_what_a_killed_downloader_left_makes_room(object_store: ObjectStore, tmp
     os.environ["LIBAI_DATA_CACHE_SIZE"] = "300 kB"
     object_store.faults = [STALL]
     first = reader_of(object_store.put("first.tar", bytes(200_000)))
+    begin(first)
     assert object_store.sent.wait(30)
     other = object_store.put("other.tar", bytes(200_000))
     with pytest.raises(StorageError, match="200000 bytes are in use in 1 files"):

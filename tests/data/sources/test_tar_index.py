@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from libai_data.errors import FormatError
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.tar_index import TarIndex, index_tar
+from libai_data.errors import FormatError
 from tests.properties import examples
 
 LONG = "folder of a rather long name/" * 9 + "ö" * 60 + ".jpg"

@@ -10,7 +10,26 @@ import numpy as np
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.text.tokenizer_training import Training, train_tokenizer
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven wizards make toxic brew for evil queens".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "seven",
+    "wizards",
+    "make",
+    "toxic",
+    "brew",
+    "for",
+    "evil",
+    "queens",
+]
 
 
 def texts(count: int, seed: int = 0) -> list[str]:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.errors import ConfigError
 from libai_data.data.text.documents import BadLine, Document, read_piece
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import DOCUMENTS, Cutting, cut_into_parts
+from libai_data.errors import ConfigError
 from tests.properties import examples
 
 LINES = st.lists(st.sampled_from(["", " ", "\r", "word", "two words\r", "ü" * 9, " 中文 "]), max_size=30)
@@ -115,8 +115,29 @@ def test_lines_that_are_no_documents_are_told_with_their_line(tmp_path: Path) ->
     assert [record.line for record in records] == [1, 2, 4, 6, 8, 10, 12, 13]
     assert [record.texts for record in records if isinstance(record, Document)] == [("one",), ("two",)]
     reasons = [record.reason for record in records if isinstance(record, BadLine)]
-    for words, reason in zip(["no JSON", "list", "no 'text'", "NoneType", "UTF-8", "surrogates"], reasons):
+    for words, reason in zip(["no JSON", "an object a line", "no 'text'", "NoneType", "UTF-8", "surrogates"], reasons):
         assert words in reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
+@pytest.mark.parametrize("name", ["x.jsonl", "x.txt", "x.txt.gz"])
+def test_utf_16_is_recognised_with_its_mark_and_without(tmp_path: Path, encoding: str, name: str) -> None:
+    path = tmp_path / name
+    data = "\n".join('{"text": "a line of words"}' for _ in range(500)).encode(encoding)
+    path.write_bytes(COMPRESS[path.suffix](data) if path.suffix == ".gz" else data)
+    found, bad = read_all([path], Cutting(part_bytes=1000))
+    assert not found
+    assert len(bad) == 1 and "UTF-16" in bad[0] and "iconv" in bad[0]
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_byte_order_marks_of_files_that_were_joined_are_no_text(tmp_path: Path, documents: str) -> None:
+    marked = "\ufeffone\n\n\ufefftwo\n\nthree\n"
+    (tmp_path / "x.txt").write_text(marked, "utf-8")
+    found, _ = read_all([tmp_path / "x.txt"], Cutting(documents))
+    assert [text for (text,) in found] == ([marked[1:]] if documents == "file" else ["one", "two", "three"])
+    (tmp_path / "x.jsonl").write_text('\ufeff{"text": "one"}\n\ufeff{"text": "two"}\n', "utf-8")
+    assert read_all([tmp_path / "x.jsonl"], Cutting()) == ([("one",), ("two",)], [])
 
 
 def test_inputs_are_files_globs_and_folders_each_file_once(tmp_path: Path) -> None:
@@ -127,3 +148,44 @@ def test_inputs_are_files_globs_and_folders_each_file_once(tmp_path: Path) -> No
     assert [str(path.relative_to(tmp_path)) for path in found] == ["b.txt", "a/1.txt", "a/2.txt"]
     with pytest.raises(ConfigError, match="no file is named by"):
         find_inputs([f"{tmp_path}/*.parquet"])
+    with pytest.raises(ConfigError, match="no files are given"):
+        find_inputs([])
+
+
+def names(paths: list[Path]) -> list[str]:
+    return [path.name for path in paths]
+
+
+def test_folders_give_files_of_known_suffixes_and_what_is_left_out_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("LICENSE", "README.md", "a.jsonl", "b.txt.gz", "c.parquet", "d.json.zst", "e.TXT", "f.npy"):
+        (tmp_path / name).write_text("x")
+    assert names(find_inputs([str(tmp_path)])) == ["a.jsonl", "b.txt.gz", "c.parquet", "d.json.zst"]
+    assert "4 of 8 files" in caplog.text and "LICENSE" in caplog.text
+    assert names(find_inputs([f"{tmp_path}/*.md"])) == ["README.md"]
+    assert len(find_inputs([str(tmp_path)], form="text")) == 8
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "wiki_00").write_text("x")
+    with pytest.raises(ConfigError, match=r"such as .*wiki_00"):
+        find_inputs([f"{tmp_path}/only"])
+
+
+def test_a_file_that_is_there_compressed_too_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text("x")
+    (tmp_path / "x.jsonl.gz").write_text("x")
+    for patterns in ([str(tmp_path)], [f"{tmp_path}/x.jsonl", f"{tmp_path}/*.gz"]):
+        with pytest.raises(ConfigError, match=r"x.jsonl and .*x.jsonl.gz have the same name"):
+            find_inputs(patterns)
+    assert names(find_inputs([f"{tmp_path}/*.gz"])) == ["x.jsonl.gz"]
+
+
+def test_what_preprocessing_writes_and_the_tokenizer_are_no_input(tmp_path: Path) -> None:
+    own = ["out.parts/lock", "out.parts/plan.json", "out.parts/00000000.json", "out_text_document.bin", "out.bad_lines"]
+    own += ["out_text_document.idx", "out_text_document.cache/gpt-1.npy", "tokenizer.json"]
+    for name in (*own, "good.jsonl", "mine.parts/text.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    for pattern in (str(tmp_path), f"{tmp_path}/**"):
+        found = find_inputs([pattern], form="text", but=[tmp_path / "tokenizer.json"])
+        assert names(found) == ["good.jsonl", "text.jsonl"]

@@ -7,20 +7,26 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from libai_data.commands import main as command
-from libai_data.errors import ConfigError
-from libai_data.data.text.shards import TokenizingError
-from libai_data.data.text.parts import Cutting
-from libai_data.data.text.preprocess import BadLines, preprocess
 from libai_data.commands.preprocess import main
-from libai_data.data.text.sentences import split_sentences
-from libai_data.data.text.shards import Task
+from libai_data.data.text import shards
+from libai_data.data.text.parts import Cutting, cut_into_parts
+from libai_data.data.text.preprocessing import BadLines, preprocess
+from libai_data.data.text.sentences import pieces_of, split_sentences
+from libai_data.data.text.shards import Task, TokenizingError
 from libai_data.data.text.tokenizer import TokenizerFiles
+from libai_data.data.text.tokenizer_training import Training, train_tokenizer
+from libai_data.errors import ConfigError
 from tests.data.text.corpora import bpe_tokenizer, content, documents_of, texts, write_json_lines
+from tests.distributed.processes import children_of, command_of
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -41,6 +47,56 @@ def test_each_document_becomes_what_the_tokenizer_alone_makes_of_it(tmp_path: Pa
     assert (result.documents, result.empty, result.bad) == (len(expected), 1, 0)
     assert result.tokens["text"] == sum(len(sequence) for (sequence,) in expected)
     assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "out_text_document.bin", "out_text_document.idx"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
+def test_a_long_document_is_tokenized_in_pieces_with_the_same_tokens(
+    tmp_path: Path, tokenizer: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", [" ".join(texts(200)), "\n".join(texts(200)), *texts(3)])
+    if kind == "wordpiece":
+        tokenizer = str(tmp_path / "wordpiece.json")
+        train_tokenizer([str(corpus)], tokenizer, Training("wordpiece", vocab_size=200))
+    elif kind == "sentencepiece":
+        sentencepiece = pytest.importorskip("sentencepiece")
+        (tmp_path / "text").write_text("\n".join(texts(200)))
+        prefix, tokenizer = str(tmp_path / "pieces"), str(tmp_path / "pieces.model")
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(tmp_path / "text"), model_prefix=prefix, vocab_size=70, minloglevel=2
+        )
+    whole = preprocess([str(corpus)], str(tmp_path / "whole"), Task(TokenizerFiles(tokenizer)))
+    monkeypatch.setattr(shards, "LONGEST_TEXT", 500)
+    part = Path(tmp_path / "parts")
+    part.mkdir()
+    (only,) = cut_into_parts([corpus], Cutting(part_bytes=1 << 20))
+    shards.write_shard(part, only, Task(TokenizerFiles(tokenizer)), TokenizerFiles(tokenizer).load())
+    assert content(str(part / "00000000-0")) == content(whole.prefixes["text"])
+
+
+@given(st.text(" \nab中", max_size=200), st.integers(2, 40))
+def test_pieces_are_the_text_and_none_is_longer_than_asked(text: str, longest: int) -> None:
+    pieces = list(pieces_of(text, longest))
+    assert "".join(pieces) == text
+    assert all(longest // 2 <= len(piece) <= longest for piece in pieces[:-1])
+    assert len(pieces[-1]) <= longest
+
+
+@pytest.mark.slow
+def test_a_document_of_60_mb_takes_less_than_2_gb(tmp_path: Path, tokenizer: str) -> None:
+    text = "\n".join(texts(20_000))
+    path = tmp_path / "long.jsonl"
+    with open(path, "w") as file:
+        file.write(json.dumps({"text": text * (60_000_000 // len(text))}))
+    script = (
+        "import resource, sys; from libai_data.data.text import *;"
+        "preprocess([sys.argv[1]], sys.argv[2], Task(TokenizerFiles(sys.argv[3])));"
+        "print(max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path), str(tmp_path / "out"), tokenizer], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 2_000_000
 
 
 def test_sentences_become_the_sequences_of_a_document(tmp_path: Path, tokenizer: str) -> None:
@@ -131,6 +187,41 @@ def test_an_input_without_a_document_is_an_error_and_leaves_no_corpus(
     assert not (tmp_path / "trained.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (
+            b'[{"text": "a"}, {"text": "b"}]',
+            "a JSON list, where an object is expected; JSON lines hold an object a line",
+        ),
+        (b'[\n{"text": "a"},\n{"text": "b"}\n]', "JSON lines hold an object a line"),
+        (b'{"txt": "a word"}\n' * 3, "no 'text'; there are ['txt']. Did you mean 'txt'?"),
+        ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16 or UTF-32, not UTF-8"),
+    ],
+)
+def test_an_input_without_a_document_fails_with_the_reason(
+    tmp_path: Path, tokenizer: str, content: bytes, reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(content)
+    arguments = ["--input", str(path), "--tokenizer", tokenizer, "--output-prefix", str(tmp_path / "out")]
+    assert command(["preprocess", *arguments]) == 1
+    # Of a list over several lines, the last line alone is an object.
+    if not content.startswith(b"[\n"):
+        trained = ["--input", str(path), "--output", str(tmp_path / "t.json"), "--vocab-size", "300"]
+        assert command(["train-tokenizer", *trained]) == 2
+    printed = capsys.readouterr().err
+    assert printed.count(reason) >= 1 + (not content.startswith(b"[\n")), printed
+    assert not list(tmp_path.glob("out_*"))
+
+
+def test_a_column_that_a_parquet_file_does_not_have_is_named_with_the_nearest(tmp_path: Path, tokenizer: str) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"texts": ["a"] * 100, "id": range(100)}), str(tmp_path / "x.parquet"))
+    with pytest.raises(BadLines, match=r"line 0: no 'text'; there are \['id', 'texts'\]. Did you mean 'texts'\?"):
+        preprocess([str(tmp_path / "x.parquet")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
+
+
 def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
     with open(corpus, "a") as file:
@@ -161,8 +252,9 @@ def test_documents_of_plain_text_are_refused_where_there_is_none(
 SLOW = """
 import sys, time
 import libai_data.data.text.shards as shards
-from libai_data.data.text.parts import Cutting
-from libai_data.data.text.preprocess import preprocess
+from libai_data.data.text import shards
+from libai_data.data.text.parts import Cutting, cut_into_parts
+from libai_data.data.text.preprocessing import preprocess
 from libai_data.data.text.shards import Task
 from libai_data.data.text.tokenizer import TokenizerFiles
 corpus, prefix, tokenizer, workers = sys.argv[1:]
@@ -202,6 +294,33 @@ def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same
     assert not (tmp_path / "out.parts").exists()
 
 
+@pytest.mark.parametrize("form", ["", "text"])
+def test_an_output_within_the_input_folder_is_no_input_of_the_next_run(
+    tmp_path: Path, tokenizer: str, form: str
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_json_lines(folder / "a.jsonl", texts(60))
+    task, prefix = Task(TokenizerFiles(tokenizer)), str(folder / "out")
+
+    class Stopped(Exception):
+        pass
+
+    def stop(done: int, total: int, report: object) -> None:
+        raise Stopped
+
+    # Whatever is left of a run that was stopped, and of one that has ended, is not tokenized.
+    found: list[tuple[int, list[bytes]]] = []
+    for progress in (stop, None, None):
+        options: dict[str, Any] = {} if progress is None else {"progress": progress}
+        cutting = Cutting(format=form, part_bytes=2000)
+        with pytest.raises(Stopped) if progress else nullcontext():
+            result = preprocess([str(folder)], prefix, task, cutting=cutting, **options)
+            found.append((result.documents, content(result.prefixes["text"])))
+    assert found[0] == found[1]
+    assert found[0][0] == 60
+
+
 def test_a_shard_that_is_damaged_afterwards_is_made_anew(tmp_path: Path, tokenizer: str) -> None:
     corpus = write_json_lines(tmp_path / "corpus.jsonl", [*texts(50), ""])
     with open(corpus, "a") as file:
@@ -224,14 +343,11 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, tokenizer: str) -> 
 
     def kill_one(done: int, total: int, report: object) -> None:
         if not killed:
-            children = [
-                int(child)
-                for thread in Path(f"/proc/{os.getpid()}/task").iterdir()
-                for child in (thread / "children").read_text().split()
-                if b"libai_data.data.shard_work.process_pool" in Path(f"/proc/{child}/cmdline").read_bytes()
+            workers = [
+                pid for pid in children_of(os.getpid()) if b"libai_data.data.shard_work.process_pool" in command_of(pid)
             ]
-            killed.append(children[0])
-            os.kill(children[0], signal.SIGKILL)
+            killed.append(workers[0])
+            os.kill(workers[0], signal.SIGKILL)
 
     task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=5000)
     result = preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting, workers=2, progress=kill_one)

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from libai_data.errors import ConfigError
-from libai_data.data.text import ray_data
-from libai_data.data.text.shards import TokenizingError
-from libai_data.data.text.parts import Cutting, Part, cut_into_parts
-from libai_data.data.text.preprocess import preprocess
 from libai_data.commands.preprocess import main
-from libai_data.data.text.shards import ShardReport, Task
+from libai_data.data.text import ray_data
+from libai_data.data.text.parts import Cutting, Part, cut_into_parts
+from libai_data.data.text.preprocessing import preprocess
+from libai_data.data.text.shards import ShardReport, Task, TokenizingError
 from libai_data.data.text.tokenizer import TokenizerFiles
+from libai_data.errors import ConfigError
 from tests.conftest import REPOSITORY
 from tests.data.text.corpora import bpe_tokenizer, content, texts, write_json_lines
 
 pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -153,5 +153,5 @@ def test_what_fails_is_told_with_its_part_and_what_to_do(
 
 
 def test_a_cluster_of_another_kind_is_refused(tmp_path: Path, tokenizer: str) -> None:
-    with pytest.raises(ConfigError, match="cluster is 'slurm'; known are"):
+    with pytest.raises(ConfigError, match="cluster is 'slurm'; it must be"):
         preprocess([str(tmp_path)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)), cluster="slurm")

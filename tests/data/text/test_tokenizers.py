@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.errors import ConfigError
+from libai_data.commands.train_tokenizer import main
 from libai_data.data.text.sentences import split_sentences
 from libai_data.data.text.tokenizer import TokenizerFiles
-from libai_data.commands.train_tokenizer import main
 from libai_data.data.text.tokenizer_training import Training, train_tokenizer
+from libai_data.errors import ConfigError
 from tests.data.text.corpora import bpe_tokenizer, texts, write_json_lines
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -21,7 +21,28 @@ SENTENCES = ["Hello  worlds.", "ÉCLAIR unaffable", "你好世界 hello", "", "<
 
 def bert_vocabulary(folder: Path) -> Path:
     path = folder / "vocab.txt"
-    words = "[PAD] [UNK] [CLS] [SEP] [MASK] hello Hello world ##s . eclair un ##aff ##able 你 好 世 界 ##好 ##界".split()
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "hello",
+        "Hello",
+        "world",
+        "##s",
+        ".",
+        "eclair",
+        "un",
+        "##aff",
+        "##able",
+        "你",
+        "好",
+        "世",
+        "界",
+        "##好",
+        "##界",
+    ]
     path.write_text("\n".join(words) + "\n", "utf-8")
     return path
 
@@ -63,6 +84,18 @@ def test_a_tokenizer_json_keeps_long_documents_whole_and_adds_nothing(tmp_path: 
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
     tokenizer.save(path)
     assert TokenizerFiles(path).load().encode_batch(["the quick brown fox"]) == [plain]
+
+
+def test_special_tokens_in_a_text_are_text_if_they_are_escaped(tmp_path: Path) -> None:
+    path = bpe_tokenizer(tmp_path)
+    texts_with = ["before <|endoftext|> after", "<|endoftext|>"]
+    plain, escaped = (TokenizerFiles(path, escape_special_tokens=escape).load() for escape in (False, True))
+    assert all(plain.eod_token_id in ids for ids in plain.encode_batch(texts_with))
+    assert not any(escaped.eod_token_id in ids for ids in escaped.encode_batch(texts_with))
+    backend = tokenizers.Tokenizer.from_file(path)
+    assert [backend.decode(ids, skip_special_tokens=False) for ids in escaped.encode_batch(texts_with)] == texts_with
+    prints = {str(TokenizerFiles(path, escape_special_tokens=escape).fingerprint()) for escape in (False, True)}
+    assert len(prints) == 2
 
 
 def test_sentencepiece_gives_its_own_tokens_and_t5s_sentinels(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.structures import DistTensorData, Instance
 from libai_data.data.transforms import Albumentations, Compose, RandomFlip, Seeded
+from libai_data.structures import DistTensorData, Instance
 
 
 def flowvision_transform() -> Any:

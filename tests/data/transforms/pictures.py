@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from PIL import Image
-from functools import cache
+
 from libai_data.data.random.sample_random import reading_samples
-from typing import Any
 
 
 @cache
 def photograph() -> np.ndarray:
-    """A real photograph, uint8 [427, 640, 3]."""
-    from sklearn.datasets import load_sample_image
-
-    return np.asarray(load_sample_image("china.jpg"))
+    """A real photograph, uint8 [427, 640, 3], of those that scikit-learn has; importing it takes seconds."""
+    spec = find_spec("sklearn")
+    assert spec is not None and spec.origin is not None
+    return by_pillow(Path(spec.origin).with_name("datasets").joinpath("images", "china.jpg").read_bytes())
 
 
 def encoded(pixels: Any, form: str = "JPEG", **options: Any) -> bytes:

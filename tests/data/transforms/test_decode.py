@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from libai_data.errors import ConfigError, FormatError
 from libai_data.data.transforms.decode import EncodedImage, decode_image
+from libai_data.errors import ConfigError, FormatError
 from tests.data.transforms.pictures import by_pillow, encoded, photograph
 
 

@@ -8,14 +8,14 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from libai_data.errors import ConfigError
-from libai_data.loader import DataLoader
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.transforms import Albumentations, Seeded
+from libai_data.errors import ConfigError
 from tests.data.transforms import foreign_transforms
-from tests.data.transforms.pictures import as_sample
 from tests.data.transforms.foreign_transforms import Photographs
-from tests.data.transforms.pictures import photograph
+from tests.data.transforms.pictures import as_sample, photograph
+from tests.properties import slowly
 
 MAKERS = [
     foreign_transforms.flowvision_transform,
@@ -35,7 +35,7 @@ def samples(transform: Any, micro_batch: int = 4, **arguments: Any) -> list[byte
     return found
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__.split("_")[0])
+@pytest.mark.parametrize("make", [MAKERS[0], *map(slowly, MAKERS[1:])], ids=["flowvision", "albumentations", "torch"])
 def test_other_libraries_draw_the_same_whoever_reads_the_sample(make: Callable[[], Any]) -> None:
     expected = samples(make())
     assert len(set(expected)) == 24, "each sample is drawn anew in each epoch"

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
-import random
-from PIL import Image
-from hypothesis import given, strategies as st
+from hypothesis import given
+from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from libai_data.data.transforms import CenterCrop, ColorJitter, Compose, EncodedImage, ImageToFloat, RandAugment, RandomErasing, RandomFlip, RandomResizedCrop, RandomTransform, Resize
+from PIL import Image
+
+from libai_data.data.transforms import (
+    CenterCrop,
+    ColorJitter,
+    Compose,
+    EncodedImage,
+    ImageToFloat,
+    RandAugment,
+    RandomErasing,
+    RandomFlip,
+    RandomResizedCrop,
+    RandomTransform,
+    Resize,
+)
 from libai_data.data.transforms.geometry import resized
 from libai_data.data.transforms.pipeline import transform_into, transform_stages
 from libai_data.errors import ConfigError, FormatError, SchemaError
-from pathlib import Path
-from tests.data.transforms.pictures import as_sample
-from tests.data.transforms.pictures import encoded, photograph
-from typing import Any
-
+from tests.data.transforms.pictures import as_sample, encoded, photograph
 
 RANDOM: list[RandomTransform] = [
     RandomResizedCrop(32),
@@ -126,8 +139,6 @@ def test_what_is_drawn_depends_on_seed_epoch_and_index_alone(transform: RandomTr
     np.testing.assert_array_equal(pixels, before)
 
 
-
-
 @pytest.mark.parametrize("value", [7, (1, 2, 3), "random"])
 def test_erasing_changes_one_box_and_nothing_else(value: Any) -> None:
     for image in (photograph(), ImageToFloat()(photograph())):
@@ -160,8 +171,6 @@ def test_what_follows_the_floats_is_written_too() -> None:
     assert (row == 5).any()
 
 
-
-
 def test_images_of_different_sizes_are_refused_with_the_field() -> None:
     for transform in (Compose([ImageToFloat()]), ImageToFloat(), np.asarray):
         with pytest.raises(SchemaError, match=r"field 'images' is .*427.* before it float32 \[3, 4, 5\]"):
@@ -186,8 +195,6 @@ def test_compositions_within_others_draw_in_turn_too() -> None:
     nested = Compose([RANDOM[0], Compose([*RANDOM[1:3], Compose([np.copy])]), *RANDOM[3:]])
     for index in range(4):
         np.testing.assert_array_equal(as_sample(nested, photograph(), index), as_sample(flat, photograph(), index))
-
-
 
 
 @pytest.mark.parametrize("transform", [*RANDOM, Resize(3), CenterCrop(3)], ids=lambda part: type(part).__name__)
@@ -227,7 +234,8 @@ def test_neither_transforms_nor_decoding_import_oneflow(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import sys, numpy as np; from libai_data.data.transforms import *; from libai_data.data.transforms import decode\n"
+        "import sys, numpy as np; from libai_data.data.transforms import *\n"
+        "from libai_data.data.transforms import decode\n"
         "Compose([RandomResizedCrop(8), RandAugment(), ColorJitter(.1), RandomFlip(), ImageToFloat()])"
         "(np.zeros((9, 9, 3), np.uint8)); import cv2; assert cv2.getNumThreads() == 1\n"
         "assert 'oneflow' not in sys.modules"
@@ -249,8 +257,6 @@ def test_each_channel_is_scaled_shifted_and_put_first(image: np.ndarray, data: s
     assert found.dtype == np.float32
     expected = ((image / 255.0 - np.array(mean)) / np.array(std)).transpose(2, 0, 1)
     np.testing.assert_allclose(found, expected, atol=1e-5)
-
-
 
 
 def test_grey_and_pillow_images_are_taken() -> None:

@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data.delivery.build import build_image_train_loader
-from libai_data.errors import ConfigError, DataPipelineError, SchemaError
-from libai_data.loader import DataLoader, trivial_batch_collator
+from libai_data import DataLoader
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.transforms import BatchTransform, Mixup
-from libai_data.data.transforms.soft_labels import SoftLabels
+from libai_data.data.transforms.mixup import SoftLabels
+from libai_data.delivery.build import build_image_train_loader
+from libai_data.errors import ConfigError, DataPipelineError, SchemaError
+from libai_data.loader import trivial_batch_collator
+from tests.data.transforms.mixed_images import CLASSES, FetchedImages, FilledImages, Images, image_of
 from tests.loader.streams import WORKER_NAMES, WORKERS
 from tests.properties import slowly
-from tests.data.transforms.mixed_images import CLASSES, FetchedImages, FilledImages, Images, image_of
 
 BOTH: dict[str, Any] = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "num_classes": CLASSES}
 
@@ -227,6 +228,7 @@ class AddNoise(BatchTransform):
             image += np.float32(random.of_row(row).random())
 
 
+@pytest.mark.slow
 def test_a_batch_transform_of_ones_own_is_the_same_on_every_layout() -> None:
     expected = mixed(Images(), AddNoise())
     assert not equal(expected, mixed(Images(), BatchTransformThatDoesNothing()))
@@ -246,7 +248,7 @@ class Failing(BatchTransform):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_batch_transform_that_fails_is_named_with_its_samples(workers: int) -> None:
-    with pytest.raises(DataPipelineError, match=r"(?s)Failing over samples \[.*ZeroDivisionError: no reason"):
+    with pytest.raises(DataPipelineError, match=r"(?s)Failing of samples \[.*ZeroDivisionError: no reason"):
         mixed(Images(), Failing(), num_workers=workers)
 
 

@@ -1,4 +1,4 @@
-"""Takes augmented and mixed images on one mesh after the other: `augmentation_on_ranks.py FOLDER`.
+"""Takes augmented and mixed images on one mesh after the other: `augmentation_on_ranks.py FOLDER LEGS`.
 
 Each leg has another mesh, read mode or number of workers, and goes on from the state that the last one left. Each rank
 writes `FOLDER/<rank>.json`: scenario -> for each leg, a digest of each of its own rows.
@@ -71,7 +71,7 @@ def main() -> None:
     rank = flow.env.get_rank()
     found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
     states: dict[str, Any] = {}
-    for leg in LEGS:
+    for leg in LEGS[: int(sys.argv[2])]:
         set_mesh(None)
         set_mesh(ParallelMesh(*leg.mesh, 1, rank=rank))
         for name in SCENARIOS:

@@ -16,12 +16,12 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.delivery.contract import check_contract
 from libai_data.errors import DataPipelineError
-from libai_data.loader import DataLoader
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import DistTensorData, Instance, Origin
 

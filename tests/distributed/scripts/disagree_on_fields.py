@@ -11,10 +11,10 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import SchemaError
-from libai_data.loader import DataLoader
 from libai_data.mesh.current import ParallelMesh, set_mesh
 from libai_data.structures import DistTensorData
 

@@ -112,6 +112,9 @@ SCENARIOS: dict[str, Callable[[str], list[Any]]] = {
     "map-style": lambda readers: loaded(list(map(sample, range(22))), 7, ends="cycle", shuffle=True, readers=readers),
     "texts": texts,
     "resumed": resumed,
+    "interleaved": lambda readers: loaded(
+        shards, 4, num_shards=3, num_workers=1 if WORLD_SIZE > 1 else 0, shuffle_buffer=6, seed=2, readers=readers
+    ),
     "shards, drop": lambda readers: loaded(shards, 9, ends="drop", readers=readers),
     "shards, cycle": lambda readers: loaded(shards, 9, ends="cycle", readers=readers),
 }

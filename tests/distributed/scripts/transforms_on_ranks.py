@@ -1,4 +1,4 @@
-"""Takes blended, filtered and packed streams a few steps on one mesh after the other: `transforms_on_ranks.py FOLDER`.
+"""Takes blended, filtered and packed streams on one mesh after the other: `transforms_on_ranks.py FOLDER LEGS`.
 
 Each leg has another mesh, read mode or number of workers, and goes on from the state that the last one left. Each rank
 writes `FOLDER/<rank>.json`: scenario -> for each leg, the fields of its own rows and its state.
@@ -18,7 +18,7 @@ from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedData
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_train_loader
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
-from tests.data.samplers.transforms import Documents, is_even
+from tests.data.samplers.transforms import Documents, Failing, is_even
 
 GLOBAL_BATCH = 8
 STEPS = 2
@@ -56,6 +56,8 @@ SCENARIOS: dict[str, Callable[[], Any]] = {
     "measured": lambda: PackedDataset(documents(), 10),
     "whole, kept": lambda: PackedDataset(documents(), 16, cut=False, keep=is_even),
     "blend, packed": lambda: PackedDataset(BlendedDataset([documents(), documents()], [2, 1]), 10),
+    "failing": lambda: PackedDataset(Failing(LENGTHS, [3, 8], random=True), 10),
+    "failing, known": lambda: PackedDataset(Failing(LENGTHS, [3, 8]), 10, lengths=LENGTHS),
     "filter": lambda: FilteredDataset(fixed(4), [True, False, True, True, False, True, False]),
 }
 
@@ -67,7 +69,10 @@ def rows_of(batch: Any) -> dict[str, list[Any]]:
 
 def loader_of(make: Callable[[], Any], ranks: int, readers: str, workers: int) -> Any:
     """The train loader of a scenario."""
-    return build_nlp_train_loader(make(), GLOBAL_BATCH // ranks, num_workers=workers, seed=11, readers=readers)[0]
+    options: dict[str, Any] = {"on_error": "skip", "replacement_budget": 1.0}
+    return build_nlp_train_loader(
+        make(), GLOBAL_BATCH // ranks, num_workers=workers, seed=11, readers=readers, **options
+    )[0]
 
 
 def main() -> None:
@@ -75,7 +80,7 @@ def main() -> None:
     rank = flow.env.get_rank()
     found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
     states: dict[str, Any] = {}
-    for leg in LEGS:
+    for leg in LEGS[: int(sys.argv[2])]:
         set_mesh(None)
         set_mesh(ParallelMesh(*leg.mesh, 1, rank=rank))
         for name, make in SCENARIOS.items():

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, MeshError
 from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen
+from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
 
 
@@ -29,7 +30,7 @@ def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, reposito
         command, env=alone_of_two(rank, "3"), cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert ended.returncode != 0
-    assert f"rank {rank} ends: the 2 ranks have not all come within 3 s; were all of them started" in ended.stderr
+    assert f"rank {rank} ends: the 2 ranks have not all started within 3 s; were all of them started" in ended.stderr
     assert time.monotonic() - start < 30
     assert not list(tmp_path.iterdir())
 
@@ -39,7 +40,7 @@ def test_a_script_of_ones_own_does_not_wait_for_ever_either(repository: Path, tm
     environment = {**alone_of_two(1, "1"), "PYTHONPATH": str(repository)}
     ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
-    assert "rank 1 ends: the 2 ranks have not all come within 1 s" in ended.stderr
+    assert "rank 1 ends: the 2 ranks have not all started within 1 s" in ended.stderr
 
 
 def test_rank_0_does_not_share_its_port_with_another_job(repository: Path, tmp_path: Path) -> None:
@@ -64,3 +65,12 @@ def test_a_time_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPa
 def test_ranks_wait_ten_minutes_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SECONDS_TO_JOIN_VARIABLE, raising=False)
     assert seconds_to_join() == 600
+
+
+def test_a_fork_of_a_rank_is_told_that_it_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    import oneflow  # noqa: F401
+
+    monkeypatch.setattr(liveness, "_liveness", None)
+    monkeypatch.setattr(liveness, "_forked", True)
+    with pytest.raises(MeshError, match="was forked from one that had imported OneFlow"):
+        liveness.watch_over_ranks()

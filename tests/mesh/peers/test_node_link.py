@@ -109,7 +109,7 @@ def test_ranks_that_never_come_are_named(name: str, monkeypatch: pytest.MonkeyPa
 
 def test_a_leader_that_never_listens_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECONDS_TO_MEET_VARIABLE, "0.3")
-    with pytest.raises(PeerError, match=r"rank 5 could not reach rank 4, which leads this node, within 0.3 s"):
+    with pytest.raises(PeerError, match=r"rank 5 could not reach rank 4 \(the first of this node\) within 0\.3 s"):
         connect_to_leader(name, 5, leader=4)
 
 

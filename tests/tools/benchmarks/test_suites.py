@@ -211,17 +211,17 @@ def test_ready_images_write_to_new_memory_only() -> None:
 
 @pytest.mark.slow
 def test_the_tool_measures_on_four_ranks(repository: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(repository / "tools" / "benchmark.py"), "delivery", "--quick", "--rounds", "2"]
+    command = [sys.executable, str(repository / "tools" / "benchmark.py"), "delivery", "--quick", "--rounds", "1"]
     result = tmp_path / "result.json"
     command += ["--only", "tokens", "--only", "digits", "--json", str(result)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     found = {row["name"]: row["values"] for row in json.loads(result.read_text())["rows"]}
     assert {name: sorted(values) for name, values in found.items()} == {
         "tokens": ["libai_data", "to_global"],
         "digits": ["waiting"],
     }
-    assert all(len(each) == 2 and min(each) > 0 for values in found.values() for each in values.values())
+    assert all(len(each) == 1 and min(each) > 0 for values in found.values() for each in values.values())
 
 
 def test_a_rank_that_fails_is_reported_with_its_traceback(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Callable
 
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
-from libai_data.loader import DataLoader
 from tools.benchmarks import processes
 from tools.benchmarks.peers import BATCH, gather, grain_loader, libai_data_loader, oneflow_loader, raw
 from tools.benchmarks.rows import AtLeast, AtMost, Row, Scale, contender

@@ -8,8 +8,8 @@ from functools import partial
 from statistics import median
 from typing import Any, Callable
 
+from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler, StepSchedule
-from libai_data.loader import DataLoader
 from tools.benchmarks.rows import AtMost, Row, Scale, contender
 
 STEP = 10**6

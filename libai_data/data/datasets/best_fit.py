@@ -1,0 +1,69 @@
+"""Packing pieces into samples of one length, by best fit, the longest first, within windows of pieces.
+
+Source: D. S. Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms" (1974).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+# A window has at least so many pieces, and enough of them for so many samples: what its last sample lacks is little.
+_LEAST, _MOST, _SAMPLES = 1 << 10, 1 << 16, 128
+_WINDOWS_AT_ONCE = 256
+
+
+def best_fit(lengths: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which pieces make up each sample.
+
+    Each piece goes into the sample of its window in which it leaves the least room, or else into a new one.
+
+    Args:
+        lengths: int64 [pieces], from 1 to `room`.
+        room: of a sample.
+
+    Returns:
+        int64 [pieces], the pieces in the order of the samples, and int64 [samples + 1], where samples begin in it.
+    """
+    count = len(lengths)
+    mean = max(1.0, float(lengths.mean())) if count else 1.0
+    window = min(max(int(_SAMPLES * room / mean), _LEAST), _MOST)
+    samples = np.empty(count, np.int64)
+    before = 0
+    for first in range(0, count, window * _WINDOWS_AT_ONCE):
+        some = lengths[first : first + window * _WINDOWS_AT_ONCE]
+        rows = np.zeros((-(-len(some) // window), window), np.int32)
+        rows.ravel()[: len(some)] = some
+        numbers = _samples_of_windows(rows, room)
+        used = numbers.max(axis=1) + 1
+        numbers += (before + np.cumsum(used) - used)[:, None]
+        samples[first : first + len(some)] = numbers.ravel()[: len(some)]
+        before += int(used.sum())
+    order = np.argsort(samples, kind="stable")
+    return order, np.searchsorted(samples[order], np.arange(before + 1))
+
+
+def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
+    """The sample of each piece, int64 [windows, pieces], from 0 in each window; one piece of all windows at a time.
+
+    Args:
+        lengths: int32 [windows, pieces], 0 behind the last piece of a window.
+        room: of a sample.
+    """
+    windows, count = lengths.shape
+    every = np.arange(windows)
+    longest_first = np.argsort(-lengths, axis=1, kind="stable")
+    rooms = np.full((windows, count + 1), room, np.int32)
+    found = np.zeros((windows, count), np.int64)
+    opened = 0
+    for place in longest_first.T:
+        pieces = lengths[every, place]
+        left = rooms[:, : opened + 1] - pieces[:, None]
+        chosen = np.where(left < 0, room + 1, left).argmin(axis=1)
+        rooms[every, chosen] -= pieces
+        found[every, place] = chosen
+        opened = max(opened, int(chosen.max()) + 1)
+    # Samples are numbered as their first pieces lie, so that they are in the order of the pieces.
+    firsts = np.full((windows, opened), count)
+    np.minimum.at(firsts, (every[:, None], found), np.arange(count)[None, :])
+    numbers = np.argsort(np.argsort(firsts, axis=1, kind="stable"), axis=1)
+    return np.take_along_axis(numbers, found, axis=1)

@@ -1,0 +1,210 @@
+"""Samples for fine-tuning: conversations of which some messages carry loss, and pairs of which one is preferred."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.config.argument_rules import FLAG, check, one_of, whole
+from libai_data.config.signatures import check_types
+from libai_data.data.datasets.combine import check_index
+from libai_data.data.datasets.fingerprint import fingerprint_of
+from libai_data.data.sources import JsonLinesSource
+from libai_data.data.text.chat_template import ChatTemplate, Message
+from libai_data.data.text.tokenizer import TextTokenizer
+from libai_data.errors import ConfigError, FormatError
+from libai_data.structures import DistTensorData, Instance
+
+REFUSE, CUT_END, CUT_START = "refuse", "cut_end", "cut_start"
+_RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_END, CUT_START), "pad": FLAG}
+
+
+class _Tokens(NamedTuple):
+    """A conversation.
+
+    Args:
+        ids: int64 [n].
+        loss: bool [n], whether a token is to be predicted.
+    """
+
+    ids: np.ndarray
+    loss: np.ndarray
+
+
+class ChatDataset:
+    """Conversations, of which the assistant's tokens carry loss.
+
+    A conversation is a mapping with `messages`, each of a `role` and a `content`, and `tools` if its template takes
+    them; or one with Alpaca's fields `instruction`, `input` and `output`. A message with `"weight": 0` carries no loss,
+    and one with `"weight": 1` does, whatever its role is.
+
+    Fields of a sample of n + 1 tokens: `input_ids` int64 [n], `labels` int64 [n], the tokens that come next, and
+    `loss_mask` float32 [n], 1 where a label counts: what an assistant says, with the token that ends it. `labels` and
+    `loss_mask` are for the last pipeline stage. With `pad`, n is `max_seq_length`. Without it, a `PackedDataset` with
+    `cut=False` packs conversations, with `segment_ids` and `position_ids`, and a `PadCollator` pads them.
+
+    Args:
+        conversations: JSON lines (files, globs or folders), or a dataset of mappings.
+        tokenizer: what `load_tokenizer` makes of a `tokenizer.json`, or of a folder with one.
+        max_seq_length: longest sample, tokens.
+        chat_template: in Jinja; by default that of the tokenizer's folder.
+        loss_roles: the roles whose messages carry loss.
+        too_long: what becomes of longer samples: "refuse" raises, "cut_end" and "cut_start" cut tokens off.
+        pad: whether samples are padded to `max_seq_length`.
+
+    Raises:
+        ConfigError: An argument is out of range, there is no template, or the tokenizer is of another kind.
+        FormatError: On reading: an item is no conversation, is too long, or has no token that carries loss.
+    """
+
+    def __init__(
+        self,
+        conversations: Any,
+        tokenizer: Any,
+        max_seq_length: int,
+        chat_template: str = "",
+        loss_roles: Sequence[str] = ("assistant",),
+        too_long: str = REFUSE,
+        pad: bool = True,
+    ) -> None:
+        check_types(ChatDataset, locals())
+        check(_RULES, max_seq_length=max_seq_length, too_long=too_long, pad=pad)
+        if not isinstance(tokenizer, TextTokenizer):
+            raise ConfigError(f"the tokenizer is a {type(tokenizer).__name__}; pass the result of load_tokenizer(path)")
+        template = chat_template or tokenizer.chat_template
+        if not template:
+            raise ConfigError(
+                "there is no chat template: the tokenizer's folder has none in tokenizer_config.json or "
+                "chat_template.jinja; give chat_template"
+            )
+        paths = conversations if isinstance(conversations, (list, tuple)) else [conversations]
+        named = bool(paths) and all(isinstance(path, (str, PathLike)) for path in paths)
+        self.conversations = JsonLinesSource(conversations) if named else conversations
+        self.max_seq_length, self._too_long, self._pad = max_seq_length, too_long, pad
+        self._loss_roles = tuple(loss_roles)
+        self._tokenizer = tokenizer
+        self._template = ChatTemplate(template, tokenizer.special_texts)
+        ids = (tokenizer.pad_token_id, tokenizer.eod_token_id, 0)
+        self._pad_id = next(ident for ident in ids if ident is not None)
+        decides = json.dumps([template, tokenizer.special_texts, sorted(tokenizer.get_vocab().items())])
+        self._digest = hashlib.blake2b(decides.encode(), digest_size=8).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.conversations)
+
+    def __getitem__(self, index: int) -> Instance:
+        """One sample; see the class for its fields."""
+        check_index(index, len(self))
+        try:
+            return Instance(**self._fields(self.conversations[index]))
+        except FormatError as error:
+            raise FormatError(f"conversation {index}: {error}") from error
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the samples, beside the conversations themselves."""
+        options = [self.max_seq_length, list(self._loss_roles), self._too_long, self._pad]
+        return {**fingerprint_of(self.conversations), "chat": [self._digest, *options]}
+
+    def _fields(self, item: Any) -> dict[str, DistTensorData]:
+        messages, tools = messages_of(item)
+        return self._sample(self._tokens(messages, tools, 0))
+
+    def _tokens(self, messages: Sequence[Message], tools: Any, first: int) -> _Tokens:
+        """The tokens of messages, of which those from number `first` on may carry loss."""
+        wanted = [number for number in range(first, len(messages)) if self._carries_loss(messages[number])]
+        text, spans = self._template.with_spans(messages, wanted, tools)
+        ids, starts = self._tokenizer.encode_with_starts(text)
+        places = np.array(starts, np.int64)
+        loss = np.zeros(len(ids), bool)
+        for span in spans:
+            loss |= (places >= span.start) & (places < span.stop)
+        return _Tokens(np.array(ids, np.int64), loss)
+
+    def _carries_loss(self, message: Message) -> bool:
+        weight = message.get("weight")
+        if weight not in (None, 0, 1):
+            raise FormatError(f"a message has the weight {weight!r}; it must be 0 or 1")
+        return message["role"] in self._loss_roles if weight is None else bool(weight)
+
+    def _sample(self, tokens: _Tokens, prefix: str = "") -> dict[str, DistTensorData]:
+        inputs, labels, loss = tokens.ids[:-1], tokens.ids[1:], tokens.loss[1:].astype(np.float32)
+        longest, count = self.max_seq_length, len(inputs)
+        if count > longest:
+            if self._too_long == REFUSE:
+                raise FormatError(
+                    f"it has {count} tokens, and max_seq_length is {longest}; set a greater one, or too_long to "
+                    f"{CUT_END!r} or {CUT_START!r}"
+                )
+            kept = slice(0, longest) if self._too_long == CUT_END else slice(count - longest, count)
+            inputs, labels, loss = inputs[kept], labels[kept], loss[kept]
+        if not loss.any():
+            kept_words = f" of which {len(loss)} are kept," if count > longest else ""
+            raise FormatError(f"of {count} tokens,{kept_words} none carries loss; loss_roles: {list(self._loss_roles)}")
+        fields = {
+            "input_ids": (inputs, self._pad_id, 0),
+            "labels": (labels, self._pad_id, -1),
+            "loss_mask": (loss, 0, -1),
+        }
+        rest = longest - len(inputs) if self._pad else 0
+        return {
+            prefix + name: DistTensorData(np.pad(values, (0, rest), constant_values=filler), placement_idx=stage)
+            for name, (values, filler, stage) in fields.items()
+        }
+
+
+class PreferenceDataset(ChatDataset):
+    """Pairs of conversations of which one is preferred; what both begin with carries no loss.
+
+    An item is a mapping with `chosen` and `rejected`, each the messages of a conversation, or what an assistant says;
+    with `prompt`, messages or what a user says, before both; and with `tools` as in `ChatDataset`.
+
+    Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
+    the same.
+    """
+
+    def _fields(self, item: Any) -> dict[str, DistTensorData]:
+        if not isinstance(item, Mapping) or "chosen" not in item or "rejected" not in item:
+            raise FormatError(f"it has the fields {_names(item)}; a pair has 'chosen' and 'rejected'")
+        prompt = _spoken(item.get("prompt"), "user")
+        both = [[*prompt, *_spoken(item[name], "assistant")] for name in ("chosen", "rejected")]
+        shared = next((n for n, (one, other) in enumerate(zip(*both)) if one != other), min(map(len, both)))
+        fields: dict[str, DistTensorData] = {}
+        for name, messages in zip(("chosen_", "rejected_"), both):
+            fields.update(self._sample(self._tokens(_checked(messages), item.get("tools"), shared), name))
+        return fields
+
+
+def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
+    """The messages of a conversation, and the tools that its assistant may use.
+
+    Raises:
+        FormatError: It has neither `messages` nor Alpaca's fields, or a message without a role.
+    """
+    if isinstance(item, Mapping) and "messages" in item:
+        return _checked(item["messages"]), item.get("tools")
+    if isinstance(item, Mapping) and "instruction" in item and "output" in item:
+        asked = "\n\n".join(part for part in (item["instruction"], item.get("input")) if part)
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": item["output"]}], None
+    raise FormatError(f"it has the fields {_names(item)}; a conversation has 'messages', or 'instruction' and 'output'")
+
+
+def _checked(messages: Any) -> Sequence[Message]:
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise FormatError(f"its messages are {messages!r:.100}; they must be a list of one or more")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise FormatError(f"message {number} is {message!r:.100}; it must have a 'role', and as a rule a 'content'")
+    return messages
+
+
+def _spoken(said: Any, role: str) -> list[Message]:
+    return [] if said is None else [{"role": role, "content": said}] if isinstance(said, str) else list(_checked(said))
+
+
+def _names(item: Any) -> Any:
+    return sorted(map(str, item)) if isinstance(item, Mapping) else f"of a {type(item).__name__}"

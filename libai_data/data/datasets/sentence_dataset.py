@@ -1,0 +1,121 @@
+"""What BERT's, RoBERTa's and T5's datasets share: samples made of a corpus's sentences."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.datasets.combine import check_index
+from libai_data.data.datasets.document_parts import report_tokens
+from libai_data.data.datasets.passage_index import Passages, find_passages
+from libai_data.data.datasets.sentence_index import SentenceRule, SentenceSamples, find_samples
+from libai_data.data.files.identity import key_of
+from libai_data.data.files.index_cache import cached_arrays
+from libai_data.data.sources.indexed import IndexedSource
+from libai_data.data.sources.record_index import index_folder
+from libai_data.errors import ConfigError
+
+_VERSION = 2
+_ATTEMPTS = 10
+
+
+class SentenceDataset:
+    """Base of the datasets whose samples are made of a corpus's sentences: pairs of passages, or one passage each.
+
+    Args:
+        tokenizer: has `get_vocab()`.
+        indexed_dataset: the sentences, or None to open those of `data_prefix`.
+        data_prefix: path of the two files without their endings.
+        rule: how sentences are put together: into passages if `min_sentences` is 1.
+        cache_dir: folder for the index; by default `<prefix>.cache`; see `record_index.index_folder`.
+        separators: whether a token more lies between two documents of a passage.
+        **arguments: what else decides the samples, for the fingerprint.
+
+    Raises:
+        ConfigError: There are no sentences, or no document has enough of them.
+        FormatError: A file is broken.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        indexed_dataset: IndexedSource | None,
+        data_prefix: str | Path | None,
+        rule: SentenceRule,
+        cache_dir: str | Path | None,
+        separators: bool,
+        **arguments: Any,
+    ) -> None:
+        source = data_prefix if indexed_dataset is None else indexed_dataset
+        if source is None:
+            raise ConfigError("give data_prefix, the path of .bin and .idx without their endings, or indexed_dataset")
+        vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True).encode()
+        self._decides = {"vocabulary": hashlib.blake2b(vocabulary, digest_size=8).hexdigest(), **arguments}
+        self._rule, self._cache_dir, self._separators = rule, cache_dir, separators
+        self.read_source(source if isinstance(source, IndexedSource) else IndexedSource(source))
+
+    def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
+        """Find the samples of a corpus; see `DocumentDataset`."""
+        if self._rule.max_num_samples is not None:
+            self._rule = replace(self._rule, max_num_samples=ceil(self._rule.max_num_samples * share))
+        self.source = source
+        rule, separators = self._rule, self._separators
+        kind = SentenceSamples if rule.min_sentences > 1 else Passages
+        depends_on = {"version": _VERSION, "corpus": source.fingerprint, **asdict(rule), "separators": separators}
+        name = f"sentences-{key_of(json.dumps(depends_on, sort_keys=True))}"
+
+        def build() -> list[np.ndarray]:
+            if kind is SentenceSamples:
+                return list(find_samples(source, rule))
+            return list(find_passages(source, rule, separators))
+
+        folder = index_folder(self._cache_dir, Path(f"{source.prefix}.cache"), name)
+        self._samples: Any = kind(*cached_arrays(folder, name, build))
+        report_tokens(self, int(self._samples.used[0]))
+
+    @property
+    def repeated_by(self) -> str:
+        """The argument by which documents are in several samples, or ""."""
+        return "" if self._rule.max_num_samples is None else f"max_num_samples={self._rule.max_num_samples}"
+
+    def __len__(self) -> int:
+        return len(self._samples.start)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What decides the samples, beside the tokens themselves."""
+        return {"version": _VERSION, "corpus": self.source.fingerprint, **asdict(self._rule), **self._decides}
+
+    def _passage(self, index: int) -> list[np.ndarray]:
+        """The tokens of a sample's passage, of each document that it holds a piece of; views of the memory map."""
+        check_index(index, len(self))
+        start, stop, first, last = (int(array[index]) for array in self._samples[:4])
+        bounds = [start, *np.unique(self.source.document_offsets(first, last)).tolist(), stop]
+        return [self.source.tokens[low:high] for low, high in zip(bounds, bounds[1:])]
+
+    def _sentences(self, index: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """A sample for pairs: tokens of each sentence, all tokens, and how many of them it may have."""
+        check_index(index, len(self))
+        first, stop, start, target = (int(array[index]) for array in self._samples[:4])
+        sizes = self.source.sizes[first:stop]
+        sizes = sizes[sizes > 0]
+        return sizes, self.source.tokens[start : start + int(sizes.sum())], target
+
+    def _passage_of_another_document(self, index: int, random: np.random.Generator) -> np.ndarray:
+        """The rest of a random document from a random sentence on; of the sample's own if there is no other one."""
+        bounds = self.source.doc_idx
+        number = own = int(np.searchsorted(bounds, self._samples.first[index], side="right")) - 1
+        # Documents may be empty, and nearly all of them may be: a few attempts, then the one that is there.
+        for _ in range(_ATTEMPTS):
+            drawn = int(random.integers(self.source.num_documents))
+            if drawn != own and bounds[drawn + 1] > bounds[drawn]:
+                number = drawn
+                break
+        first, stop = int(bounds[number]), int(bounds[number + 1])
+        sentence = int(random.integers(first, stop))
+        return self.source.document(number)[int(self.source.sizes[first:sentence].sum()) :]

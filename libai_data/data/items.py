@@ -1,0 +1,174 @@
+"""Samples and batches of any form, as named fields of numpy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import abc, namedtuple
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.nesting import TEXT, is_named_tuple, is_numbers, taken_apart
+from libai_data.errors import SchemaError, nearest
+from libai_data.mesh.arrays import as_array, is_flow_tensor
+from libai_data.structures import DistTensorData, Instance, fields_of
+
+
+class ArgumentNames(tuple[str, ...]):
+    """Names of a model's arguments: for as many values as a tuple has, and for nothing that has names of its own.
+
+    Attributes:
+        given_to: the type of what they were last given to; None where all had names of its own.
+    """
+
+    given_to: type | None = None
+
+
+def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """The fields of a sample or batch, by name, as they are.
+
+    Args:
+        item: an Instance, mapping, named tuple or dataclass; or a tuple, list or single tensor to which `names` gives
+            names. Keys that begin with "__", which tools use for notes of their own, are left out.
+        names: of the values of a tuple, in order; of an item that has names, those to take.
+
+    Raises:
+        SchemaError: The item has no names and none are given, or other ones.
+    """
+    fields = fields_in(item)
+    if fields is None:
+        return _given_names(item, names)
+    if names is None or isinstance(names, ArgumentNames):
+        used = {name: value for name, value in fields.items() if not str(name).startswith("__")}
+        if not used:
+            raise SchemaError(
+                f"the item is a {type(item).__name__} without a field: {list(fields)} (names that begin with '__' do "
+                "not count); each sample needs at least one field"
+            )
+        return used
+    for name in names:
+        if name not in fields:
+            raise SchemaError(f"fields has '{name}', but the item has {list(fields)}.{nearest(name, fields)}")
+    return {name: fields[name] for name in names}
+
+
+def fields_in(item: Any) -> Mapping[str, Any] | None:
+    """The fields of what has names for them; None of all else."""
+    if isinstance(item, Instance):
+        return item.get_fields()
+    if isinstance(item, abc.Mapping):
+        return item
+    if is_named_tuple(item):
+        return item._asdict()
+    if dataclasses.is_dataclass(item) and not isinstance(item, (type, DistTensorData)):
+        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    return fields_of(item) if callable(getattr(item, "get_fields", None)) else None  # LiBai's Instance
+
+
+def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    several = isinstance(item, (tuple, list)) and not (names is not None and len(names) == 1 and is_numbers(item))
+    values = list(item) if several else [item]
+    if isinstance(names, ArgumentNames):
+        names.given_to = type(item)
+        names = names[: len(values)]
+    if names is None:
+        raise SchemaError(
+            f"the item is a {type(item).__name__} without names; name its {len(values)} value(s) after the arguments "
+            "of model.forward, with fields=[...]"
+        )
+    if len(values) != len(names):
+        raise SchemaError(f"fields has {len(names)} name(s) {list(names)} for {len(values)} value(s)")
+    return dict(zip(names, values))
+
+
+def selected(sample: Any, names: Sequence[str]) -> Any:
+    """A sample with the fields of these names alone, for a collator.
+
+    Args:
+        sample: what has names (see `fields_in`), or a tuple or list, to whose values `names` gives names.
+        names: in the order wanted.
+
+    Returns:
+        A dict of a mapping, an Instance of an Instance, and of all else a named tuple.
+
+    Raises:
+        SchemaError: The sample has other names, or another number of values.
+    """
+    fields = named(sample, names)
+    if isinstance(sample, Instance):
+        return Instance(**fields)
+    return fields if isinstance(sample, abc.Mapping) else _tuple_of(tuple(names))(*fields.values())
+
+
+@lru_cache(maxsize=16)
+def _tuple_of(names: tuple[str, ...]) -> Any:
+    return namedtuple("Sample", names)
+
+
+def as_leaf(value: Any, path: str) -> Any:
+    """A leaf as a numpy array, without a copy where it lies in the memory of this machine.
+
+    Args:
+        value: numpy, OneFlow or torch tensor, anything with `__array__` or DLPack, number, list of numbers; a
+            `DistTensorData` stays one, with its layout.
+        path: named in errors.
+
+    Raises:
+        SchemaError: It cannot become an array.
+    """
+    if isinstance(value, DistTensorData):
+        return DistTensorData(as_leaf(value.tensor, path), value.sbp_list, value.placement_idx)
+    if isinstance(value, (np.ndarray, np.generic)) or is_flow_tensor(value):
+        return as_array(value, path)
+    if value is None or isinstance(value, TEXT):
+        raise SchemaError(f"field '{path}' is {value!r:.40}, which is no tensor; leave it out (fields=[...])")
+    try:
+        if hasattr(value, "detach") and hasattr(value, "cpu"):
+            value = value.detach().cpu()
+        if hasattr(value, "as_array"):  # DALI's lists of tensors
+            return np.asarray(value.as_array())
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return np.from_dlpack(value)
+        return as_array(value, path)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        if isinstance(error, SchemaError):
+            raise
+        raise SchemaError(f"field '{path}' ({type(value).__name__}) cannot become an array: {error}") from error
+
+
+def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, Any]:
+    """Take a batch apart into arrays and lists of strings; returns the skeleton.
+
+    Args:
+        fields: the batch's, by name.
+        leaves: is filled: path -> array or `DistTensorData` [rows, ...], or list of strings.
+    """
+    skeleton = taken_apart(fields, leaves)
+    for path, value in leaves.items():
+        if not isinstance(value, list) or is_numbers(value):
+            leaves[path] = as_leaf(value, path)
+    return skeleton
+
+
+def array_in(value: Any) -> Any:
+    """The array of a leaf with or without a layout."""
+    return value.tensor if isinstance(value, DistTensorData) else value
+
+
+def rows_in(leaves: Mapping[str, Any]) -> int:
+    """How many rows a batch has.
+
+    Raises:
+        SchemaError: Its leaves differ in that, or one has no dim for rows.
+    """
+    counts: dict[str, int] = {}
+    for path, value in leaves.items():
+        array = array_in(value)
+        if not isinstance(array, list) and not array.ndim:
+            raise SchemaError(f"field '{path}' of the batch is a single number; each row needs one")
+        counts[path] = len(array)
+    if len(set(counts.values())) != 1:
+        raise SchemaError(f"the fields of a batch differ in their number of rows: {counts}")
+    return next(iter(counts.values()))

@@ -1,0 +1,178 @@
+"""The states of the random generators that all code shares: Python's, numpy's, torch's, OneFlow's.
+
+A generator's *mark* is a few bytes, or words, that change with each draw; its state is all that it draws from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.random.hashing import mix64
+from libai_data.data.random.sample_random import is_worker_process
+
+_WORDS = 624
+_flow_was_forked = False
+_last: list[tuple[list[Any], list[Any]]] = [([], [])]
+"""Marks of the generators, and their states as long as the marks stay."""
+
+
+class _Python:
+    name = "random"
+
+    def __init__(self) -> None:
+        self._instance: Any = random._inst
+        address = id(self._instance) + object.__basicsize__
+        words = (ctypes.c_uint32 * (1 + _WORDS)).from_address(address)
+        # CPython has the place and then the words. The place and the first word change with each draw, the last word
+        # with each seed.
+        *state, place = random.getstate()[1]
+        self._place = ctypes.c_uint64.from_address(address) if list(words) == [place, *state] else None
+        self._last = ctypes.c_uint32.from_address(address + 4 * _WORDS)
+
+    def mark(self) -> Any:
+        if self._place is None:
+            return random.getstate()
+        return self._place.value, self._last.value, self._instance.gauss_next
+
+    def save(self) -> Any:
+        return random.getstate()
+
+    def restore(self, state: Any) -> None:
+        random.setstate(state)
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+
+class _Numpy:
+    name = "numpy.random"
+
+    def __init__(self) -> None:
+        self._rand: Any = np.random.mtrand._rand
+        self._bits: Any = None
+        self._place: Any = None
+        self._address = 0
+        self._keeps_number = False
+
+    def mark(self) -> Any:
+        bits = self._rand._bit_generator
+        if bits is not self._bits:
+            self._bits, self._place = bits, None
+            if isinstance(bits, np.random.MT19937):
+                # Numpy's interface for ctypes: uint32 key[624], int pos. The last word and the place change.
+                self._address = bits.ctypes.state_address
+                self._place = ctypes.c_uint64.from_address(self._address + 4 * (_WORDS - 1))
+        if self._place is None:
+            return str(np.random.get_state(legacy=False))
+        # A normal number that numpy keeps for the next call may be taken without a trace in the words.
+        return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
+
+    def save(self) -> Any:
+        state = np.random.get_state(legacy=False)
+        self._keeps_number = bool(state["has_gauss"])
+        return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
+
+    def restore(self, saved: Any) -> None:
+        state, words = saved
+        if state["has_gauss"] or words is None or self._place is None:
+            np.random.set_state(state)
+            return
+        # In a tenth of the time: let go of a number that is kept, and put the words back.
+        np.random.seed(0)
+        ctypes.memmove(self._address, words, len(words))
+
+    def seed(self, seed: int) -> None:
+        np.random.seed(seed & 0xFFFFFFFF)
+
+
+class _Torch:
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules["torch"]
+
+    def mark(self) -> Any:
+        return self._torch.get_rng_state().numpy().tobytes()
+
+    def save(self) -> Any:
+        return self._torch.get_rng_state()
+
+    def restore(self, state: Any) -> None:
+        self._torch.set_rng_state(state)
+
+    def seed(self, seed: int) -> None:
+        # Not of the same seed as numpy's, which would make the same numbers.
+        self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
+
+
+class _Flow:
+    """OneFlow's; what is put back continues some hundred numbers later, as OneFlow tells no exact place."""
+
+    name = "oneflow"
+
+    def __init__(self) -> None:
+        self._generator: Any = sys.modules["oneflow"].default_generator
+
+    def save(self) -> Any:
+        return None if is_worker_process() else self._generator.get_state()
+
+    def restore(self, state: Any) -> None:
+        if state is not None:
+            self._generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        self._generator.manual_seed(mix64(seed + 2) >> 1)
+
+
+@cache
+def _python_and_numpy() -> tuple[Any, ...]:
+    return _Python(), _Numpy()
+
+
+@cache
+def _with_torch() -> tuple[Any, ...]:
+    return *_python_and_numpy(), _Torch()
+
+
+@cache
+def flow_generator() -> _Flow:
+    """OneFlow's."""
+    return _Flow()
+
+
+def watched() -> tuple[Any, ...]:
+    """Those that tell whether they have moved."""
+    return _with_torch() if hasattr(sys.modules.get("torch"), "default_generator") else _python_and_numpy()
+
+
+def marks_and_states(generators: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+    """Marks and states of generators."""
+    if _last[0][0] != [generator.mark() for generator in generators]:
+        states = [generator.save() for generator in generators]
+        _last[0] = [generator.mark() for generator in generators], states
+    return _last[0]
+
+
+def has_flow() -> bool:
+    """Whether OneFlow can be used here: it is imported, and its threads have not been lost in a fork."""
+    return not _flow_was_forked and hasattr(sys.modules.get("oneflow"), "default_generator")
+
+
+def present() -> tuple[Any, ...]:
+    """Those whose libraries are imported."""
+    return (*watched(), flow_generator()) if has_flow() else watched()
+
+
+def _after_fork() -> None:
+    global _flow_was_forked
+    _flow_was_forked = "oneflow" in sys.modules
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,196 @@
+"""Orders of samples that are drawn by weights, as for a dataset whose classes are of unequal sizes.
+
+Draws with replacement invert the cumulative weights. Draws without replacement sort exponential keys: P. Efraimidis and
+P. Spirakis, "Weighted random sampling with a reservoir" (Information Processing Letters 97, 2006). Each draw follows
+from the seed and its place, by operations that IEEE 754 defines to the last bit, so all machines agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import log, sqrt
+from typing import Any
+
+import numpy as np
+
+from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, or_none
+from libai_data.data.datasets.combine import length_of
+from libai_data.data.nesting import array_of
+from libai_data.data.random.hashing import combine64, mix64_array
+from libai_data.data.samplers.order import Order
+from libai_data.errors import CheckpointError, ConfigError
+
+_VERSION = 1
+"""Raised whenever the same (weights, seed, epoch, place) would draw another sample; a checkpoint records it."""
+_EPOCHS_KEPT = 2
+"""Epochs of draws without replacement that stay sorted: a batch may lie in two."""
+_RULES = {"num_samples": or_none(BATCH_SIZE), "replacement": FLAG}
+
+
+@dataclass(frozen=True)
+class WeightedOrder(Order):
+    """Place -> (epoch, index), drawn by weights; an epoch is `epoch_size` draws.
+
+    With replacement a sample may come several times in an epoch. So that its random transforms differ each time,
+    `locate` gives each draw an epoch of its own: its place.
+
+    Args:
+        size: number of samples in the dataset.
+        epoch_size: draws of an epoch.
+        digest: of the weights, up to a common factor; a state keeps it in their place.
+        replacement: whether a sample may come several times in an epoch.
+        weights: float64 [size], the largest is 1; None if only the digest is known.
+    """
+
+    digest: str = ""
+    replacement: bool = True
+    weights: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    def _check_epoch_size(self) -> None:
+        if not self.replacement:
+            super()._check_epoch_size()
+
+    @property
+    def can_locate(self) -> bool:
+        return self.weights is not None
+
+    def _known(self) -> np.ndarray:
+        if self.weights is None:
+            raise CheckpointError(
+                "the samples are drawn by weights, of which the data state holds only a digest; build the loader with "
+                "these weights to find samples"
+            )
+        return self.weights
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self._known())
+
+    @cached_property
+    def _sorted(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if not self.replacement:
+            return super().locate(positions)
+        places = np.asarray(positions, dtype=np.int64)
+        draws = _uniform(combine64(_VERSION, self.seed), places) * self._ends[-1]
+        return places, np.searchsorted(self._ends, draws, side="right").astype(np.int64)
+
+    def _indices_at(self, epoch: int, offsets: np.ndarray) -> np.ndarray:
+        if epoch not in self._sorted:
+            while len(self._sorted) >= _EPOCHS_KEPT:
+                del self._sorted[min(self._sorted)]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                keys = _exponential(_uniform(combine64(_VERSION, self.seed, epoch), np.arange(self.size)))
+                keys /= self._known()
+            keys[self._known() == 0] = np.inf
+            self._sorted[epoch] = np.argsort(keys, kind="stable")[: self.epoch_size].copy()
+        return self._sorted[epoch][offsets]
+
+    def _places_in_epoch(self, epoch: int, index: int) -> np.ndarray:
+        places = epoch * self.epoch_size + np.arange(self.epoch_size)
+        return places[self.locate(places)[1] == index]
+
+    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        """Find where samples stand first in an epoch; -1 where they are not drawn."""
+        places = [self._places_in_epoch(epoch, int(index))[:1].tolist() or [-1] for index in indices]
+        return np.array(places, dtype=np.int64).reshape(-1)
+
+    def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        if not 0 <= index < self.size:
+            raise IndexError(f"sample {index} is outside a dataset of {self.size} samples")
+        epochs = range(first // self.epoch_size, -(-end // self.epoch_size))
+        places = np.array([place for epoch in epochs for place in self._places_in_epoch(epoch, index)], dtype=np.int64)
+        places = places[(places >= first) & (places < end)]
+        return (places if self.replacement else places // self.epoch_size), places
+
+    def in_words(self) -> str:
+        how = "with" if self.replacement else "without"
+        return f"{self.epoch_size} drawn by weights each epoch, {how} replacement, with seed {self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        drawn = {"digest": self.digest, "replacement": self.replacement}
+        return {**super().to_json(), "order_version": _VERSION, "weights": drawn}
+
+
+def drawn_order(
+    dataset: Any, seed: int, weights: Any, num_samples: int | None, replacement: bool
+) -> WeightedOrder | None:
+    """The order of a dataset whose samples are drawn by weights; None without weights.
+
+    Args:
+        dataset: anything with a length.
+        seed: decides the draws.
+        weights: a number for each sample, at least 0; only their proportions matter.
+        num_samples: draws of an epoch; by default as many as the dataset has samples.
+        replacement: whether a sample may come several times in an epoch.
+
+    Raises:
+        ConfigError: The weights are malformed; an epoch without replacement has more draws than samples with a weight
+            above 0; or the other arguments are given without weights.
+    """
+    check(_RULES, num_samples=num_samples, replacement=replacement)
+    if weights is None:
+        for name, value, default in (("num_samples", num_samples, None), ("replacement", replacement, True)):
+            if value is not default:
+                raise ConfigError(f"{name} is {value!r}, which says how to draw samples by weights; give weights too")
+        return None
+    samples = length_of(dataset)
+    for kind, what in (("blend", "a blend, which has its own weights"), ("is_stream_transform", "a stream")):
+        if getattr(dataset, kind, False):
+            raise ConfigError(
+                f"weights are given for a {type(dataset).__name__}, {what}; give them for a dataset of single samples"
+            )
+    proportions = _proportions(weights, samples)
+    drawable = int(np.count_nonzero(proportions))
+    if not replacement and num_samples is None:
+        raise ConfigError(
+            "replacement is False, so num_samples is needed: an epoch of all samples would contain each of them once, "
+            "whatever its weight; say how many an epoch draws"
+        )
+    if not replacement and num_samples is not None and num_samples > drawable:
+        raise ConfigError(
+            f"num_samples is {num_samples}, but only {drawable} of {samples} samples have a weight above 0; draw at "
+            "most as many, or set replacement=True"
+        )
+    digest = hashlib.blake2b(proportions.tobytes(), digest_size=8).hexdigest()
+    return WeightedOrder(samples, seed, True, num_samples or samples, digest, replacement, proportions)
+
+
+def _proportions(weights: Any, samples: int) -> np.ndarray:
+    given = array_of(weights)
+    if given.shape != (samples,) or given.dtype.kind not in "iuf":
+        raise ConfigError(
+            f"weights are {given.dtype} {list(given.shape)}; they must be {samples} numbers, one for each sample"
+        )
+    given = given.astype(np.float64)
+    wrong = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if len(wrong):
+        raise ConfigError(f"weights has {given[wrong[0]]} for sample {wrong[0]}; a weight is finite and at least 0")
+    largest = given.max(initial=0)
+    if largest == 0:
+        raise ConfigError(f"all {samples} weights are 0; at least one must be above 0")
+    proportions: np.ndarray = given / largest
+    return proportions
+
+
+def _uniform(key: int, numbers: np.ndarray) -> np.ndarray:
+    """A draw for each of these numbers: float64 [n], each in [0, 1)."""
+    words = mix64_array(mix64_array(numbers.astype(np.uint64) + np.uint64(key)) ^ np.uint64(combine64(key)))
+    drawn: np.ndarray = (words >> np.uint64(11)) * 2.0**-53
+    return drawn
+
+
+def _exponential(uniform: np.ndarray) -> np.ndarray:
+    """-log(1 - uniform) up to 1e-15; numpy's own differs in the last bit from one processor to another."""
+    mantissa, exponent = np.frexp(1 - uniform)
+    low = mantissa < sqrt(0.5)
+    mantissa, exponent = np.where(low, 2 * mantissa, mantissa), exponent - low
+    ratio = (mantissa - 1) / (mantissa + 1)
+    series = np.zeros_like(ratio)
+    for power in range(21, 0, -2):
+        series = series * (ratio * ratio) + 1 / power
+    return np.asarray(-(exponent * log(2) + 2 * ratio * series))

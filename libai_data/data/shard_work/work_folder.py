@@ -1,0 +1,75 @@
+"""The folder of unfinished work: one process's at a time, and of one plan."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from libai_data.atomic_files import written_whole
+from libai_data.errors import ConfigError
+
+LOCK = "lock"
+_PLAN = "plan.json"
+
+
+@contextmanager
+def own_folder(folder: Path) -> Iterator[None]:
+    """Makes a folder, and this process's own as long as it lives.
+
+    Raises:
+        ConfigError: Another process is at work there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / LOCK, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(f"another process is at work in {folder}; wait for it, or end it") from error
+        if not os.fstat(file.fileno()).st_nlink:
+            raise ConfigError(f"another process has just finished what {folder} was for; run this again if it is to be")
+        yield
+
+
+def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """Note the plan of the work in a folder, or see that it is that of the shards which lie there.
+
+    Args:
+        folder: of the shards.
+        plan: name -> value, as JSON takes it.
+
+    Raises:
+        ConfigError: They are of another plan; what differs is named.
+    """
+    plan, file = json.loads(json.dumps(plan)), folder / _PLAN
+    if not file.exists():
+        write_json(file, plan)
+        return
+    check_same_plan(folder, json.loads(file.read_text(encoding="utf-8")), plan)
+
+
+def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) -> None:
+    """Refuse to mix the shards of two plans.
+
+    Raises:
+        ConfigError: The plans differ; it is named in what.
+    """
+    other = sorted(name for name in plan if before.get(name) != plan[name])
+    if other:
+        told = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in other)
+        raise ConfigError(f"{folder} holds shards of another run: {told}. Repeat its command, or remove the folder")
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a file as a whole or not at all."""
+    with written_whole(file) as unfinished:
+        unfinished.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:100]} ... {text[-90:]}"

@@ -1,0 +1,60 @@
+"""Paths of this machine as users give them: checked, and why one of them leads to no file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from libai_data.atomic_files import PathLike
+from libai_data.config.argument_rules import PATH, check
+from libai_data.data.sources.remote import is_remote, without_protocol
+from libai_data.errors import ConfigError, FormatError
+
+
+def checked_path(name: str, path: Any) -> Path:
+    """A path of this machine.
+
+    Args:
+        name: of the argument, for errors.
+        path: what the user gave.
+
+    Raises:
+        ConfigError: It is no path, or an address in a store.
+    """
+    check({name: PATH}, **{name: path})
+    text = os.fspath(path)
+    if is_remote(text):
+        raise ConfigError(f"{name} is {text!r}, an address in a store; copy the files to a disk of this machine")
+    return Path(without_protocol(text))
+
+
+def is_file(path: PathLike) -> bool:
+    """Whether a path leads to a regular file; False for one that is too long or may not be looked at."""
+    return os.path.isfile(path)
+
+
+def why_missing(path: PathLike) -> str:
+    """Why a path does not lead to the file or folder that is wanted, to append to an error; "" if nothing has it."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        if str(path).startswith("~"):
+            return " ('~' stays as it is here; give the whole path)"
+        return " (a link has this path, which leads nowhere)" if os.path.islink(path) else ""
+    except OSError as error:
+        return f" ({error.strerror})"
+    kind = "a folder" if os.path.isdir(path) else "a file" if os.path.isfile(path) else "a pipe, socket or device"
+    return f" ({kind} has this path)"
+
+
+def text_of(path: Path) -> str:
+    """The text of a small file.
+
+    Raises:
+        FormatError: It is no UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path} at offset {error.start}: no text in UTF-8 ({error.reason})") from error

@@ -1,0 +1,107 @@
+"""Data sets of images that are published with check sums, fetched when somebody asks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from libai_data.config.argument_rules import FLAG, TEXT, Rule, check, or_none
+from libai_data.data.files.identity import file_identity
+from libai_data.data.sources.paths import checked_path
+from libai_data.data.sources.remote import md5_of
+from libai_data.data.sources.storage import LocalFile
+from libai_data.errors import DataPipelineError, StorageError
+
+logger = logging.getLogger(__name__)
+
+
+class PublishedImages:
+    """Images of a published data set, and their labels; files that are not compressed are memory-mapped.
+
+    Args:
+        root: the folder that holds the data set's own folder, or is to hold it.
+        kind: which data set.
+        train: whether to read the training images, or the validation images.
+        download: fetch the files if they are not there.
+        source_url: where to fetch them from instead.
+
+    Attributes:
+        classes: names of the classes.
+
+    Raises:
+        ConfigError: The files are not there.
+        FormatError: A file is truncated, of another format, or does not fit the others.
+        StorageError: A file cannot be fetched, or is not the published one.
+    """
+
+    classes: tuple[str, ...]
+    _paths: list[Path]
+    _kinds: Rule
+
+    def __init__(
+        self,
+        root: str | Path,
+        kind: Any,
+        train: bool = True,
+        download: bool = False,
+        source_url: str | None = None,
+    ) -> None:
+        rules = {"kind": self._kinds, "train": FLAG, "download": FLAG, "source_url": or_none(TEXT)}
+        check(rules, kind=kind, train=train, download=download, source_url=source_url)
+        self.kind = kind
+        root = checked_path("root", root)
+        self.folder = root / kind.folder
+        if download and not self._is_there():
+            self._download(source_url)
+        self._open(root, train)
+
+    def _is_there(self) -> bool:
+        """Whether all files are in the folder."""
+        raise NotImplementedError
+
+    def _download(self, url: str | None) -> None:
+        """Bring all files into the folder."""
+        raise NotImplementedError
+
+    def _open(self, root: Path, train: bool) -> None:
+        """Open the files, and name their `_paths` and the `classes`."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> list[Any]:
+        """The identity of the files as they are now; see `libai_data.data.files.identity`."""
+        return [file_identity(path) for path in self._paths]
+
+
+@contextmanager
+def downloaded(urls: Sequence[str], md5: str) -> Iterator[Path]:
+    """A copy of a published file in the cache of this node, checked; one process fetches it, others wait.
+
+    Args:
+        urls: where it is published; the second is asked when the first does not answer, and so on.
+        md5: of the file, in hexadecimal.
+
+    Yields:
+        The copy, in use until the block ends.
+
+    Raises:
+        StorageError: No address gives a file with this sum; each is named with what it gave.
+    """
+    told = []
+    for url in urls:
+        logger.info("Downloading %s.", url)
+        try:
+            file = LocalFile(url)
+        except DataPipelineError as error:
+            told.append(str(error))
+            continue
+        with file:
+            found = md5_of(file.path)
+            if found == md5:
+                yield file.path
+                return
+        told.append(f"{url} has the md5 sum {found}, and not {md5}")
+    raise StorageError(f"the file cannot be downloaded: {'; '.join(told)}")

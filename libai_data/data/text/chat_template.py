@@ -1,0 +1,123 @@
+"""Conversations as text, by the chat templates of Hugging Face's tokenizers, and where messages lie in it.
+
+Source: Hugging Face, "Chat templates": Jinja with `messages`, `tools`, `add_generation_prompt` and the special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from libai_data.config.naming import installed
+from libai_data.errors import ConfigError, FormatError
+
+Message = Mapping[str, Any]
+_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+
+
+class Span(NamedTuple):
+    """Where a message lies in the text of its conversation.
+
+    Args:
+        start: the first character of what is said, behind what asks for it.
+        stop: the character behind the message's end, white space behind it left out.
+    """
+
+    start: int
+    stop: int
+
+
+class ChatTemplate:
+    """A template of conversations. It knows no date, so that a conversation always gives the same text.
+
+    Args:
+        source: in Jinja, as `chat_template` of `tokenizer_config.json`.
+        special: names such as "bos_token" -> token.
+
+    Raises:
+        ConfigError: The template is no Jinja, or the package jinja2 is not installed.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, str]) -> None:
+        self._source, self._special = source, dict(special)
+        jinja2 = installed("jinja2", "chat_template", "'libai_data[text]'")
+        sandbox = installed("jinja2.sandbox", "chat_template", "'libai_data[text]'")
+        environment = sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        # Some templates mark what an assistant says; here, the text of the messages before tells it.
+        plain = _GENERATION.sub(lambda tag: f"{{%{tag[1]} {'endif' if tag[2] else 'if true'} {tag[3]}%}}", source)
+        try:
+            self._template = environment.from_string(plain)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the chat template is no Jinja: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._source, self._special)
+
+    def render(self, messages: Sequence[Message], tools: Any = None, ask: bool = False) -> str:
+        """The text of messages.
+
+        Args:
+            messages: such as {"role": "user", "content": "Hello"}.
+            tools: that an assistant may use, as the template wants them.
+            ask: whether the text ends with what asks an assistant to speak.
+
+        Raises:
+            FormatError: The template refuses them, or needs something that they do not have.
+        """
+        try:
+            text = self._template.render(messages=messages, tools=tools, add_generation_prompt=ask, **self._special)
+        except Exception as error:  # a template raises anything
+            raise FormatError(f"the chat template fails: {type(error).__name__}: {error}") from error
+        return str(text)
+
+    def with_spans(
+        self, messages: Sequence[Message], wanted: Collection[int], tools: Any = None
+    ) -> tuple[str, list[Span]]:
+        """The text of messages, and where some of them lie.
+
+        Args:
+            messages: of the conversation.
+            wanted: the numbers of these messages.
+            tools: as for `render`.
+
+        Raises:
+            FormatError: The template writes messages otherwise when others follow, so that where they lie is not known;
+                or as `render`.
+        """
+        text = self.render(messages, tools)
+        return text, [self._span(text, messages, number, tools) for number in wanted]
+
+    def _span(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> Span:
+        start, stop = 0, len(text)
+        if number:
+            asked = self.render(messages[:number], tools, ask=True) if messages[number]["role"] == "assistant" else ""
+            before = asked if asked and text.startswith(asked) else self._before(text, messages, number, tools)
+            start = len(before)
+        if number + 1 < len(messages):
+            stop = len(self._before(text, messages, number + 1, tools))
+        return Span(start, start + len(text[start:stop].rstrip()))
+
+    def _before(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> str:
+        before = self.render(messages[:number], tools)
+        if not text.startswith(before):
+            raise FormatError(
+                f"the chat template writes the first {number} of {len(messages)} messages otherwise when others follow "
+                "them, so that their end is not known; give a template that does not (chat_template), or make one "
+                "conversation for each answer"
+            )
+        return before
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+    """As Hugging Face's: characters of all scripts, and of HTML, stay as they are."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)

@@ -1,0 +1,214 @@
+"""From files of documents to an indexed dataset, by several processes, and again from where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Callable
+
+from libai_data.config.argument_rules import check, one_of, whole
+from libai_data.data.files.identity import file_identity
+from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder
+from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
+from libai_data.data.text.files import find_inputs
+from libai_data.data.text.parts import Cutting, Part, cut_into_parts
+from libai_data.data.text.ray_data import tokenize_on_ray
+from libai_data.data.text.shards import ShardReport, Task, finished_shard, shard_prefix, tokenize_parts
+from libai_data.errors import ConfigError, DataPipelineError
+
+RAY = "ray"
+CLUSTERS = ("", RAY)
+
+
+class BadLines(DataPipelineError, ValueError):
+    """Input holds lines that are no documents, and none was to be; or most are, or all."""
+
+
+@dataclass
+class Preprocessed:
+    """What came of a corpus.
+
+    Args:
+        prefixes: key -> prefix of its `.bin` and `.idx`.
+        documents: written.
+        empty: documents without a token, left out.
+        tokens: key -> how many.
+        characters: of text.
+        bad: lines that held no document.
+        bad_file: lists them, or None if there are none.
+        kept: shards that an earlier run had finished.
+        begin: the token that each document begins with, and its id, or None.
+        end: the token that each document ends with, and its id, or None.
+    """
+
+    prefixes: dict[str, str]
+    documents: int = 0
+    empty: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
+    characters: int = 0
+    bad: int = 0
+    bad_file: str | None = None
+    kept: int = 0
+    begin: tuple[str, int] | None = None
+    end: tuple[str, int] | None = None
+
+
+def preprocess(
+    inputs: Sequence[str],
+    output_prefix: str,
+    task: Task,
+    *,
+    cutting: Cutting | None = None,
+    workers: int = 1,
+    cluster: str = "",
+    refuse_bad: bool = False,
+    progress: Callable[[int, int, ShardReport], None] = lambda done, total, report: None,
+) -> Preprocessed:
+    """Tokenize documents into `<output_prefix>_<key>_<level>.bin` and `.idx`; the level is "document" or "sentence".
+
+    The result depends on files, tokenizer and task alone, byte for byte. Until it is there, finished shards are kept in
+    `<output_prefix>.parts`; the same call goes on from them.
+
+    Args:
+        inputs: files, globs or folders; see `files.find_inputs`.
+        output_prefix: path that the names of the results begin with.
+        task: how documents become tokens.
+        cutting: how files become parts; what is one document must be as in `task`.
+        workers: processes; with a cluster, on all its machines together.
+        cluster: "ray" has them run wherever Ray has processors, "" on this machine. All machines must have the files,
+            and the output's folder, under the same paths.
+        refuse_bad: end with an error if there is a bad line, and write no result.
+        progress: told after each part the bytes done, of how many, and what became of the part.
+
+    Raises:
+        ConfigError: No input, an option that does not fit, shards of another corpus in the way, or a changed input.
+        BadLines: There is no document with a token, or there are more bad lines than documents; or, with `refuse_bad`,
+            any bad lines; naming the first ones.
+        TokenizingError: A process failed.
+    """
+    check({"workers": whole(1), "cluster": one_of(*CLUSTERS)}, workers=workers, cluster=cluster)
+    cutting = replace(cutting or Cutting(), documents=task.documents)
+    paths, tokenizer = find_inputs(inputs, cutting.format, task.tokenizer.all_files()), task.tokenizer.load()
+    cutting = cutting.for_files(paths)
+    ends = task.ends(tokenizer)
+    folder = Path(f"{output_prefix}.parts")
+    with own_folder(folder):
+        plan = _plan(paths, task, cutting)
+        keep_to_plan(folder, plan)
+        run = _Run(folder, task, cutting, paths, progress)
+        run.tokenize(workers, cluster)
+        changed = [now[0] for before, now in zip(plan["inputs"], map(file_identity, paths)) if before != now]
+        if changed:
+            raise ConfigError(f"inputs changed while they were read: {changed}; remove {folder} and run this again")
+        level = "sentence" if task.split_sentences else "document"
+        prefixes = {key: f"{output_prefix}_{key}_{level}" for key in task.keys}
+        result = run.summary(prefixes)
+        result.begin, result.end = ((tokenizer.id_to_token(ids[0]), ids[0]) if ids else None for ids in ends)
+        bad = _write_bad(run.bad(), result, Path(f"{output_prefix}.bad_lines"))
+        if not result.documents:
+            shutil.rmtree(folder)
+            raise BadLines(
+                f"the input holds no document with a token: {result.empty} empty ones and {bad}. Nothing is written; "
+                f"check --format and --json-keys ({list(task.keys)})"
+            )
+        if result.bad > result.documents:
+            shutil.rmtree(folder)
+            raise BadLines(f"of most lines, no document is made: {result.documents} documents, and {bad}")
+        if refuse_bad and result.bad:
+            raise BadLines(bad)
+        for number, prefix in enumerate(prefixes.values()):
+            with IndexedWriter(prefix, dtype_for(len(tokenizer))) as writer:
+                for part in range(len(run.reports)):
+                    writer.add_source(shard_prefix(folder, part, number))
+        shutil.rmtree(folder)
+    return result
+
+
+def _plan(paths: Sequence[Path], task: Task, cutting: Cutting) -> dict[str, Any]:
+    plan: dict[str, Any] = {**asdict(task), "tokenizer": task.tokenizer.fingerprint()}
+    plan.update(format=cutting.format, part_bytes=cutting.part_bytes, inputs=[file_identity(path) for path in paths])
+    return plan
+
+
+class _Run:
+    """The parts of a corpus, and what became of them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        cutting: Cutting,
+        paths: Sequence[Path],
+        progress: Callable[[int, int, ShardReport], None],
+    ) -> None:
+        self._folder, self._task, self._cutting, self._paths = folder, task, cutting, paths
+        self._progress = progress
+        self._total = sum(os.path.getsize(path) for path in paths)
+        self._done = 0
+        self._kept = 0
+        self.reports: dict[int, ShardReport] = {}
+
+    def tokenize(self, workers: int, cluster: str) -> None:
+        """Have the shard of each part written that has none yet, by so many processes."""
+        write = tokenize_on_ray if cluster == RAY else tokenize_parts
+        for part, report in write(self._folder, self._missing(), self._task, workers):
+            self._add(part, report)
+
+    def _missing(self) -> Iterator[Part]:
+        for part in cut_into_parts(self._paths, self._cutting):
+            report = finished_shard(self._folder, part.number)
+            if report is None:
+                yield part
+            else:
+                self._kept += 1
+                self._add(part, report)
+
+    def _add(self, part: Part, report: ShardReport) -> None:
+        self.reports[part.number] = report
+        self._done += part.cost
+        self._progress(self._done, self._total, report)
+
+    def summary(self, prefixes: dict[str, str]) -> Preprocessed:
+        """All parts' reports in one."""
+        result = Preprocessed(prefixes, tokens=dict.fromkeys(self._task.keys, 0), kept=self._kept)
+        for report in self.reports.values():
+            result.documents += report.documents
+            result.empty += report.empty
+            result.characters += report.characters
+            result.bad += len(report.bad)
+            for key, count in report.tokens.items():
+                result.tokens[key] += count
+        return result
+
+    def bad(self) -> Iterator[dict[str, Any]]:
+        """Bad lines in the corpus's order: file, line from 1 (0 for the file itself), reason."""
+        lines_before: dict[str, int] = {}
+        for number in sorted(self.reports):
+            report = self.reports[number]
+            bad: dict[int, list[tuple[int, str]]] = {}
+            for piece, line, reason in report.bad:
+                bad.setdefault(piece, []).append((line, reason))
+            for piece, (path, lines) in enumerate(report.pieces):
+                before = lines_before.get(path, 0)
+                for line, reason in bad.get(piece, ()):
+                    yield {"file": path, "line": line and before + line, "reason": reason}
+                lines_before[path] = before + lines
+
+
+def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) -> str:
+    """Write the list of bad lines; returns their number and the first ones, in words."""
+    path.unlink(missing_ok=True)
+    if not result.bad:
+        return "0 bad lines"
+    first: list[str] = []
+    with open(path, "w", encoding="utf-8") as file:
+        for entry in bad:
+            file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            if len(first) < 3:
+                first.append(f"{entry['file']}, line {entry['line']}: {entry['reason']}")
+    result.bad_file = str(path)
+    return f"{result.bad} bad lines, listed in {path}: " + "; ".join(first)

@@ -1,0 +1,127 @@
+"""Which tokens are special: what a Hugging Face folder says, what the file says, or what vocabularies usually have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from libai_data.errors import ConfigError
+
+ROLES = ("cls", "sep", "mask", "pad", "bos", "eos", "eod")
+_ENDS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<eos>",
+    "[EOS]",
+    "</s>",
+)
+_BEGINS = ("<|begin_of_text|>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<bos>", "[BOS]", "<s>", "<|endoftext|>")
+# What the special tokens are called in the vocabularies of BERT, T5 and RoBERTa, GPT-2, Llama, DeepSeek and Gemma; the
+# first one that is there counts.
+_USUAL: dict[str, tuple[str, ...]] = {
+    "cls": ("[CLS]", "<s>"),
+    "sep": ("[SEP]", "</s>"),
+    "mask": ("[MASK]", "<mask>"),
+    "pad": ("[PAD]", "<pad>"),
+    "bos": _BEGINS,
+    "eos": _ENDS,
+}
+# These are there to end documents, and for nothing else.
+_EOD = ("<eod>", "[EOD]")
+SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class FolderSettings:
+    """What a Hugging Face folder says beside the tokenizer itself, in `tokenizer_config.json`.
+
+    Args:
+        roles: such as "eos" -> token.
+        added: tokens beside those of the vocabulary -> id.
+        lower_case: whether BERT's tokenizer lowers case.
+        chat_template: of conversations, in Jinja, or "".
+    """
+
+    roles: Mapping[str, str] = field(default_factory=dict)
+    added: Mapping[str, int] = field(default_factory=dict)
+    lower_case: bool = False
+    chat_template: str = ""
+
+
+def read_settings(folder: Path) -> FolderSettings:
+    """What a folder says; nothing where it has no such file.
+
+    Raises:
+        ConfigError: A file is no JSON object.
+    """
+    found: dict[str, Any] = {}
+    for name in SETTINGS:
+        path = folder / name
+        if path.is_file():
+            try:
+                content = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ConfigError(f"{path} is no JSON: {error}") from error
+            if not isinstance(content, dict):
+                raise ConfigError(f"{path} holds a JSON {type(content).__name__}, where an object is expected")
+            found.update(content)
+    roles = {role: _content(found.get(f"{role}_token")) for role in ROLES}
+    added = found.get("added_tokens_decoder") or {}
+    return FolderSettings(
+        {role: token for role, token in roles.items() if token},
+        {_content(token): int(ident) for ident, token in added.items()},
+        bool(found.get("do_lower_case")),
+        _chat_template(folder, found.get("chat_template")),
+    )
+
+
+def _chat_template(folder: Path, found: Any) -> str:
+    """The template in its own file, or the one of `tokenizer_config.json`, there perhaps the default of several."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    if isinstance(found, list):
+        found = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}.get("default")
+    return str(found or "")
+
+
+def special_tokens(
+    vocabulary: Mapping[str, int], said: Mapping[str, str], marked: Collection[str] | None
+) -> dict[str, int]:
+    """Role -> id, of the roles that a vocabulary has.
+
+    Args:
+        vocabulary: token -> id.
+        said: role -> token, by the tokenizer's files.
+        marked: tokens that the tokenizer's file marks as special; others, such as HTML's </s>, are text. None where it
+            marks none.
+
+    Raises:
+        ConfigError: The files name a token that the vocabulary does not have.
+    """
+    for role, token in said.items():
+        if token not in vocabulary:
+            raise ConfigError(
+                f"the tokenizer's files name {token!r} as {role}_token, which its vocabulary does not have"
+            )
+    found = {role: vocabulary[token] for role, token in said.items()}
+    candidates = vocabulary if marked is None else [token for token in vocabulary if token in marked]
+    for role, usual in _USUAL.items():
+        there = [token for token in usual if token in candidates]
+        if role not in found and there:
+            found[role] = vocabulary[there[0]]
+    if "eod" not in found:
+        ends = [vocabulary[token] for token in _EOD if token in vocabulary]
+        ends += [found[role] for role in ("eos", "sep") if role in found]
+        if ends:
+            found["eod"] = ends[0]
+    return found
+
+
+def _content(token: Any) -> str:
+    """A token, which may be an object with more to say."""
+    return str(token.get("content") or "") if isinstance(token, Mapping) else str(token or "")

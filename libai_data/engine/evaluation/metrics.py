@@ -1,0 +1,181 @@
+"""Metrics: mean loss and perplexity over what counts, and accuracy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.config.argument_rules import check, each, whole
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator
+from libai_data.errors import SchemaError
+from libai_data.mesh.current import is_main_process
+
+_LOSSES = "losses of MeanLossEvaluator"
+_LARGEST_EXPONENT = 700.0
+"""Beyond it, float64 has no e to the mean."""
+
+
+class MeanLossEvaluator(DatasetEvaluator):
+    """Mean cross-entropy of all samples, or of all tokens: "loss".
+
+    The mean of the means of batches would be another number, since the last batch is padded, and since batches have
+    different numbers of tokens that count. So each sample's (token's) own loss is used. It is computed where the
+    scores are; the scores are not sent.
+
+    Args:
+        scores_name: the model's output [samples, ..., classes], before softmax.
+        labels_name: the input [samples, ...]; labels below 0 do not count.
+        losses_name: an output [samples, ...] with a loss for each, to take instead of computing one from scores; those
+            of labels below 0 do not count, if the model has such an input.
+        mask_name: an input [samples, ...], 0 where a label does not count; not every model has one.
+    """
+
+    def __init__(
+        self,
+        scores_name: str = "prediction_scores",
+        labels_name: str = "labels",
+        losses_name: str | None = None,
+        mask_name: str = "loss_mask",
+    ) -> None:
+        self.input_fields = (labels_name, mask_name)
+        self._mask_name = mask_name
+        self._scores_name = scores_name
+        self._labels_name = labels_name
+        self._losses_name = losses_name
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new round."""
+        self._sum = 0.0
+        self._count = 0
+
+    def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
+        """The loss of each sample or token, a tensor on the ranks that hold the scores."""
+        import oneflow as flow
+
+        name = self._losses_name or self._scores_name
+        if name not in outputs:
+            raise SchemaError(
+                f"the model returned {sorted(outputs)}, but the mean loss needs '{name}'; set scores_name, or "
+                "losses_name for a model that returns a loss for each sample"
+            )
+        if self._losses_name is not None:
+            return {_LOSSES: outputs[name]}
+        if self._labels_name not in inputs:
+            raise SchemaError(f"the batch has {sorted(inputs)}, but the mean loss needs '{self._labels_name}'")
+        scores, labels = outputs[name], inputs[self._labels_name]
+        if tuple(scores.shape[:-1]) != tuple(labels.shape):
+            raise SchemaError(
+                f"'{name}' has shape {tuple(scores.shape)} and '{self._labels_name}' {tuple(labels.shape)}; scores "
+                "must have one dim more, the classes, at the end"
+            )
+        if labels.is_global and labels.placement != scores.placement:
+            labels = labels.to_global(placement=scores.placement)
+        losses = flow._C.sparse_softmax_cross_entropy(
+            scores.reshape(-1, scores.shape[-1]), labels.reshape(-1).clamp(min=0)
+        )
+        return {_LOSSES: losses.reshape(*labels.shape)}
+
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Add up one batch, in float64."""
+        losses = np.asarray(outputs[_LOSSES].numpy(), dtype=np.float64)
+        if losses.ndim == 0:
+            raise SchemaError(
+                f"'{self._losses_name}' is one number for the whole batch, padding included; return a loss for each "
+                "sample"
+            )
+        counts = np.ones(losses.shape, dtype=bool)
+        if self._labels_name in inputs:
+            counts &= np.asarray(inputs[self._labels_name].numpy()) >= 0
+        if self._mask_name in inputs:
+            counts &= np.asarray(inputs[self._mask_name].numpy()) != 0
+        losses = losses[counts]
+        self._sum += float(losses.sum())
+        self._count += losses.size
+
+    def evaluate(self) -> dict[str, float]:
+        """The mean on rank 0, {} elsewhere."""
+        return {"loss": self._mean()} if is_main_process() else {}
+
+    def _mean(self) -> float:
+        if self._count == 0:
+            raise SchemaError("nothing was evaluated: the test loader gave no label that counts")
+        return self._sum / self._count
+
+
+class PerplexityEvaluator(MeanLossEvaluator):
+    """Perplexity of a language model, e to the mean loss of all tokens, and that mean: "perplexity" and "loss"."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Both on rank 0, {} elsewhere."""
+        if not is_main_process():
+            return {}
+        mean = self._mean()
+        return {"perplexity": math.exp(mean) if mean < _LARGEST_EXPONENT else math.inf, "loss": mean}
+
+
+def correct_in_top_k(scores: np.ndarray, labels: np.ndarray, k: int) -> int:
+    """Count the samples whose label [samples] is among the k classes with the highest scores [samples, classes].
+
+    Of equal scores, the lower class number comes first.
+    """
+    # Classes that rank before the label: those with a higher score, or with the same and a lower number.
+    own = np.take_along_axis(scores, labels[:, None], axis=1)
+    before = (scores > own).sum(axis=1) + ((scores == own) & (np.arange(scores.shape[1]) < labels[:, None])).sum(axis=1)
+    # A score that is no number is never right.
+    return int(((before < k) & np.isfinite(own[:, 0])).sum())
+
+
+_RULES = {"topk": each(whole(1), least=1)}
+
+
+class ClsEvaluator(DatasetEvaluator):
+    """Accuracy of a classifier, in percent: "Acc@k" for each k.
+
+    Args:
+        topk: values of k.
+        scores_name: name of the model's output [samples, classes].
+        labels_name: name of the input [samples].
+    """
+
+    def __init__(
+        self,
+        topk: Sequence[int] = (1, 5),
+        scores_name: str = "prediction_scores",
+        labels_name: str = "labels",
+    ) -> None:
+        check(_RULES, topk=topk)
+        self.topk = tuple(topk)
+        self.input_fields = (labels_name,)
+        self._scores_name = scores_name
+        self._labels_name = labels_name
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new round."""
+        self._samples = 0
+        self._correct = dict.fromkeys(self.topk, 0)
+
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Count one batch."""
+        if self._scores_name not in outputs:
+            raise SchemaError(
+                f"the model returned {sorted(outputs)}, but top-k accuracy needs '{self._scores_name}' [samples, "
+                "classes]; set scores_name of ClsEvaluator"
+            )
+        scores = np.asarray(outputs[self._scores_name].numpy())
+        labels = np.asarray(inputs[self._labels_name].numpy()).reshape(-1)
+        self._samples += len(labels)
+        for k in self.topk:
+            self._correct[k] += correct_in_top_k(scores, labels, k)
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracies on rank 0, {} elsewhere."""
+        if not is_main_process():
+            return {}
+        if self._samples == 0:
+            raise SchemaError("nothing was evaluated: the test loader gave no sample that counts")
+        return {f"Acc@{k}": 100.0 * self._correct[k] / self._samples for k in self.topk}

@@ -1,0 +1,170 @@
+"""How a trainer uses a data module: where its loaders, its batches and its predictions come from."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.config import instantiate, try_get_key
+from libai_data.config.argument_rules import check, one_of
+from libai_data.config.signatures import target_of
+from libai_data.engine.batches import mixed_up
+from libai_data.engine.datamodule.data_stages import DataStages
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator
+from libai_data.engine.evaluation.inference import inference_on_dataset
+from libai_data.engine.step_plan import step_plan
+from libai_data.errors import ConfigError
+from libai_data.mesh.current import get_data_parallel_size
+
+GetBatch = Callable[..., dict[str, Any]]
+
+
+def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
+    """The stages of a data module, by default `cfg.datamodule`, with the batch sizes and the model of a config.
+
+    Returns:
+        None if there is no data module.
+
+    Raises:
+        ConfigError: What is given is none.
+    """
+    if datamodule is None:
+        datamodule = instantiate(try_get_key(cfg, "datamodule"))
+    if datamodule is None:
+        return None
+    rows = step_plan(cfg).first.micro_batch_size
+    return DataStages(datamodule, rows, cfg.train.test_micro_batch_size, _argument_names(cfg))
+
+
+def _argument_names(cfg: Any) -> list[str]:
+    """The arguments of the model, for batches that are tuples."""
+    model = target_of(try_get_key(cfg, "model"), "model")
+    forward = getattr(model, "forward", None)
+    if forward is None:
+        return []
+    parameters = inspect.signature(forward).parameters.values()
+    return [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD and each.name != "self"]
+
+
+def get_batch_of(stages: DataStages, dataloader_idx: int = 0) -> GetBatch:
+    """The `get_batch` of a loader of a data module: its hooks make the model's arguments."""
+
+    def get_batch(data: Any, input_placement_device: str = "cpu", mixup_func: Any = None) -> dict[str, Any]:
+        return stages.inputs(mixed_up(data, mixup_func, input_placement_device), input_placement_device, dataloader_idx)
+
+    return get_batch
+
+
+class Predictions(DatasetEvaluator):
+    """Collects what a model returns, on rank 0, in the order of the samples."""
+
+    input_fields = ()
+
+    def __init__(self) -> None:
+        self._outputs: list[dict[str, np.ndarray]] = []
+
+    def reset(self) -> None:
+        """Forget all."""
+        self._outputs.clear()
+
+    def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Keep the outputs of a batch."""
+        self._outputs.append({name: tensor.numpy() for name, tensor in outputs.items()})
+
+    def evaluate(self) -> dict[str, Any]:
+        """Output of the model -> array [samples, ...]."""
+        names = self._outputs[0] if self._outputs else {}
+        return {name: np.concatenate([each[name] for each in self._outputs]) for name in names}
+
+
+_STATES = {"fit": "training", "validate": "validating", "test": "testing", "predict": "predicting"}
+
+
+class RunsStages:
+    """The part of a trainer that evaluates and predicts with the loaders of its data module.
+
+    Attributes:
+        training, validating, testing, predicting: what the model is used for now; hooks of data modules ask for these,
+            as of Lightning's trainer.
+    """
+
+    cfg: Any
+    data: DataStages | None
+    training, validating, testing, predicting = True, False, False, False
+
+    @contextmanager
+    def _running(self, stage: str) -> Iterator[None]:
+        before = {name: getattr(self, name) for name in _STATES.values()}
+        vars(self).update({name: state == stage for state, name in _STATES.items()})
+        try:
+            yield
+        finally:
+            vars(self).update(before)
+
+    def eval_model(self) -> Any:
+        """The model, or its graph, for evaluation."""
+        raise NotImplementedError
+
+    def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def evaluate(self, stage: str = "validate") -> dict[str, Any]:
+        """Evaluate on the validation or test loaders of the data module.
+
+        Args:
+            stage: "validate" or "test".
+
+        Returns:
+            As `test`.
+
+        Raises:
+            ConfigError: There is no data module, no such stage, or no loader for it.
+        """
+        kinds = {"validate": "val", "test": "test"}
+        check({"stage": one_of(*kinds)}, stage=stage)
+        with self._running(stage):
+            data, loaders = self._entered(stage, kinds[stage])
+            results = self._test_on(loaders)
+        data.leave(stage)
+        return results
+
+    def predict(self) -> Any:
+        """Run the model over the predict loaders of the data module, each sample once.
+
+        Returns:
+            Output of the model -> array [samples, ...], on every rank; with several loaders a list of these.
+
+        Raises:
+            ConfigError: There is no data module, or no loader.
+        """
+        train = self.cfg.train
+        with self._running("predict"):
+            data, loaders = self._entered("predict", "predict")
+            predictions = [
+                inference_on_dataset(
+                    self.eval_model(),
+                    loader,
+                    train.test_micro_batch_size * get_data_parallel_size(),
+                    float("inf"),
+                    get_batch_of(data, number),
+                    train.input_placement_device,
+                    Predictions(),
+                )
+                for number, loader in enumerate(loaders)
+            ]
+        data.leave("predict")
+        return predictions[0] if len(predictions) == 1 else predictions
+
+    def _entered(self, stage: str, kind: str) -> tuple[DataStages, list[Any]]:
+        """The data module's stages, of which one was just entered, and the loaders for it."""
+        if self.data is None:
+            raise ConfigError(f"stage {stage!r} needs a data module: DefaultTrainer(cfg, datamodule=...)")
+        self.data.enter(stage)
+        loaders = self.data.loaders(kind)
+        if not loaders:
+            raise ConfigError(f"{type(self.data.datamodule).__name__} has no {kind}_dataloader")
+        return self.data, loaders

@@ -1,0 +1,238 @@
+"""`DataLoader`: the arguments of PyTorch's, on any mesh."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABCMeta
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, or_none
+from libai_data.data.datasets.combine import length_of
+from libai_data.data.random.global_generators import tell_once
+from libai_data.data.samplers.listed import DealtIndices
+from libai_data.data.samplers.sampler import StreamSampler
+from libai_data.delivery.shared_loader import SharedLoader
+from libai_data.errors import ConfigError, nearest
+from libai_data.iterables.from_iterable import from_iterable
+from libai_data.iterables.iterable_loader import IterableLoader
+from libai_data.loader.batch_loader import BatchLoader
+from libai_data.loader.collate import Collator
+from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
+
+_RULES = {
+    "batch_size": or_none(BATCH_SIZE),
+    "global_batch_size": or_none(BATCH_SIZE),
+    "prefetch_factor": or_none(BATCH_SIZE),
+    "shuffle": or_none(FLAG),
+    "drop_last": FLAG,
+}
+_DRAWING = ("weights", "num_samples", "replacement")
+
+if TYPE_CHECKING:  # For type checkers it has the methods of what it makes.
+    from libai_data.loader.batch_loader import BatchLoader as _Made
+else:
+    _Made = object
+
+
+class DataLoader(_Made, metaclass=ABCMeta):
+    """Makes a loader of a dataset or an iterable; the arguments are those of PyTorch's DataLoader.
+
+    Each `iter(loader)` is the next epoch, in a new order if it is shuffled. Batches are the same on any mesh
+    and with any workers, and `state_dict` resumes exactly. All loaders of this package count as instances.
+
+    Args:
+        dataset: gives samples by their index, or is an iterable of samples (see `from_iterable`).
+        batch_size: samples of a batch for one data-parallel rank; None if the dataset yields batches.
+        shuffle: another order each epoch.
+        sampler: yields the index of each sample of an epoch, for all ranks together; rank 0 asks it. Its own `seed` or
+            `generator` must decide its order, if the job is to resume.
+        batch_sampler: yields lists of indices, those of this data-parallel rank; or a sampler of this package.
+        num_workers: processes that read; an iterable is read ahead by a thread instead.
+        collate_fn: makes a batch of a list of samples; by default samples are stacked.
+        pin_memory, pin_memory_device: not needed; `to_global` moves batches to the device.
+        drop_last: leave out the last batch of an epoch if it is not full. By default it is short, and padded by at most
+            `data_parallel_size - 1` rows so that all ranks have equally many; `batch_info(batch).valid` says how many
+            rows count.
+        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
+        worker_init_fn: called in each worker process with its number.
+        multiprocessing_context: "spawn" or "fork", or a context of these; by default whichever fits the dataset.
+        generator: its initial seed is used as `seed`.
+        prefetch_factor: batches that each worker reads ahead.
+        persistent_workers: workers always live until `close`.
+        in_order: batches always come in order.
+        global_batch_size: samples of a batch of all ranks, instead of `batch_size`.
+        seed: decides the order, and what random transforms draw.
+        readers: who reads: "every_rank", "node" or "rank0"; see `ReadPlan`.
+        weights: a number of at least 0 for each sample, by which samples are drawn, instead of a WeightedRandomSampler.
+        num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
+        replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
+        **options: further arguments of `from_iterable`, such as `fields`, and of `BatchLoader`, such as `on_error`.
+
+    Raises:
+        ConfigError: Arguments are out of range, or exclude each other.
+    """
+
+    def __new__(
+        cls,
+        dataset: Any,
+        batch_size: Any = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Collator | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 600.0,
+        worker_init_fn: Any = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        global_batch_size: int | None = None,
+        seed: int = 0,
+        readers: str = "every_rank",
+        weights: Any = None,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Make the loader."""
+        _refuse_unknown(options)
+        if batch_sampler is None and hasattr(batch_size, "__iter__") and not isinstance(batch_size, str):
+            batch_size, batch_sampler = 1, batch_size
+        check(
+            _RULES,
+            batch_size=batch_size,
+            global_batch_size=global_batch_size,
+            prefetch_factor=prefetch_factor,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+        if isinstance(sampler, StreamSampler):
+            sampler, batch_sampler = None, sampler
+        _refuse_pairs(
+            sampler,
+            batch_sampler,
+            batch_size=batch_size not in (1, None),
+            global_batch_size=global_batch_size is not None,
+            shuffle=bool(shuffle),
+            drop_last=drop_last,
+            weights=weights is not None,
+            num_samples=num_samples is not None,
+            replacement=replacement is not True,
+        )
+        if pin_memory or pin_memory_device:
+            tell_once("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
+        if not in_order:
+            tell_once(
+                "DataLoader: in_order=False has no effect; batches always have one order, so that a run can resume"
+            )
+        if generator is not None:
+            seed = int(generator.initial_seed())
+        if multiprocessing_context is not None:
+            options["start_method"] = _start_method(multiprocessing_context)
+        if worker_init_fn is not None:
+            options["worker_init_fn"] = worker_init_fn
+        if prefetch_factor is not None:
+            options.setdefault("prefetch", prefetch_factor * max(1, num_workers))
+        if global_batch_size is not None:
+            batch_size = _share(global_batch_size)
+        shared: dict[str, Any] = {
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "timeout": timeout,
+            "seed": seed,
+        }
+        if sampler is not None:
+            if batch_size is None:
+                raise ConfigError("batch_size is None, but a sampler names single samples; give a batch_size")
+            if hasattr(sampler, "weights"):
+                tell_once(
+                    f"DataLoader: rank 0 draws all indices of the {type(sampler).__name__}, and a resume draws them "
+                    "again; weights=sampler.weights needs neither, and works with every read mode"
+                )
+            place = get_data_parallel_rank(), get_data_parallel_size()
+            batch_sampler = DealtIndices(sampler, batch_size, *place, drop_last, length_of(dataset))
+        if batch_sampler is not None:
+            if readers != "every_rank":
+                raise ConfigError(
+                    f"readers={readers!r}: a sampler of your own serves its own rank alone; use shuffle or weights, or "
+                    "readers='every_rank'"
+                )
+            return BatchLoader(dataset, batch_sampler, **shared, **options)
+        return from_iterable(
+            dataset,
+            batch_size,
+            batches=options.pop("batches", True if batch_size is None else None),
+            ends=options.pop("ends", "drop" if drop_last else "short"),
+            shuffle=bool(shuffle),
+            readers=readers,
+            weights=weights,
+            num_samples=num_samples,
+            replacement=replacement,
+            **shared,
+            **options,
+        )
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        raise TypeError(
+            "DataLoader makes loaders of several classes; wrap a loader instead of deriving from DataLoader"
+        )
+
+
+for _kind in (BatchLoader, SharedLoader, IterableLoader):
+    DataLoader.register(_kind)
+
+
+def _refuse_unknown(options: Collection[str]) -> None:
+    if not options:
+        return
+    known = {
+        name
+        for made_by in (DataLoader.__new__, from_iterable, BatchLoader)
+        for name, parameter in inspect.signature(made_by).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    } - {"cls", "source", "micro_batch_size"}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"DataLoader has no argument '{name}'.{nearest(name, known)}")
+
+
+def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
+    """Refuse arguments that exclude each other; `given` says which of the others are given."""
+    who, excluded = "batch_sampler", []
+    if batch_sampler is not None:
+        excluded = [name for name in given if given[name]] + ["sampler"] * (sampler is not None)
+    elif sampler is not None:
+        who, excluded = "sampler", [name for name in ("shuffle", *_DRAWING) if given[name]]
+    if not excluded and given["global_batch_size"] and given["batch_size"]:
+        who, excluded = "global_batch_size", ["batch_size"]
+    if excluded:
+        raise ConfigError(f"DataLoader: {who} decides {' and '.join(excluded)} too; leave {' and '.join(excluded)} out")
+    if hasattr(sampler, "num_replicas"):
+        raise ConfigError(
+            f"sampler is a {type(sampler).__name__}, which deals out samples to ranks; leave it out, and say "
+            "shuffle=True: the loader deals them out over the mesh"
+        )
+
+
+def _share(global_batch_size: int) -> int:
+    ranks = get_data_parallel_size()
+    if global_batch_size % ranks:
+        raise ConfigError(
+            f"global_batch_size is {global_batch_size}; {ranks} data-parallel ranks cannot share it evenly"
+        )
+    return global_batch_size // ranks
+
+
+def _start_method(context: Any) -> str:
+    name = context if isinstance(context, str) else context.get_start_method()
+    if name == "forkserver":
+        tell_once("DataLoader: forkserver is replaced by spawn, which starts as quickly here")
+        return "spawn"
+    return str(name)

@@ -1,0 +1,139 @@
+"""Lanes: threads that each have some shards of a stream read, ahead of who takes the rows."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from libai_data.data.shard_work.process_pool import ProcessPool, Work
+from libai_data.loader.resumable import finish
+
+_PARTS_AHEAD = 2
+"""Parts of a shard that wait to be taken, until which more are read."""
+
+Read = Callable[[Any], tuple[list[Any], bool]]
+MakePart = Callable[[int, int], Any]
+
+
+class _Round:
+    """The shards of one round, while they are read."""
+
+    def __init__(self, make_part: MakePart, num_shards: int) -> None:
+        self.make_part = make_part
+        self.parts: list[deque[list[Any]]] = [deque() for _ in range(num_shards)]
+        self.starts = [0] * num_shards
+        self.ended = [False] * num_shards
+        self.error: BaseException | None = None
+        self.is_over = False
+        self.changed = threading.Condition()
+
+    def next_shard(self, shards: range) -> int | None:
+        """Wait until a shard needs rows: that with the fewest parts; None if all have ended, or the round is over."""
+        with self.changed:
+            while True:
+                open_ones = [shard for shard in shards if not self.ended[shard]]
+                if not open_ones or self.is_over or self.error is not None:
+                    return None
+                # Whoever takes rows may wait for the emptiest one, so no other may hold it up.
+                emptiest = min(open_ones, key=lambda shard: len(self.parts[shard]))
+                if len(self.parts[emptiest]) < _PARTS_AHEAD:
+                    return emptiest
+                self.changed.wait()
+
+    def add(self, shard: int, items: list[Any], ended: bool) -> None:
+        with self.changed:
+            if items:
+                self.parts[shard].append(items)
+            self.starts[shard] += len(items)
+            self.ended[shard] = ended
+            self.changed.notify_all()
+
+    def end(self, error: BaseException | None = None) -> None:
+        with self.changed:
+            self.error, self.is_over = self.error or error, True
+            self.changed.notify_all()
+
+    def take(self, shard: int) -> Iterator[Any]:
+        """The rows of a shard, as they come."""
+        while True:
+            with self.changed:
+                while not self.parts[shard] and not self.ended[shard] and not self.is_over:
+                    self.changed.wait()
+                if self.error is not None:
+                    raise self.error
+                if not self.parts[shard]:
+                    return
+                taken = self.parts[shard].popleft()
+                self.changed.notify_all()
+            yield from taken
+
+
+class ShardLanes:
+    """Reads the shards of one round after the other.
+
+    Args:
+        work: what processes do, one for each lane; None to read in the lanes' own threads.
+        read: reads a part in this process.
+        lanes: how many.
+        name: of the stream.
+    """
+
+    def __init__(self, work: Work[Any, Any] | None, read: Read, lanes: int, name: str) -> None:
+        pool = None if work is None else ProcessPool(work)
+        self._rounds: list[queue.SimpleQueue[_Round | None]] = [queue.SimpleQueue() for _ in range(lanes)]
+        self._newest: list[_Round] = []
+        self._close = weakref.finalize(self, _end, self._rounds, self._newest, pool)
+        for number, rounds in enumerate(self._rounds):
+            threading.Thread(
+                target=_run,
+                args=(rounds, read if pool is None else pool.do, number, lanes),
+                name=f"reads {name} ahead, lane {number}",
+                daemon=True,
+            ).start()
+
+    def begin(self, make_part: MakePart, num_shards: int) -> list[Iterator[Any]]:
+        """Begin a round, and give up the one before.
+
+        Args:
+            make_part: shard and number of its rows that were read -> what is to be read next.
+            num_shards: of the stream; shard `s` is read by lane `s` modulo the number of lanes.
+
+        Returns:
+            The rows of each shard.
+        """
+        for older in self._newest:
+            older.end()
+        begun = _Round(make_part, num_shards)
+        self._newest[:] = [begun]
+        for rounds in self._rounds:
+            rounds.put(begun)
+        return [begun.take(shard) for shard in range(num_shards)]
+
+    def close(self) -> None:
+        """End the lanes, and their processes at once."""
+        finish(self._close)
+
+
+def _run(rounds: queue.SimpleQueue[_Round | None], read: Read, number: int, lanes: int) -> None:
+    while (begun := rounds.get()) is not None:
+        shards = range(number, len(begun.parts), lanes)
+        try:
+            while (shard := begun.next_shard(shards)) is not None:
+                begun.add(shard, *read(begun.make_part(shard, begun.starts[shard])))
+        except BaseException as error:
+            begun.end(error)
+
+
+def _end(
+    rounds: list[queue.SimpleQueue[_Round | None]], newest: list[_Round], pool: ProcessPool[Any, Any] | None
+) -> None:
+    for begun in newest:
+        begun.end()
+    for each in rounds:
+        each.put(None)
+    if pool is not None:
+        pool.close()

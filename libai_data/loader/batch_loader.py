@@ -1,0 +1,345 @@
+"""The BatchLoader: batches of this rank's samples, in order, as OneFlow tensors over the memory they were read into."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Sequence
+from functools import cached_property, partial
+from typing import Any, Callable
+
+from libai_data.config.argument_rules import FUNCTION, INT, Rule, check, list_of, one_of, or_none, real, whole
+from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.random.global_generators import warn_of_own_generators
+from libai_data.data.samplers.listed import as_stream
+from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
+from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
+from libai_data.errors import ConfigError
+from libai_data.loader.arena import Arena, PrivateArena
+from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, info_of
+from libai_data.loader.collate import Collator, trivial_batch_collator
+from libai_data.loader.executor import Executor, InProcessExecutor
+from libai_data.loader.failures import ErrorPolicy, FailureLog
+from libai_data.loader.iteration import Iteration, Pass
+from libai_data.loader.processes import ProcessExecutor
+from libai_data.loader.reading import reads_parts
+from libai_data.loader.resumable import ResumableLoader, finish
+from libai_data.loader.same_dataset import fingerprint_with_samples
+from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
+from libai_data.loader.slots import SlotList, bytes_of, lay_out
+from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
+from libai_data.loader.starting import START_METHODS, WorkerStarter
+from libai_data.loader.threads import ThreadExecutor
+from libai_data.loader.worker import Payload
+from libai_data.mesh.current import get_data_parallel_size
+from libai_data.structures import Agreement, Instance, Origin, RowIndices
+
+WORKER_TYPES = ("process", "thread")
+RULES = {
+    "num_workers": whole(0, 1024),
+    "prefetch": whole(1, 256),
+    "threads_per_worker": whole(1, 256),
+    "timeout": real(0, 10**9, "seconds; 0 waits forever"),
+    "worker_type": one_of(*WORKER_TYPES),
+    "start_method": one_of(*START_METHODS),
+    "check_every": whole(0, words="batches; 0 never compares"),
+    "content_hash": whole(0, words="samples; 0 reads none"),
+    "collate_fn": or_none(FUNCTION),
+    "worker_init_fn": or_none(FUNCTION),
+    "mixup_func": Rule(
+        "a function, a BatchTransform or None",
+        lambda value: value is None or callable(value) or isinstance(value, BatchTransform),
+    ),
+    "seed": INT,
+    "fields": or_none(list_of(str, "one or more names", 1)),
+}
+"""What some arguments accept; other loaders have them too."""
+
+_MOST_PARTS = 8
+_IN_USE = 8
+"""Batches that may be in use besides those read ahead: OneFlow's queue runs some steps behind the trainer."""
+
+
+class BatchLoader(ResumableLoader):
+    """Iterates over batches of a dataset, each an Instance of OneFlow tensors [rows of this rank, ...].
+
+    Neither the number of workers nor their type changes one bit of the batches. Each `iter(loader)` begins a new pass.
+    With an endless sampler, the stream continues after the last batch that was used. With a finite sampler, a pass is
+    the next epoch, also after a `break`. Only the first pass after `load_state_dict` is the rest of an epoch. Only the
+    newest iterator may be used. Workers start with the first pass and live until `close`, or until the loader is gone.
+
+    Args:
+        dataset: `dataset[index]` returns an Instance, or a dict of arrays; `read_batch` and `__getitems__` are used
+            where they exist (see `SampleReader`).
+        batch_sampler: CyclicSampler, SingleRoundSampler, or any iterable of lists of indices.
+        num_workers: 0 reads in the trainer's own thread, when a batch is asked for.
+        worker_type: "process", or "thread" for decoders that let go of the GIL.
+        threads_per_worker: threads in which each worker reads the samples of its part of a batch, for slow storage; the
+            dataset must allow it.
+        prefetch: batches that workers read ahead of the one asked for; bounds the memory.
+        collate_fn: makes a batch of a list of samples; by default samples are stacked, straight into the batch's
+            memory.
+        seed: with epoch and index it decides what random transforms draw.
+        layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of the dataset's layouts.
+        mixup_func: kept for the trainer, which applies it to each batch; a `BatchTransform`, such as `Mixup`, is taken
+            for `batch_transform` instead.
+        batch_transform: applied to the rows of each batch by whoever reads them.
+        on_error: "raise", "skip" or "quarantine"; see `ErrorPolicy`.
+        quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
+        replacement_budget: share of the samples that "skip" and "quarantine" may replace; see `ErrorPolicy`.
+        timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
+        start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
+        check_every: batches from one comparison between the ranks of what they hold to the next (see
+            `check_contract`); 0 never compares.
+        content_hash: samples, spread over the dataset, whose contents are hashed into its fingerprint; 0 reads none.
+        fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
+        worker_init_fn: called with the number of a worker process when it has started; see `get_worker_info`.
+        tensor_part: this rank's place on the tensor axis; a dataset that can read parts of samples then reads, of a
+            field that this axis splits, this rank's part alone.
+
+    Raises:
+        ConfigError: An argument is out of range, or a layout malformed.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_sampler: Any,
+        *,
+        num_workers: int = 0,
+        worker_type: str = "process",
+        prefetch: int = 4,
+        collate_fn: Collator | None = None,
+        seed: int = 0,
+        layouts: Overrides | None = None,
+        mixup_func: Any = None,
+        batch_transform: BatchTransform | None = None,
+        on_error: str = "raise",
+        quarantine_file: str | None = None,
+        replacement_budget: float = 0.01,
+        timeout: float = 600.0,
+        start_method: str = "auto",
+        check_every: int = 100,
+        content_hash: int = 0,
+        fields: Sequence[str] | None = None,
+        worker_init_fn: Callable[[int], Any] | None = None,
+        threads_per_worker: int = 1,
+        tensor_part: TensorPart | None = None,
+    ) -> None:
+        check(
+            RULES,
+            num_workers=num_workers,
+            prefetch=prefetch,
+            timeout=timeout,
+            worker_type=worker_type,
+            start_method=start_method,
+            check_every=check_every,
+            content_hash=content_hash,
+            collate_fn=collate_fn,
+            mixup_func=mixup_func,
+            seed=seed,
+            fields=fields,
+            worker_init_fn=worker_init_fn,
+            threads_per_worker=threads_per_worker,
+        )
+        if batch_transform is not None and not isinstance(batch_transform, BatchTransform):
+            raise ConfigError(f"batch_transform is {batch_transform!r}; it must be a BatchTransform, such as Mixup")
+        policy = ErrorPolicy(on_error, quarantine_file, replacement_budget)
+        planned = None
+        if policy.substitutes and isinstance(dataset, StreamTransform):
+            # It makes its outputs of several samples, of which it replaces those that fail.
+            dataset.replace_failing(policy.known_bad)
+            planned = dataset.planned_replacement if dataset.reads_to_measure else None
+        if isinstance(mixup_func, BatchTransform):
+            if batch_transform is not None:
+                raise ConfigError("mixup_func and batch_transform are both a BatchTransform; leave one of them out")
+            batch_transform, mixup_func = mixup_func, None
+        self.dataset = dataset
+        self.seed = seed
+        self.batch_sampler = batch_sampler
+        self.mixup_func = mixup_func
+        self.stream = as_stream(batch_sampler, dataset)
+        self.num_workers = num_workers
+        self._worker_type = worker_type
+        self._ahead = prefetch if num_workers else 0
+        self._shards = getattr(self.stream, "data_parallel_size", None) or get_data_parallel_size()
+        if self.global_batch_size is not None:
+            together = rows_together(batch_transform)
+            check_rows_together(together, self.global_batch_size // self._shards, "a batch")
+        self._payload = Payload(
+            dataset if batch_transform is None else batch_transform.prepared(dataset),
+            None if collate_fn is trivial_batch_collator else collate_fn,
+            seed,
+            ErrorPolicy() if isinstance(dataset, StreamTransform) else policy,
+            batch_transform,
+            None if fields is None else tuple(fields),
+            worker_init_fn,
+            threads_per_worker,
+        )
+        self._layouts = parse_layouts(layouts)
+        self.check_every = check_every
+        self._content_hash = content_hash
+        self._tensor_part = tensor_part
+        self._timeout = timeout
+        self._start_method = start_method
+        self._shares_memory = num_workers > 0 and worker_type == "process"
+        self._make_memory()
+        self._failures = FailureLog(policy, type(dataset).__name__, planned)
+        self._reader: BatchReader | None = None
+        self._close_executor: weakref.finalize | None = None
+        self._iteration: Iteration | None = None
+        self._is_lent = False
+        self._times = LoaderTimes()
+        self._stage_times = StageTimes()
+
+    def new_pass(self, as_numpy: bool = False) -> Pass:
+        first = self.stream.next_pass()
+        iteration = self.begin(first.position)
+        per_batch = self.collates or not isinstance(self.stream, StreamSampler)
+        agreement = Agreement(per_batch, self.check_every, order_in_words(self.stream), self._shards)
+        # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
+        # so that whoever has the iterator has the loader.
+        return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))
+
+    def _take(self, iteration: Iteration, agreement: Agreement, as_numpy: bool) -> tuple[Instance, Cursor] | None:
+        batch = next(iteration, None)
+        if batch is None:
+            return None
+        rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
+        info = info_of(batch.index_batch)
+        origin = Origin(info, rows, agreement, batch.parts)
+        return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
+
+    def begin(self, position: int, also_kept: int = 0) -> Iteration:
+        """Begin to read batches, as arrays; whoever delivers them to several ranks makes Instances of them.
+
+        Args:
+            position: place in the stream of the first batch.
+            also_kept: batches that its caller keeps besides the one in use.
+        """
+        self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
+        if self._reader is None or self._reader.is_torn:
+            self._end_workers()
+            self._renew_memory()
+            self._reader = self._start()
+        # What a pass that was broken off has read ahead comes back while the new one reads ahead.
+        self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
+        self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times)
+        return self._iteration
+
+    @property
+    def collates(self) -> bool:
+        """Whether a collator makes the batches, so that their shapes may change."""
+        return self._payload.collator is not None
+
+    def _make_memory(self) -> None:
+        self._arena: Arena = Arena() if self._shares_memory else PrivateArena()
+        self._make_slots()
+
+    def _make_slots(self) -> None:
+        self._slot_list = SlotList(self._arena, settle=_run_what_is_queued)
+
+    def shared_arena(self) -> Arena:
+        """The memory in which batches lie, from now on shared; valid until `close`. To be asked for before reading."""
+        self._shares_memory = self._is_lent = True
+        self._make_memory()
+        return self._arena
+
+    def _renew_memory(self) -> None:
+        """Leave behind slots that nobody may count any more; batches that are in use stay valid."""
+        if not self._is_lent:
+            self._arena.close()
+            self._make_memory()
+        elif (self._worker_type == "thread" and self.num_workers) or self._payload.threads > 1:
+            # A thread may still write into a slot.
+            self._make_slots()
+        else:
+            self._slot_list.reclaim()
+
+    def copied_into_slot(self, batch: ReadyBatch) -> ReadyBatch:
+        """Move a batch that a collator of this process made to where other processes can see it."""
+        specs = lay_out((name, array.dtype, array.shape) for name, array in batch.arrays.items())
+        slot = self._slot_list.acquire(bytes_of(specs))
+        arrays = self._slot_list.hand_out(slot, specs)
+        for name, array in batch.arrays.items():
+            arrays[name][...] = array
+        return ReadyBatch(batch.index_batch, arrays, batch.layouts, batch.skeleton, slot, specs)
+
+    def _start(self) -> BatchReader:
+        slot_list = self._slot_list
+        warn_of_own_generators(self.dataset)
+        # In one line, so that no interrupt comes between.
+        self._close_executor = weakref.finalize(self, (executor := self._executor(slot_list)).close)
+        return BatchReader(
+            executor,
+            slot_list,
+            self._layouts,
+            collates=self.collates,
+            parts=self._parts(),
+            failures=self._failures,
+            times=self._stage_times,
+            tensor_part=self._tensor_part if reads_parts(self._payload.dataset, self._payload.names) else None,
+            batch_transform=self._payload.batch_transform,
+            shards=self._shards,
+        )
+
+    def _parts(self) -> int:
+        """Tasks of a batch at most, so that workers share each batch; fewer where samples take next to no time."""
+        if not self.num_workers:
+            return 1
+        return min(2 * self.num_workers, _MOST_PARTS)
+
+    def _executor(self, slot_list: SlotList) -> Executor:
+        payload = self._payload
+        make_runner = partial(payload.runner, slot_list)
+        if not self.num_workers:
+            return InProcessExecutor(make_runner())
+        if self._worker_type == "thread":
+            return ThreadExecutor(make_runner, self.num_workers, self._timeout)
+        starter = WorkerStarter(payload, self._start_method)
+        return ProcessExecutor(starter, self.num_workers, self._arena, self._timeout)
+
+    @cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What the state keeps of the dataset: its name, and what `fingerprint()` of the dataset says."""
+        return fingerprint_with_samples(self.dataset, self._content_hash)
+
+    def stats(self) -> dict[str, Any]:
+        """Where the time went since the loader was made.
+
+        Returns:
+            Seconds in source, transform and copy (summed over workers), seconds in which the trainer waited for workers
+            and workers for the trainer, the trainer's share of waiting, the bottleneck, and counts of batches, samples
+            and skipped samples.
+        """
+        return {**summary(self._stage_times, self._times), "skipped_samples": self._failures.skipped}
+
+    def close(self) -> None:
+        """End the workers; batches that are in use stay valid. The loader starts again when it is iterated again."""
+        if self._iteration is not None:
+            self._iteration.end("the loader was closed; iter(loader) starts it again")
+            self._iteration = None
+        self._end_workers()
+        self._arena.close()
+
+    def _end_workers(self) -> None:
+        if self._reader is not None:
+            self._reader.is_torn = True
+        if self._close_executor is not None:
+            finish(self._close_executor)
+        self._reader = None
+
+    def _break_off(self, why: str) -> None:
+        if self._iteration is None:
+            return
+        if self._reader is None or self._reader.is_torn:
+            self._iteration.end(why)
+        else:
+            self._iteration.break_off(why)
+        self._iteration = None
+
+
+def _run_what_is_queued() -> None:
+    """Wait for OneFlow, which runs some steps behind the trainer, and keeps the batches of these steps in use."""
+    if "oneflow" in sys.modules:
+        sys.modules["oneflow"].zeros(1).numpy()

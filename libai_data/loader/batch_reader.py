@@ -1,0 +1,352 @@
+"""Batches on their way: cut into tasks, read into a slot, put together again as an Instance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.data.datasets.stream_transform import place_and_offset
+from libai_data.data.nesting import Leaf, Skeleton, array_to_text, put_together
+from libai_data.data.samplers.sampler import IndexBatch
+from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
+from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.loader.executor import Collated, Executor, Task, TaskResult
+from libai_data.loader.failures import FailureLog, SkippedSample
+from libai_data.loader.reading import row_slices
+from libai_data.loader.row_writer import row_writer
+from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, TensorPart, first_error, own_parts
+from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
+from libai_data.loader.stage_times import StageTimes
+from libai_data.mesh.arrays import as_flow_tensor
+from libai_data.structures import BatchInfo, DistTensorData, Instance, Origin
+
+_INDEX_BYTES = 16
+"""Epoch and index of a sample, which a slot holds beside the batch."""
+
+_SECONDS_WORTH_A_TASK = 0.002
+
+
+@dataclass
+class PendingBatch:
+    """A batch whose tasks are out."""
+
+    index_batch: IndexBatch
+    slot: Slot | None = None
+    tasks_left: int = 0
+    abandoned: bool = False
+    collated: Collated | None = None
+    error: Exception | None = None
+    skipped: list[SkippedSample] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """Rows of this reader's part of the batch."""
+        return len(self.index_batch.indices)
+
+
+class ReadyBatch(NamedTuple):
+    """A batch that has been read.
+
+    Args:
+        index_batch: what it holds.
+        arrays: of each field; views of the slot, which returns to the list of slots with the last of them.
+        layouts: of each field.
+        skeleton: how the batch is nested; None if all its fields are tensors.
+        slot: where it lies; None if a collator of this process made it elsewhere.
+        specs: where each array lies within the slot.
+        parts: fields of which only this tensor-parallel rank's part was read.
+    """
+
+    index_batch: IndexBatch
+    arrays: dict[str, np.ndarray]
+    layouts: dict[str, Layout]
+    skeleton: Skeleton | None
+    slot: Slot | None
+    specs: tuple[ArraySpec, ...]
+    parts: frozenset[str] = frozenset()
+
+
+class BatchReader:
+    """Reads batches through an executor.
+
+    `is_torn` says that its books may not be right any more, so that it must not be used again.
+
+    Args:
+        executor: does the reading.
+        ring: the slots to read into.
+        layouts: field name -> changed entries of its layout.
+        collates: whether the executor collates whole batches, instead of writing samples into slots.
+        parts: tasks that a batch is cut into at most, so that one slow sample does not hold up the others.
+        failures: takes note of skipped samples.
+        times: where the time of reading is counted.
+        tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
+        batch_transform: what the executor applies to the rows of a task.
+        shards: data-parallel ranks that a global batch is cut into.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        slot_list: SlotList,
+        layouts: Mapping[str, Mapping[str, Any]],
+        collates: bool,
+        parts: int,
+        failures: FailureLog,
+        times: StageTimes,
+        tensor_part: TensorPart | None = None,
+        batch_transform: BatchTransform | None = None,
+        shards: int = 1,
+    ) -> None:
+        self.times = times
+        self.is_torn = False
+        self._executor = executor
+        self._slot_list = slot_list
+        self._layouts = layouts
+        self._collates = collates
+        self._parts = parts
+        self._failures = failures
+        self._tensor_part = tensor_part
+        self._transforms = batch_transform is not None
+        self._together = rows_together(batch_transform)
+        self._shards = shards
+        self._schema: SampleSchema | None = None
+        self._read_in_part: frozenset[str] = frozenset()
+        self._tasks: dict[int, PendingBatch] = {}
+        self._next_task = 0
+        self._collated_bytes = 0
+        self._has_collated = False
+        self._collated_form: Skeleton | None = None
+        self._rows_delivered = 0
+
+    def submit(self, index_batch: IndexBatch) -> PendingBatch:
+        """Send out a batch's tasks.
+
+        Raises:
+            ConfigError: A batch transform needs other numbers of rows together.
+        """
+        check_rows_together(self._together, index_batch.size // self._shards, f"batch {index_batch.step}")
+        pending = PendingBatch(index_batch)
+        if self._collates:
+            self._send_whole(pending)
+            return pending
+        if self._schema is None:
+            self._begin(pending)
+        else:
+            self._prepare_slot(pending, self._schema)
+            self._send_parts(pending, first_row=0)
+        return pending
+
+    def _send_whole(self, pending: PendingBatch) -> None:
+        if self._executor.collates_into_slots:
+            pending.slot = self._slot_list.acquire(max(self._collated_bytes, _INDEX_BYTES * pending.rows))
+        self._send(pending, slice(0, pending.rows))
+
+    def _begin(self, pending: PendingBatch) -> None:
+        """Read the very first sample, from which all else is laid out, and then the rest of its batch."""
+        batch = pending.index_batch
+        try:
+            sample = self._executor.first_sample(int(batch.epochs[0]), int(batch.indices[0]))
+            schema = SampleSchema.of(sample)
+            if self._tensor_part is not None:
+                schema = schema.for_tensor_part(self._tensor_part, self._layouts)
+            fields = own_parts(schema, sample.fields)
+        except Exception as error:
+            pending.error = error
+            return
+        self._schema, self._read_in_part = schema, frozenset(schema.parts)
+        self._executor.use_schema(schema)
+        if schema.has_text:
+            self._collates = True
+            self._send_whole(pending)
+            return
+        slot = self._prepare_slot(pending, schema)
+        arrays = self._slot_list.arrays(slot, schema.batch_specs(pending.rows))
+        row_writer(schema, arrays)(0, fields)
+        # What is transformed with others is read with them.
+        self._send_parts(pending, first_row=0 if self._transforms else 1)
+
+    def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
+        rows = pending.rows
+        pending.slot = slot = self._slot_list.acquire(schema.batch_bytes(rows) + _INDEX_BYTES * rows)
+        return slot
+
+    def _send_parts(self, pending: PendingBatch, first_row: int) -> None:
+        parts = self._parts_worth_it(pending.rows)
+        if parts == 1:
+            self._send(pending, slice(first_row, pending.rows))
+            return
+        for rows in row_slices(pending.rows - first_row, parts, self._together):
+            self._send(pending, slice(rows.start + first_row, rows.stop + first_row))
+
+    def _parts_worth_it(self, rows: int) -> int:
+        """Fewer parts where samples cost so little that a part would cost more to hand out than to read."""
+        times = self.times
+        if self._parts == 1 or not times.samples:
+            return self._parts
+        seconds = times.busy / times.samples * rows
+        return max(1, min(self._parts, ceil(seconds / _SECONDS_WORTH_A_TASK)))
+
+    def _send(self, pending: PendingBatch, rows: slice) -> None:
+        batch = pending.index_batch
+        task = Task(
+            self._next_task,
+            batch.epochs[rows],
+            batch.indices[rows],
+            rows.start,
+            pending.rows,
+            pending.slot,
+            position=batch.position,
+        )
+        self._next_task += 1
+        self._tasks[task.number] = pending
+        pending.tasks_left += 1
+        self._executor.submit(task)
+
+    def wait(self, pending: PendingBatch) -> None:
+        """Take in results, of this batch and of others, until all tasks of this batch are done."""
+        while pending.tasks_left:
+            self._take_in(self._executor.next_result())
+
+    def _take_in(self, result: TaskResult) -> None:
+        owner = self._tasks.pop(result.number)
+        owner.tasks_left -= 1
+        owner.error = first_error(owner.error, result.error)
+        owner.skipped += result.skipped
+        owner.collated = result.collated
+        self.times.add(result.times)
+        if result.collated is not None and result.collated.moved_to is not None and owner.slot is not None:
+            self._slot_list.move(owner.slot, *result.collated.moved_to)
+        if owner.abandoned and not owner.tasks_left:
+            self._give_back(owner)
+
+    def is_done(self, pending: PendingBatch) -> bool:
+        """Whether all tasks of a batch are done; takes in the results that have come."""
+        while pending.tasks_left and self._executor.has_result():
+            self._take_in(self._executor.next_result())
+        return not pending.tasks_left
+
+    def finish(self, pending: PendingBatch) -> ReadyBatch:
+        """Wait for a batch; its memory returns to the list of slots when the last view of its arrays is gone.
+
+        Raises:
+            Exception: What a task of the batch failed with.
+        """
+        self.wait(pending)
+        if isinstance(pending.error, SchemaMismatch):
+            alike = self._rows_delivered + pending.rows - pending.error.looked_at
+            pending.error = pending.error.with_counts({pending.error.expected: alike}, alike)
+        over_budget = self._failures.deliver(_samples_read(pending), pending.skipped)
+        pending.error = pending.error or over_budget
+        if pending.error is not None:
+            raise pending.error
+        self._rows_delivered += pending.rows
+        collated, slot = pending.collated, pending.slot
+        if collated is not None:
+            layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs
+            skeleton = self._checked(collated.skeleton)
+            if slot is not None:
+                arrays = self._slot_list.hand_out(slot, specs)
+                self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
+        elif self._schema is not None and slot is not None:
+            layouts, skeleton = self._schema.layouts, self._schema.skeleton
+            specs = self._schema.batch_specs(pending.rows)
+            arrays = self._slot_list.hand_out(slot, specs)
+        else:
+            raise RuntimeError("a batch without an error has been neither read nor collated")
+        pending.slot = None
+        layouts = self._overridden(layouts)
+        return ReadyBatch(pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part)
+
+    def _checked(self, skeleton: Skeleton | None) -> Skeleton | None:
+        if not self._has_collated:
+            self._collated_form, self._has_collated = skeleton, True
+        if skeleton != self._collated_form:
+            raise SchemaError(f"a batch is nested as {skeleton}, the one before it as {self._collated_form}")
+        return skeleton
+
+    def abandon(self, batches: Iterable[PendingBatch]) -> None:
+        """Give up batches that nobody wants any more. Tasks that no worker has begun are not done."""
+        for pending in batches:
+            pending.abandoned = True
+            if not pending.tasks_left:
+                self._give_back(pending)
+        for result in self._executor.cancel():
+            self._take_in(result)
+        while self._executor.has_result():
+            self._take_in(self._executor.next_result())
+
+    def _give_back(self, pending: PendingBatch) -> None:
+        if pending.slot is not None:
+            self._slot_list.give_back(pending.slot)
+            pending.slot = None
+
+    def _overridden(self, layouts: dict[str, Layout]) -> dict[str, Layout]:
+        for name in self._layouts:
+            if name not in layouts:
+                raise ConfigError(
+                    f"layouts.{name}: the samples have no such field; they have {list(layouts)}."
+                    f"{nearest(name, layouts)}"
+                )
+        if not self._layouts:
+            return layouts
+        return {name: replace(layout, **self._layouts.get(name, {})) for name, layout in layouts.items()}
+
+
+def assemble(
+    arrays: Mapping[str, np.ndarray],
+    layouts: Mapping[str, Layout],
+    skeleton: Skeleton | None,
+    origin: Origin,
+    as_numpy: bool = False,
+) -> Instance:
+    """Make a rank's batch: OneFlow tensors over the arrays' own memory.
+
+    Args:
+        arrays: of each field, this rank's rows.
+        layouts: of each field.
+        skeleton: how the batch is nested; None if all its fields are tensors.
+        origin: what the batch carries besides.
+        as_numpy: leave the arrays as they are.
+
+    Raises:
+        SchemaError: OneFlow lacks a field's dtype; the field is named.
+    """
+
+    def field_of(name: str) -> DistTensorData:
+        try:
+            tensor = arrays[name] if as_numpy else as_flow_tensor(arrays[name])
+        except SchemaError as error:
+            raise SchemaError(f"field '{name}': {error}") from error
+        layout = layouts[name]
+        value = DistTensorData(tensor, layout.sbp_list, layout.placement_idx)
+        if name in origin.parts:
+            # For whoever makes this field global by itself, as LiBai does.
+            value._is_part = True
+        return value
+
+    def value_of(leaf: Leaf) -> Any:
+        return field_of(leaf.path) if leaf.text is None else array_to_text(arrays[leaf.path], leaf.text)
+
+    if skeleton is None:
+        instance = Instance(**{name: field_of(name) for name in arrays})
+    else:
+        instance = Instance(**{name: put_together(part, value_of) for name, part in skeleton.items()})
+    instance.attach(origin)
+    return instance
+
+
+def _samples_read(pending: PendingBatch) -> int:
+    """How many samples of the dataset a batch took, at least about: a stream transform makes an output of several."""
+    if pending.index_batch.next_start is None or pending.rows == 1:
+        return pending.rows
+    places, _ = place_and_offset(pending.index_batch.indices)
+    return int((places[-1] - places[0]) * pending.rows / (pending.rows - 1))
+
+
+def info_of(batch: IndexBatch) -> BatchInfo:
+    """What a batch tells of its place in the stream."""
+    return BatchInfo(batch.step, batch.epoch, batch.position, batch.size, batch.valid, batch.next_start)

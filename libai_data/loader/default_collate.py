@@ -1,0 +1,80 @@
+"""From samples to a batch as PyTorch's users know it: types are kept, and what is nested is recursed into."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import abc
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.data.items import as_leaf
+from libai_data.data.nesting import TEXT, is_named_tuple, is_numbers
+from libai_data.errors import SchemaError
+from libai_data.mesh.arrays import stack_tensors
+from libai_data.structures import DistTensorData, Instance
+
+
+def default_collate(samples: Sequence[Any], path: str = "") -> Any:
+    """Make a batch of samples.
+
+    Tensors and numbers are stacked along a new dim 0. Mappings, named tuples, dataclasses, Instances, tuples and lists
+    stay what they are, with a batch of each of their values; strings become a list. A list of numbers is a tensor.
+
+    Args:
+        samples: at least one; all alike.
+        path: of the samples within a field, named in errors.
+
+    Raises:
+        SchemaError: Samples differ, or a value has a type that cannot be collated; its path is named.
+    """
+    first = samples[0]
+    for row, sample in enumerate(samples):
+        if _form(sample) != _form(first):
+            raise SchemaError(f"{_whose(path)}sample 0 of a batch is {_form(first)}, sample {row} is {_form(sample)}")
+    if isinstance(first, Instance):
+        return Instance(**_by_key([sample.get_fields() for sample in samples], path))
+    if isinstance(first, abc.Mapping):
+        batch = _by_key(samples, path)
+        try:
+            return type(first)(batch)  # type: ignore[call-arg]
+        except TypeError:  # Its constructor takes something else.
+            return batch
+    if is_named_tuple(first):
+        return type(first)(*_by_key([sample._asdict() for sample in samples], path).values())
+    if dataclasses.is_dataclass(first) and not isinstance(first, (type, DistTensorData)):
+        names = [field.name for field in dataclasses.fields(first)]
+        fields = [{name: getattr(sample, name) for name in names} for sample in samples]
+        return dataclasses.replace(first, **_by_key(fields, path))
+    if isinstance(first, TEXT):
+        return list(samples)
+    if isinstance(first, (list, tuple)) and not is_numbers(first):
+        if any(len(sample) != len(first) for sample in samples):
+            raise SchemaError(f"{_whose(path)}sequences of unequal lengths: {[len(sample) for sample in samples]}")
+        parts = [default_collate(each, f"{path}.{number}".lstrip(".")) for number, each in enumerate(zip(*samples))]
+        return parts if isinstance(first, list) else tuple(parts)
+    leaves = [as_leaf(sample, path) for sample in samples]
+    try:
+        return DistTensorData.stack(leaves) if isinstance(first, DistTensorData) else stack_tensors(leaves)
+    except SchemaError as error:
+        raise SchemaError(f"{_whose(path)}{error}") from error
+
+
+def _form(sample: Any) -> str:
+    """What samples of a batch must have in common before their values are compared."""
+    if isinstance(sample, (bool, int, float, np.generic)):
+        return "a number"
+    return f"a {type(sample).__name__}"
+
+
+def _whose(path: str) -> str:
+    return f"field '{path}': " if path else ""
+
+
+def _by_key(fields: Sequence[Any], path: str) -> dict[str, Any]:
+    first = fields[0]
+    for row, each in enumerate(fields):
+        if set(each) != set(first):
+            raise SchemaError(f"{_whose(path)}sample 0 of a batch has {list(first)}, sample {row} has {list(each)}")
+    return {key: default_collate([each[key] for each in fields], f"{path}.{key}".lstrip(".")) for key in first}

@@ -1,0 +1,116 @@
+"""A loader whose place in its stream can be set: what loaders that read and those that share have in common."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from libai_data.data.samplers.sampler import can_follow
+from libai_data.data.samplers.schedule import Ranges, StepSchedule
+from libai_data.loader.iteration import Pass
+from libai_data.loader.same_dataset import restore_stream
+
+
+class NumpyBatches:
+    """A loader whose batches are of numpy arrays; each `iter` is a pass over the loader.
+
+    Args:
+        loader: any loader of this package. Its place in the stream, and so its state, follows these batches.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Pass:
+        begun: Pass = self.loader.new_pass(as_numpy=True).begun()
+        return begun
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+class ResumableLoader:
+    """A loader of a stream.
+
+    Attributes:
+        stream: the sampler.
+        fingerprint: what the state keeps of the dataset.
+    """
+
+    stream: Any
+    fingerprint: Any
+
+    def _break_off(self, why: str) -> None:
+        """End the newest pass; its iterator raises `why` from now on."""
+        raise NotImplementedError
+
+    def new_pass(self, as_numpy: bool = False) -> Pass:
+        """Make a pass, which is not begun yet, from the loader's place in the stream; an older one is broken off.
+
+        Args:
+            as_numpy: the batches are of numpy arrays instead of OneFlow tensors.
+        """
+        raise NotImplementedError
+
+    def __iter__(self) -> Pass:
+        return self.new_pass().begun()
+
+    def numpy(self) -> NumpyBatches:
+        """The same batches as numpy arrays; a process that is no rank of a job never imports OneFlow for them."""
+        return NumpyBatches(self)
+
+    def __len__(self) -> int:
+        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        return int(self.stream.batches_per_round())
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """Rows of a batch over all data-parallel ranks; None with a sampler of the user's own."""
+        size: int | None = self.stream.global_batch_size
+        return size
+
+    @property
+    def endless(self) -> bool:
+        """Whether a pass has no end; otherwise each pass is an epoch."""
+        return bool(self.stream.endless)
+
+    def follow(
+        self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
+    ) -> None:
+        """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
+        can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place after the last batch that was taken (those read ahead are not counted), as JSON.
+
+        It is the same on all ranks.
+        """
+        return {**self.stream.state_dict(), "dataset": self.fingerprint}
+
+    def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
+        """Continue where `state` was saved, with the next `iter(loader)`; all ranks must restore the same one.
+
+        Args:
+            state: of a loader.
+            override: what may differ on purpose; see `OVERRIDES` of the samplers.
+
+        Raises:
+            CheckpointError: The state belongs to another dataset or stream; both values are shown.
+        """
+        restore_stream(self.stream, self.fingerprint, state, override)
+        self._break_off("a state was restored, which the next iter(loader) begins with")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next `iter(loader)` begin with this epoch, instead of the next one; to be called on all ranks."""
+        self.stream.set_epoch(epoch)
+        self._break_off("an epoch was set, which the next iter(loader) begins with")
+
+
+def finish(finalizer: weakref.finalize) -> None:
+    """Do what a finalizer would do. If a Ctrl-C interrupts it, it can be done again, by the finalizer too."""
+    alive = finalizer.peek()
+    if alive is not None:
+        _, function, arguments, named = alive
+        function(*arguments, **(named or {}))
+        finalizer.detach()

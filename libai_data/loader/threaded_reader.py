@@ -1,0 +1,81 @@
+"""A reader whose samples are read by several threads of one worker, for storage that answers late."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+
+from libai_data.data.random.global_generators import share_generators, take_doubt
+from libai_data.loader.failures import ErrorPolicy
+from libai_data.loader.reading import SampleReader, row_slices
+from libai_data.loader.row_writer import Rows
+from libai_data.loader.schema import SampleSchema
+
+Result = TypeVar("Result")
+
+_MOST_DOUBTS = 16
+"""So often samples are read again because a generator that all code shares has moved, whoever moved it."""
+
+
+class ThreadedReader(SampleReader):
+    """Reads the samples of a task in several threads; what comes is what one thread would read.
+
+    Args:
+        dataset, seed, policy, names: of `SampleReader`.
+        threads: how many, at least 2.
+    """
+
+    def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None, threads: int) -> None:
+        super().__init__(dataset, seed, policy, names)
+        self._readers = [SampleReader(dataset, seed, policy, names) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads, "libai_data worker thread", share_generators, (True,))
+        self._doubts_left = _MOST_DOUBTS
+
+    def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+        def read(reader: SampleReader, part: slice) -> list[Any]:
+            return reader._samples(epochs[part], indices[part])
+
+        parts = self._by_threads(read, len(indices))
+        return super()._samples(epochs, indices) if parts is None else [sample for part in parts for sample in part]
+
+    def _read_rows(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
+        def read(reader: SampleReader, part: slice) -> None:
+            own = {name: array[part] for name, array in rows.items()}
+            reader._read_rows(schema, own, epochs[part], indices[part])
+
+        if self._by_threads(read, len(indices)) is None:
+            super()._read_rows(schema, rows, epochs, indices)
+
+    def _by_threads(self, read: Callable[[SampleReader, slice], Result], count: int) -> list[Result] | None:
+        """Have parts of some samples read, each by a reader of its own; the first failure, in order, is raised.
+
+        Returns:
+            What each part gave; None if the samples draw from generators that all code shares, or seem to, so that one
+            thread must read them.
+        """
+        if self.draws.found:
+            return None
+
+        def watched(reader: SampleReader, part: slice) -> tuple[Future[Result], bool]:
+            found: Future[Result] = Future()
+            take_doubt()
+            try:
+                found.set_result(read(reader, part))
+            except BaseException as error:
+                found.set_exception(error)
+            return found, take_doubt()
+
+        parts = row_slices(count, len(self._readers))
+        # All of them, also after a failure: nobody may write into rows that are used again.
+        done = list(self._pool.map(watched, self._readers, parts))
+        reports = [reader.take_report() for reader, _ in zip(self._readers, parts)]
+        if self._doubts_left and any(doubt for _, doubt in done):
+            self._doubts_left -= 1
+            return None
+        for times, skipped in reports:
+            self._times.add(times)
+            self._skipped += skipped
+        return [found.result() for found, _ in done]

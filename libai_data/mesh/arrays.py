@@ -1,0 +1,123 @@
+"""Values of fields as numpy arrays and as OneFlow tensors, without a copy where that can be."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from libai_data.errors import SchemaError
+
+
+def is_flow_tensor(value: Any) -> bool:
+    """Whether `value` is a OneFlow tensor, without importing OneFlow to find out."""
+    flow = sys.modules.get("oneflow")
+    return flow is not None and isinstance(value, flow.Tensor)
+
+
+def as_array(value: Any, field_name: str = "") -> np.ndarray:
+    """Turn a field's value into a numpy array, copying only what is not an array yet.
+
+    Args:
+        value: numpy array or scalar, OneFlow or array-like tensor, bool, int, float, or a (nested) list of numbers. As
+            in OneFlow, Python ints become int64 and Python floats float32.
+        field_name: named in the error.
+
+    Returns:
+        The array; for a numpy array the same object.
+
+    Raises:
+        SchemaError: The value is no rectangular array of numbers.
+    """
+    whose = f"field '{field_name}'" if field_name else "the value"
+    if isinstance(value, np.ndarray):
+        array = value
+    elif type(value) is float:
+        return np.asarray(value, dtype=np.float32)
+    elif isinstance(value, (list, tuple)):
+        array = _array_of_list(value, whose)
+    elif hasattr(value, "numpy") and callable(value.numpy):
+        try:
+            array = np.asarray(value.numpy())
+        except (TypeError, RuntimeError) as error:
+            raise SchemaError(f"{whose} ({type(value).__name__}) cannot become an array: {error}") from error
+    else:
+        array = np.asarray(value)
+    if type(array) is not np.ndarray and np.ma.is_masked(array):
+        raise SchemaError(f"{whose} is a masked array; a tensor cannot hold its mask; return value.filled(...)")
+    if array.dtype.kind not in "biufc":
+        raise SchemaError(
+            f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
+            "numbers, lists of numbers, numpy arrays or OneFlow tensors"
+        )
+    return array
+
+
+def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise SchemaError(f"{whose} is a ragged list: {error}; pad it, or use a padding collator") from error
+    if array.dtype == object:
+        raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
+    holds_python_floats = array.dtype == np.float64 and type(first_leaf(values)) in (bool, int, float)
+    return array.astype(np.float32) if holds_python_floats else array
+
+
+def first_leaf(values: Any) -> Any:
+    """The first item that is no list; a float for an empty list, as in numpy."""
+    while isinstance(values, (list, tuple)):
+        values = values[0] if values else 0.0
+    return values
+
+
+def as_flow_tensor(tensor: Any) -> Any:
+    """A OneFlow tensor over the same memory; an array that is not contiguous is copied.
+
+    Raises:
+        SchemaError: OneFlow has no such dtype.
+    """
+    import oneflow as flow
+
+    if not isinstance(tensor, np.ndarray):
+        return tensor
+    try:
+        return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
+    except RuntimeError as error:
+        # A dim of one item may have any stride, also a negative one, which OneFlow refuses.
+        if min(tensor.strides, default=0) < 0:
+            return as_flow_tensor(np.ascontiguousarray(tensor).copy())
+        raise SchemaError(
+            f"OneFlow has no tensors of dtype {tensor.dtype}; convert the field to bool, int8, uint8, int32, int64, "
+            "float16, float32 or float64"
+        ) from error
+
+
+def stack_tensors(tensors: Sequence[Any]) -> Any:
+    """Stack numpy arrays, or OneFlow tensors if one of them is one, along a new dim 0.
+
+    Raises:
+        SchemaError: Shapes or dtypes differ.
+    """
+    # Of arrays alone, which is usual, their types tell at once.
+    are_flow = {*map(type, tensors)} != {np.ndarray} and any(map(is_flow_tensor, tensors))
+    if are_flow:
+        tensors = [as_flow_tensor(tensor) for tensor in tensors]
+    shape, dtype = tensors[0].shape, tensors[0].dtype
+    for row, tensor in enumerate(tensors):
+        if tensor.shape != shape:
+            raise SchemaError(
+                f"shapes differ between samples of a batch: sample 0 has {list(shape)}, sample {row} has "
+                f"{list(tensor.shape)}; pad them, or use a padding collator"
+            )
+        if tensor.dtype != dtype:
+            raise SchemaError(
+                f"dtypes differ between samples of a batch: sample 0 has {dtype}, sample {row} has {tensor.dtype}"
+            )
+    if are_flow:
+        import oneflow as flow
+
+        return flow.stack(tensors, dim=0)
+    return np.stack(tensors)

@@ -1,0 +1,60 @@
+"""Conversations, chat templates in the forms of published ones, and a tokenizer's folder for them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.data.text.corpora import texts
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# With marks around what an assistant says, and its header in the loop.
+MARKED = (
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}<|im_end|>{%- endgeneration %}{% else %}{{ message.content }}<|im_end|>"
+    "{% endif %}\n\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Llama 3: a token first, content trimmed, and tools.
+HEADERS = (
+    "{{ bos_token }}{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n\n{{ message.content | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n\n{% endif %}"
+)
+# As Mistral's: no header of the assistant, and no system message.
+INSTRUCTIONS = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'user' %}[INST] {{ message.content }} [/INST]"
+    "{% elif message.role == 'assistant' %} {{ message.content }}<|im_end|>"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
+)
+TEMPLATES = {"chatml": CHATML, "marked": MARKED, "headers": HEADERS, "instructions": INSTRUCTIONS}
+
+
+def tokenizer_folder(folder: Path, template: str = CHATML) -> Path:
+    """A byte-level BPE with the special tokens of these templates."""
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts(100), trainer)
+    tokenizer.add_special_tokens(["<|begin|>", "<|im_start|>", "<|im_end|>", "<pad>"])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>", "pad_token": "<pad>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def conversation(*contents: str, system: str = "") -> dict[str, Any]:
+    """A conversation of a user and an assistant, who speak in turn."""
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [
+        {"role": "assistant" if number % 2 else "user", "content": content} for number, content in enumerate(contents)
+    ]
+    return {"messages": messages}

@@ -1,0 +1,232 @@
+"""Conversations: loss on what an assistant says, and on nothing else, in every form of template."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data import CyclicSampler, DataLoader
+from libai_data.data.datasets import ChatDataset, PackedDataset, PreferenceDataset
+from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
+from libai_data.errors import ConfigError, FormatError
+from tests.data.datasets.chats import CHATML, TEMPLATES, conversation, tokenizer_folder
+
+tokenizers = pytest.importorskip("tokenizers")
+pytest.importorskip("jinja2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tokenizer_folder(tmp_path_factory.mktemp("chat") / "tokenizer")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> TextTokenizer:
+    return TokenizerFiles(str(folder)).load()
+
+
+def arrays(sample: Any) -> dict[str, np.ndarray]:
+    return {name: value.tensor for name, value in sample.get_fields().items()}
+
+
+def learned(sample: dict[str, np.ndarray], folder: Path, prefix: str = "") -> str:
+    """The text of the labels that count."""
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    labels = sample[prefix + "labels"][sample[prefix + "loss_mask"] > 0]
+    return str(backend.decode(labels.tolist(), skip_special_tokens=False))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_loss_is_on_the_assistants_words_and_the_token_that_ends_them(
+    folder: Path, tokenizer: TextTokenizer, name: str
+) -> None:
+    spoken = ["What is a fox?", "An animal.\nIt is red.", "And  a dog?", "Another one: 中文, naïve "]
+    dataset = ChatDataset([conversation(*spoken)], tokenizer, 512, chat_template=TEMPLATES[name])
+    sample = arrays(dataset[0])
+    space = " " * (name == "instructions")
+    last = spoken[3].strip() if name == "headers" else spoken[3]
+    assert learned(sample, folder) == f"{space}{spoken[1]}<|im_end|>{space}{last}<|im_end|>"
+    # Each label is the token that comes next, and the whole text is there.
+    count = int((sample["input_ids"] != tokenizer.pad_token_id).sum())
+    assert (sample["input_ids"][1:count] == sample["labels"][: count - 1]).all()
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text = backend.decode([*sample["input_ids"][:count], sample["labels"][count - 1]], skip_special_tokens=False)
+    assert text == dataset._template.render(conversation(*spoken)["messages"])
+    assert not sample["loss_mask"][count:].any()
+    assert all(len(array) == 512 for array in sample.values())
+
+
+WORDS = st.text("ab \n.中é<|", min_size=1, max_size=20)
+
+
+@given(st.lists(WORDS, min_size=2, max_size=7), st.sampled_from(sorted(TEMPLATES)))
+def test_what_is_asked_never_carries_loss(folder: Path, tokenizer: TextTokenizer, spoken: list[str], name: str) -> None:
+    # An answer of white space alone may be trimmed to nothing but its end, which carries loss.
+    dataset = ChatDataset([conversation(*spoken)], tokenizer, 2048, chat_template=TEMPLATES[name])
+    found = learned(arrays(dataset[0]), folder)
+    trimmed = [text.strip() if name == "headers" else text for text in spoken[1::2]]
+    if name == "instructions":
+        trimmed = [f" {text}" for text in trimmed]
+    assert found == "".join(f"{text}<|im_end|>" for text in trimmed)
+
+
+def test_roles_and_messages_choose_what_carries_loss(folder: Path, tokenizer: TextTokenizer) -> None:
+    item = conversation("one", "two", "three", "four", system="be kind")
+    item["messages"][2]["weight"] = 0
+    item["messages"][3]["weight"] = 1
+    assert learned(arrays(ChatDataset([item], tokenizer, 256)[0]), folder) == (
+        "<|im_start|>user\nthree<|im_end|>four<|im_end|>"
+    )
+    dataset = ChatDataset([conversation("one", "two", system="be kind")], tokenizer, 256, loss_roles=["system"])
+    # Nothing predicts the first token of all.
+    assert learned(arrays(dataset[0]), folder) == "system\nbe kind<|im_end|>"
+
+
+def test_alpacas_fields_and_tools_and_files_of_json_lines(
+    folder: Path, tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    tools = [{"name": "wetter", "description": "größe <b>"}]
+    rows = [
+        {"instruction": "Add.", "input": "1 2", "output": "3"},
+        {"instruction": "Say yes.", "input": "", "output": "yes"},
+        {**conversation("one", "two"), "tools": tools},
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    dataset = ChatDataset(str(path), tokenizer, 256, chat_template=TEMPLATES["headers"])
+    assert [learned(arrays(dataset[n]), folder) for n in range(3)] == ["3<|im_end|>", "yes<|im_end|>", "two<|im_end|>"]
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    first, last = (backend.decode(arrays(dataset[n])["input_ids"].tolist()) for n in (0, 2))
+    assert "Add.\n\n1 2" in first
+    assert json.dumps(tools, ensure_ascii=False) in last
+
+
+def test_too_long_conversations_are_refused_or_cut_at_either_end(folder: Path, tokenizer: TextTokenizer) -> None:
+    item = [conversation("a", "the quick brown fox", "b", "a lazy dog")]
+    with pytest.raises(FormatError, match=r"conversation 0: it has \d+ tokens, and max_seq_length is 25"):
+        ChatDataset(item, tokenizer, 25)[0]
+    whole = learned(arrays(ChatDataset(item, tokenizer, 256)[0]), folder)
+    start = learned(arrays(ChatDataset(item, tokenizer, 25, too_long="cut_end")[0]), folder)
+    end = learned(arrays(ChatDataset(item, tokenizer, 25, too_long="cut_start")[0]), folder)
+    assert whole.startswith(start) and whole.endswith(end) and start and end and start != end != whole
+    with pytest.raises(FormatError, match=r"of which 2 are kept, none carries loss"):
+        ChatDataset(item, tokenizer, 2, too_long="cut_end")[0]
+
+
+def test_packed_conversations_have_segments_and_positions_of_their_own(folder: Path, tokenizer: TextTokenizer) -> None:
+    items = [conversation(f"say {number}", "the dog " * (1 + number % 5)) for number in range(40)]
+    chats = ChatDataset(items, tokenizer, 128, pad=False)
+    lengths = [len(arrays(chats[number])["labels"]) for number in range(40)]
+    packed = PackedDataset(chats, 128, cut=False)
+    loader = DataLoader(packed, CyclicSampler(packed, 2, shuffle=True, seed=3), num_workers=2)
+    batch = next(iter(loader))
+    segments, positions = batch.segment_ids.tensor.numpy(), batch.position_ids.tensor.numpy()
+    assert (segments > 0).mean() > 0.6
+    for row in range(2):
+        for segment in range(1, segments[row].max() + 1):
+            inside = segments[row] == segment
+            assert positions[row][inside].tolist() == list(range(inside.sum()))
+            assert inside.sum() in lengths
+    loss = batch.loss_mask.tensor.numpy()
+    assert not loss[segments == 0].any() and loss.any()
+    loader.close()
+
+
+def test_pairs_carry_loss_where_they_differ(folder: Path, tokenizer: TextTokenizer) -> None:
+    both = conversation("one", "two", "three")["messages"]
+    items = [
+        {
+            "chosen": [*both, {"role": "assistant", "content": "good"}],
+            "rejected": [*both, {"role": "assistant", "content": "bad one"}],
+        },
+        {"prompt": "three", "chosen": "good", "rejected": "bad one"},
+        {"prompt": both, "chosen": "good", "rejected": "bad one"},
+    ]
+    dataset = PreferenceDataset(items, tokenizer, 128)
+    for number in range(3):
+        sample = arrays(dataset[number])
+        assert learned(sample, folder, "chosen_") == "good<|im_end|>"
+        assert learned(sample, folder, "rejected_") == "bad one<|im_end|>"
+    layouts = {name: value.placement_idx for name, value in dataset[0].get_fields().items()}
+    assert layouts == {
+        f"{kind}_{name}": stage
+        for kind in ("chosen", "rejected")
+        for name, stage in (("input_ids", 0), ("labels", -1), ("loss_mask", -1))
+    }
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"text": "a"}, r"has the fields \['text'\]; a conversation has 'messages'"),
+        ({"messages": []}, "must be a list of one or more"),
+        ({"messages": ["hello"]}, "message 0 is 'hello'"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "none carries loss"),
+        ({"messages": [{"role": "assistant", "content": "a", "weight": 2}]}, "weight 2"),
+        (conversation("a", "b", system="s"), "only user and assistant"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_with_its_index(
+    tokenizer: TextTokenizer, item: dict[str, Any], words: str
+) -> None:
+    dataset = ChatDataset([conversation("a", "b"), item], tokenizer, 64, chat_template=TEMPLATES["instructions"])
+    with pytest.raises(FormatError, match=words) as told:
+        dataset[1]
+    assert "conversation 1: " in str(told.value)
+
+
+def test_a_template_that_changes_what_is_before_is_refused(tokenizer: TextTokenizer) -> None:
+    # As templates of models that think: earlier answers lose a part.
+    thinking = CHATML.replace(
+        "{{ message['content'] }}",
+        "{% if loop.last and message.role == 'assistant' %}<think>{% endif %}{{ message['content'] }}",
+    )
+    dataset = ChatDataset([conversation("a", "b", "c", "d")], tokenizer, 128, chat_template=thinking)
+    with pytest.raises(FormatError, match="otherwise when others follow"):
+        dataset[0]
+    assert ChatDataset([conversation("a", "b")], tokenizer, 128, chat_template=thinking)[0] is not None
+
+
+def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Path, folder: Path) -> None:
+    path = tokenizer_folder(tmp_path / "other")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    two = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": two}))
+    assert TokenizerFiles(str(path)).load().chat_template == CHATML
+    (path / "chat_template.jinja").write_text(TEMPLATES["headers"])
+    assert TokenizerFiles(str(path)).load().chat_template == TEMPLATES["headers"]
+    items = [conversation("a", "b")]
+    bare = TokenizerFiles(str(path / "tokenizer.json")).load()
+    with pytest.raises(ConfigError, match="there is no chat template"):
+        ChatDataset(items, bare, 64)
+    with pytest.raises(ConfigError, match="is no Jinja"):
+        ChatDataset(items, bare, 64, chat_template="{% for %}")
+    with pytest.raises(ConfigError, match="pass the result of load_tokenizer"):
+        ChatDataset(items, object(), 64, chat_template=CHATML)
+    escaping = TokenizerFiles(str(path), escape_special_tokens=True).load()
+    with pytest.raises(ConfigError, match="escape_special_tokens"):
+        ChatDataset(items, escaping, 64)[0]
+
+
+def test_a_dataset_is_the_same_after_it_was_pickled_and_its_fingerprint_tells_what_decides(
+    tokenizer: TextTokenizer,
+) -> None:
+    items = [conversation("a", "b")]
+    dataset = ChatDataset(items, tokenizer, 64)
+    again = pickle.loads(pickle.dumps(dataset))
+    assert all((ours == theirs).all() for ours, theirs in zip(arrays(dataset[0]).values(), arrays(again[0]).values()))
+    assert again.fingerprint() == dataset.fingerprint()
+    changes: list[dict[str, Any]] = [
+        {"max_seq_length": 32},
+        {"chat_template": TEMPLATES["headers"]},
+        {"loss_roles": ["user"]},
+    ]
+    for change in changes:
+        assert ChatDataset(items, tokenizer, **{"max_seq_length": 64, **change}).fingerprint() != dataset.fingerprint()

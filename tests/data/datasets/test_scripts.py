@@ -1,0 +1,106 @@
+"""Masked samples of text in many scripts, by every kind of tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data.data.datasets import BertDataset, RobertaDataset
+from libai_data.data.datasets.vocabulary import vocabulary_tables
+from libai_data.data.random.sample_random import reading_samples
+from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
+from libai_data.data.text.tokenizer_training import Training, train_tokenizer
+from tests.data.datasets.sentence_corpora import write_corpus
+from tests.data.text.corpora import write_json_lines
+from tests.data.text.scripts import SCRIPTS, WITHOUT_SPACES, sentences
+from tests.properties import is_long_run, slowly
+
+pytest.importorskip("tokenizers")
+
+KINDS = ("bytes", "bytes of latin", "wordpiece", "sentencepiece")
+ROLES = ("pad", "cls", "sep", "mask")
+
+
+class WithRoles:
+    """A tokenizer with special tokens for each role, behind all others."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self.encode_batch = tokenizer.encode_batch
+        self._vocabulary = dict(tokenizer.get_vocab())
+        for number, role in enumerate(ROLES):
+            self._vocabulary[f"[{role.upper()}]"] = len(tokenizer) + number
+            setattr(self, f"{role}_token_id", len(tokenizer) + number)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self._vocabulary
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WithRoles]:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    folder = tmp_path_factory.mktemp("tokenizers")
+    corpus = [text for script in SCRIPTS for text in sentences(script, 60)]
+    every = write_json_lines(folder / "every.jsonl", corpus)
+    latin = write_json_lines(folder / "latin.jsonl", sentences("latin", 100))
+    train_tokenizer([str(every)], str(folder / "bytes.json"), Training(vocab_size=2000))
+    train_tokenizer([str(latin)], str(folder / "latin.json"), Training(vocab_size=500))
+    train_tokenizer([str(every)], str(folder / "wordpiece.json"), Training("wordpiece", vocab_size=2000))
+    (folder / "text").write_text("\n".join(corpus), "utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "pieces"), vocab_size=2000, model_type="bpe",
+        byte_fallback=True, minloglevel=2,
+    )  # fmt: skip
+    names = ("bytes.json", "latin.json", "wordpiece.json", "pieces.model")
+    return {kind: WithRoles(TokenizerFiles(str(folder / name)).load()) for kind, name in zip(KINDS, names)}
+
+
+@pytest.mark.parametrize("dataset_kind", [RobertaDataset, slowly(BertDataset)])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_15_percent_are_masked_in_every_script_and_no_loss_mask_is_empty(
+    trained: dict[str, WithRoles], tmp_path: Path, script: str, dataset_kind: Any
+) -> None:
+    wanted = 2000 if is_long_run() else 60
+    for kind, tokenizer in trained.items():
+        texts = sentences(script, 400, seed=1)
+        tokens = tokenizer.encode_batch(texts)
+        source = write_corpus(tmp_path / kind, [tokens[first : first + 20] for first in range(0, len(tokens), 20)])
+        dataset = dataset_kind("x", tokenizer, source, max_seq_length=256)
+        count = masked = 0
+        for number in range(wanted):
+            with reading_samples([(7, number // len(dataset), number % len(dataset))]):
+                sample = {name: value.tensor for name, value in dataset[number % len(dataset)].get_fields().items()}
+            assert sample["loss_mask"].any(), kind
+            count += int(sample["attention_mask"].sum())
+            masked += int(sample["loss_mask"].sum())
+        assert abs(masked / count - 0.15) < 0.006, kind
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_words_are_whole_where_there_are_spaces_and_characters_elsewhere(
+    trained: dict[str, WithRoles], script: str
+) -> None:
+    text = sentences(script, 1, seed=2)[0]
+    words = text.split()
+    for kind in ("bytes", "sentencepiece", "wordpiece"):
+        tokenizer = trained[kind]
+        tokens = np.array(tokenizer.encode_batch([text])[0])
+        # The first token always begins a word.
+        begins = 1 + int((~vocabulary_tables(tokenizer).continues[tokens[1:]]).sum())
+        if script not in WITHOUT_SPACES:
+            # WordPiece counts the mark at the end as a word.
+            assert len(words) <= begins <= len(words) + (kind == "wordpiece"), kind
+        else:
+            # Tokens of one or more characters each begin a word; marks, and characters that combine, do not.
+            assert begins > max(0.5 * len(tokens), len(words)), kind
+
+
+def test_a_character_in_several_tokens_is_one_word() -> None:
+    tokens = ["\u0120a", "b", "\u00e4\u00bd", "\u0142", "\u00e5", "\u00a5\u00bd", "\u00e0\u00b8\u00b1", "\u00ef"]
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tables = vocabulary_tables(SimpleNamespace(get_vocab=lambda: vocabulary))
+    # "you" in two tokens, "good" in two, a Thai vowel that combines, and a byte that may begin anything.
+    assert tables.continues.tolist() == [False, True, False, True, False, True, True, True]

@@ -1,0 +1,142 @@
+"""Paths that lead nowhere, or are none: each source, dataset and writer refuses them by an error that says why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from libai_data.data.datasets import (
+    BertDataset,
+    CIFAR10Dataset,
+    GPTDataset,
+    ImageFolderDataset,
+    ImageNetDataset,
+    MNISTDataset,
+)
+from libai_data.data.sources import IndexedWriter, JsonLinesSource, LocalFile, NumpySource, listed, merge_indexed
+from libai_data.data.sources.image_folder import ImageFolderSource
+from libai_data.data.sources.paths import text_of, why_missing
+from libai_data.data.sources.storage import cache_home
+from libai_data.data.text.files import find_inputs
+from libai_data.data.text.tokenizer import TokenizerFiles
+from libai_data.errors import ConfigError, FormatError
+from tests.data.sources.record_files import SOURCES
+
+LONG = "x" * 300
+NOT_PATHS: list[Any] = [5, 2.5, True, b"x", {"a": "b"}, {"x"}, object(), [None], [b"x"], [["a"]], ["a\0"], "a\0b", ""]
+NOT_ONE_PATH: list[Any] = [None, [], ["a"], iter(["a"])]
+NOWHERE = [LONG, "/" + "x/" * 3000, "~/nothing", "nothing/*.x", "rel/ative", "[", "/dev/null", "/dev/null/x", " "]
+
+
+class Tokenizer:
+    cls_token_id, sep_token_id, mask_token_id, pad_token_id = range(4)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}
+
+
+def bert(path: Any) -> Any:
+    return BertDataset("train", tokenizer=Tokenizer(), data_prefix=path)
+
+
+ONE_PATH: dict[str, Callable[[Any], Any]] = {
+    "cifar": CIFAR10Dataset,
+    "mnist": MNISTDataset,
+    "imagenet": ImageNetDataset,
+    "image folder": ImageFolderDataset,
+    "indexed": lambda path: GPTDataset(path, 4),
+    "sentences": bert,
+    "local file": LocalFile,
+    "tokenizer": TokenizerFiles,
+}
+SEVERAL: dict[str, Callable[[Any], Any]] = {
+    **SOURCES,
+    "text": find_inputs,
+    "numpy by field": lambda paths: NumpySource({"x": paths}),
+}
+
+
+@pytest.mark.parametrize("name", [*ONE_PATH, *SEVERAL])
+def test_what_leads_to_no_file_is_refused_and_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("array_record")
+    monkeypatch.chdir(tmp_path)
+    for path in NOWHERE:
+        with pytest.raises(ConfigError, match=r"there is no|no file is named by") as told:
+            {**ONE_PATH, **SEVERAL}[name](path)
+        assert path[:20].strip() in str(told.value)
+    for path in [*NOT_PATHS, *(NOT_ONE_PATH if name in ONE_PATH else [])]:
+        if isinstance(path, dict) and name == "numpy":
+            continue  # fields
+        with pytest.raises(
+            ConfigError, match=r"must be a (text or a )?path|must be a file, a glob or a folder|give data_prefix"
+        ):
+            {**ONE_PATH, **SEVERAL}[name](path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", "", "a\0b", LONG, "/dev/null/x"])
+def test_what_cannot_be_written_is_refused(path: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with IndexedWriter(tmp_path / "a", np.uint16) as writer:
+        writer.add_document([np.arange(3)])
+    for write in (IndexedWriter, lambda to: merge_indexed([tmp_path / "a"], to)):
+        with pytest.raises(ConfigError, match=r"prefix is .* must be a path|no files can be written at"):
+            write(path)
+    with pytest.raises(ConfigError, match="prefixes is"):
+        merge_indexed(path, tmp_path / "b")
+    assert sorted(os.listdir(tmp_path)) == ["a.bin", "a.idx"]
+
+
+@pytest.mark.parametrize("path", [5, b"x", "a\0b"])
+def test_a_cache_folder_that_is_no_path_is_refused(path: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "images" / "a").mkdir(parents=True)
+    (tmp_path / "images" / "a" / "0.png").touch()
+    for source, file in ((JsonLinesSource, "a.jsonl"), (ImageFolderSource, "images")):
+        with pytest.raises(ConfigError, match=r"cache_dir is .* must be"):
+            source(tmp_path / file, cache_dir=path)
+
+
+def test_the_reason_is_told(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("nowhere")
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    names = ("folder", "link", "file", "pipe", "file/x", LONG, "nothing")
+    told = [why_missing(tmp_path / name) for name in names]
+    assert told == [
+        " (a folder has this path)",
+        " (a link has this path, which leads nowhere)",
+        " (a file has this path)",
+        " (a pipe, socket or device has this path)",
+        " (Not a directory)",
+        " (File name too long)",
+        "",
+    ]
+    assert why_missing("~/data") == " ('~' stays as it is here; give the whole path)"
+
+
+def test_several_files_may_come_from_a_generator_and_an_address_is_no_path_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert listed(path for path in [tmp_path / "a"]) == [str(tmp_path / "a")]  # type: ignore[arg-type]
+    for refuse in (CIFAR10Dataset, MNISTDataset, lambda path: GPTDataset(path, 4)):
+        with pytest.raises(ConfigError, match=r"'s3://bucket/data', an address in a store; copy"):
+            refuse("s3://bucket/data")
+
+
+def test_a_text_file_of_another_encoding_is_refused_with_the_offset(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc \xe4")
+    with pytest.raises(FormatError, match=r"a.txt at offset 4: no text in UTF-8"):
+        text_of(tmp_path / "a.txt")
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LIBAI_DATA_CACHE_DIR", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**30)
+    with pytest.raises(ConfigError, match=r"no home directory.*set LIBAI_DATA_CACHE_DIR"):
+        cache_home()

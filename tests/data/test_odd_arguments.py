@@ -1,0 +1,130 @@
+"""Each argument of datasets and transforms works with an odd value, or is refused by an error of this package."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+import pytest
+
+from libai_data.data import transforms
+from libai_data.data.datasets import (
+    BertDataset,
+    BlendedDataset,
+    ConcatDataset,
+    FilteredDataset,
+    GPTDataset,
+    LabelledImages,
+    Map,
+    OneRound,
+    PackedDataset,
+    RandomMap,
+    RobertaDataset,
+    Subset,
+    T5Dataset,
+    random_split,
+)
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.sources import IndexedWriter
+from libai_data.errors import DataPipelineError
+from libai_data.loader import DataLoader
+from tests.engine.tiny import TinyDataset
+
+ODD: list[Any] = [
+    *(0, -1, -(2**63), 2**70, 1.5, 2.0, math.inf, math.nan, True, None, "", "x", b"x", object(), int),
+    *([], [0.5], [1, 2], [[1, 2]], (None,), {"a": 1}, {1: 2}, np.int64(3), np.array([1, 2]), lambda *arguments: 1),
+]
+DATASET = TinyDataset(20)
+
+
+class Tokenizer:
+    cls_token_id, sep_token_id, mask_token_id, pad_token_id, bos_token_id, eos_token_id = range(20, 26)
+    additional_special_tokens_ids = tuple(range(30, 60))
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(number): number for number in range(64)}
+
+
+class Pictures:
+    identity = "pictures"
+
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full((20, 30, 3), index, np.uint8), index
+
+    def name(self, index: int) -> str:
+        return f"picture {index}"
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+
+def first_batch(dataset: Any) -> None:
+    next(iter(DataLoader(dataset, CyclicSampler(dataset, 2))))
+
+
+def through(*parts: Any) -> None:
+    first_batch(LabelledImages(Pictures(), transforms.Compose(list(parts))))
+
+
+def on_pixels(transform: Any) -> None:
+    through(transform, transforms.Resize((16, 16)), transforms.ImageToFloat())
+
+
+def corpus(folder: Path) -> Path:
+    with IndexedWriter(folder / "corpus", np.uint16) as writer:
+        for number in range(30):
+            writer.add_document([np.arange(5) + number % 7, np.arange(3) + 1, np.arange(4)])
+    return folder / "corpus"
+
+
+def of_sentences(folder: Path) -> dict[str, Any]:
+    return {"name": "train", "tokenizer": Tokenizer(), "data_prefix": corpus(folder), "max_seq_length": 32}
+
+
+Given = Callable[[Path], dict[str, Any]]
+MADE: list[tuple[Any, Given, Callable[[Any], None]]] = [
+    (GPTDataset, lambda folder: {"data_prefix": corpus(folder), "max_seq_length": 6}, first_batch),
+    *((kind, of_sentences, first_batch) for kind in (BertDataset, RobertaDataset, T5Dataset)),
+    (PackedDataset, lambda _: {"dataset": [{"x": np.arange(3)}] * 8, "length": 8}, first_batch),
+    (FilteredDataset, lambda _: {"dataset": DATASET, "keep": bool}, first_batch),
+    (OneRound, lambda _: {"transform": FilteredDataset(DATASET, bool)}, first_batch),
+    (BlendedDataset, lambda _: {"datasets": [DATASET, DATASET], "weights": [1, 2]}, first_batch),
+    (ConcatDataset, lambda _: {"datasets": [DATASET]}, first_batch),
+    (Subset, lambda _: {"dataset": DATASET, "start": 0, "stop": 10}, first_batch),
+    (random_split, lambda _: {"dataset": DATASET, "fractions": [0.5, 0.5]}, lambda parts: first_batch(parts[0])),
+    (Map, lambda _: {"dataset": DATASET, "function": lambda sample: sample}, first_batch),
+    (RandomMap, lambda _: {"dataset": DATASET, "function": lambda sample, generator: sample}, first_batch),
+    (LabelledImages, lambda _: {"source": Pictures()}, first_batch),
+    (transforms.Compose, lambda _: {"transforms": [transforms.ImageToFloat()]}, through),
+    (transforms.ImageToFloat, lambda _: {}, through),
+    (transforms.RandomErasing, lambda _: {}, lambda transform: through(transforms.ImageToFloat(), transform)),
+    *((kind, lambda _: {"size": 16}, on_pixels) for kind in (transforms.Resize, transforms.RandomResizedCrop)),
+    (transforms.CenterCrop, lambda _: {"size": 16}, on_pixels),
+    *((kind, lambda _: {}, on_pixels) for kind in (transforms.RandomFlip, transforms.ColorJitter)),
+    (transforms.RandAugment, lambda _: {}, on_pixels),
+    (transforms.Seeded, lambda _: {"transform": np.asarray}, on_pixels),
+]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("make", "given", "use"), [pytest.param(*each, id=each[0].__name__) for each in MADE])
+def test_an_odd_argument_works_or_is_refused(
+    make: Any, given: Given, use: Callable[[Any], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = given(tmp_path)
+    use(make(**arguments))
+    for name in inspect.signature(make).parameters:
+        for value in ODD:
+            try:
+                use(make(**{**arguments, name: value}))
+            except DataPipelineError:
+                continue
+            except Exception as error:
+                raise AssertionError(f"{make.__name__}({name}={value!r}) raises {error!r}") from error

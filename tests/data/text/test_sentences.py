@@ -1,0 +1,62 @@
+"""Splitting into sentences: linear in the text, whatever is repeated in it."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data.data.text import sentences
+from libai_data.data.text.documents import read_piece
+from libai_data.data.text.parts import PARAGRAPH, Cutting, Piece, cut_into_parts
+from libai_data.data.text.sentences import split_sentences
+from tests.properties import is_long_run
+
+REPEATED = [".", "!", "?", "…", "。", " ", "\n", "\t", "\r", "\v", "\u3000", '"', "”", ")", "a", "中"]
+PAIRS = [". ", "! ", ".)", "。)", " \n", "\n ", "\r\n", ".\n", "a.", "a ", "A. ", "e.g. ", '." ']
+
+
+@pytest.mark.parametrize("text", [*REPEATED, *PAIRS])
+def test_megabytes_of_one_character_are_split_in_seconds(text: str) -> None:
+    # Single characters as the promise says, pairs at a tenth; a quadratic pattern would take hours.
+    size = (10_000_000 if len(text) == 1 else 1_000_000) // (1 if is_long_run() else 10)
+    repeated = text * (size // len(text))
+    start = time.process_time()
+    found = split_sentences(repeated, keep_newlines=True)
+    assert time.process_time() - start < 5
+    assert "".join(found) in (repeated, "")
+
+
+# As the module has it, but for the conditions that keep a match from beginning within a run.
+PLAIN = re.compile(sentences._BOUNDARY.pattern.replace("(?<![.!?])", "").replace(r"(?<![ \t\r])", ""))
+
+
+@given(st.text('.!?。…)"” \n\t\ra中A-', max_size=30), st.booleans())
+def test_linear_patterns_find_what_plain_ones_find(text: str, keep: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "_BOUNDARY", PLAIN)
+        expected = split_sentences(text, keep)
+    assert PLAIN.pattern != sentences._BOUNDARY.pattern
+    assert split_sentences(text, keep) == expected
+
+
+@pytest.mark.parametrize("text", ["\n", " ", "\r", "\n ", " \n", "\n\r", "a\n "])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_files_of_one_character_are_cut_in_seconds(
+    tmp_path_factory: pytest.TempPathFactory, text: str, suffix: str
+) -> None:
+    import gzip
+
+    path = tmp_path_factory.mktemp("blank") / f"x.txt{suffix}"
+    data = text.encode() * ((10_000_000 if is_long_run() else 1_000_000) // len(text))
+    path.write_bytes(gzip.compress(data, 1) if suffix else data)
+    start = time.process_time()
+    pieces: list[Piece] = []
+    for part in cut_into_parts([path], Cutting(PARAGRAPH, part_bytes=1 << 16)):
+        pieces.extend(part.pieces)
+    found = sum(1 for piece in pieces for _ in read_piece(piece, ["text"], PARAGRAPH))
+    assert time.process_time() - start < 15
+    assert found <= 1

@@ -1,0 +1,272 @@
+"""`DataLoader` takes PyTorch's arguments, and gives the batches of PyTorch's DataLoader."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from libai_data import DataLoader, get_worker_info
+from libai_data.data.random.global_generators import tell_once
+from libai_data.data.samplers import CyclicSampler
+from libai_data.errors import CheckpointError, ConfigError, SampleError
+from libai_data.structures import batch_info
+from tests.loader.test_fields import plain
+from tests.properties import slowly
+
+torch: Any = pytest.importorskip("torch")
+
+
+class Sample(NamedTuple):
+    image: Any
+    label: int
+    name: str
+
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, size: int = 10) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return Sample(torch.full((2, 2), float(index)), index % 3, f"{index}.png")
+
+
+def theirs(**arguments: Any) -> list[Any]:
+    loader = torch.utils.data.DataLoader(Pictures(), **arguments)
+    # Strings of named tuples come as tuples, those of dicts as lists.
+    found = [plain(batch._asdict() if isinstance(batch, Sample) else batch) for batch in loader]
+    return [{key: list(value) for key, value in batch.items()} for batch in found]
+
+
+def ours(**arguments: Any) -> list[Any]:
+    loader = DataLoader(Pictures(), **arguments)
+    batches = [plain(dict(batch)) for batch in loader]
+    assert len(loader) == len(batches)
+    loader.close()
+    return batches
+
+
+def collate(samples: list[Any]) -> dict[str, Any]:
+    return {"labels": torch.tensor([sample.label for sample in samples]), "names": [sample.name for sample in samples]}
+
+
+@pytest.mark.parametrize("num_workers", [0, slowly(2)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"batch_size": 4},
+        {"batch_size": 4, "drop_last": True},
+        {"batch_size": 4, "collate_fn": collate},
+        {"batch_size": 3, "sampler": [7, 1, 1, 9, 0]},
+        {"batch_size": 2, "sampler": torch.utils.data.SequentialSampler(Pictures()), "drop_last": True},
+        {"batch_sampler": [[3, 1], [0, 0, 5]]},
+        {"batch_size": 4, "pin_memory": False, "timeout": 0},
+    ],
+)
+def test_batches_are_those_of_pytorch(arguments: dict[str, Any], num_workers: int) -> None:
+    assert ours(num_workers=num_workers, **arguments) == theirs(**arguments)
+
+
+@given(size=st.integers(1, 30), batch_size=st.integers(1, 12), drop_last=st.booleans(), seed=st.integers(0, 9))
+def test_each_pass_of_a_shuffled_loader_is_an_epoch_of_its_own(
+    size: int, batch_size: int, drop_last: bool, seed: int
+) -> None:
+    if drop_last and batch_size > size:
+        return
+    dataset = [{"n": number} for number in range(size)]
+    loader = DataLoader(
+        dataset, batch_size, shuffle=True, drop_last=drop_last, generator=torch.Generator().manual_seed(seed)
+    )
+    epochs = [[batch["n"].numpy().tolist() for batch in loader] for _ in range(2)]
+    for epoch in epochs:
+        rows = [row for batch in epoch for row in batch]
+        assert [len(batch) for batch in epoch[:-1]] == [batch_size] * (len(epoch) - 1)
+        assert len(rows) == len(set(rows)) == (size // batch_size * batch_size if drop_last else size)
+    assert size < 8 or epochs[0] != epochs[1]
+    assert loader.state_dict()["seed"] == seed
+
+
+def stream(shard: int = 0, num_shards: int = 1) -> Iterator[Any]:
+    for number in range(shard, 10, num_shards):
+        yield {"n": number, "name": str(number)}
+
+
+class Numbers(torch.utils.data.IterableDataset):
+    def __iter__(self) -> Iterator[Any]:
+        return stream()
+
+
+@pytest.mark.parametrize("source", [[{"n": 1}], lambda: iter([{"n": 1}])])
+@pytest.mark.parametrize("sampler", [None, [0]])
+def test_a_mistyped_argument_is_an_error_with_the_nearest(source: Any, sampler: Any) -> None:
+    with pytest.raises(ConfigError, match=r"DataLoader has no argument 'batchsize'\. Did you mean 'batch_size'"):
+        DataLoader(source, batchsize=4, sampler=sampler)
+
+
+def test_an_iterable_dataset_is_read_in_its_order() -> None:
+    batches = [plain(dict(batch)) for batch in DataLoader(Numbers(), batch_size=4)]
+    assert batches == [plain(batch) for batch in torch.utils.data.DataLoader(Numbers(), batch_size=4)]
+    for refused in ({"shuffle": True}, {"weights": [1] * 10}):
+        with pytest.raises(
+            ConfigError, match=f"{next(iter(refused))}=.* is for sources that give samples by their index"
+        ):
+            DataLoader(Numbers(), batch_size=4, **refused)
+
+
+def test_a_loader_without_ends_goes_on_in_the_next_epoch() -> None:
+    loader = DataLoader([{"n": number} for number in range(5)], 4, shuffle=True, ends="cycle")
+    batches = iter(loader)
+    rows = [row for _ in range(5) for row in next(batches)["n"].numpy().tolist()]
+    assert [sorted(rows[start : start + 5]) for start in range(0, 20, 5)] == [list(range(5))] * 4
+
+
+def test_a_dataset_of_batches_needs_no_batch_size() -> None:
+    batches = [{"x": np.full((3, 2), number)} for number in range(3)]
+    assert [batch["x"].numpy().tolist() for batch in DataLoader(batches, batch_size=None)] == [
+        batch["x"].tolist() for batch in batches
+    ]
+
+
+class Announced(Pictures):
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None and isinstance(info.dataset, Announced)
+        return {"worker": info.id, "of": info.num_workers, "told": int(os.environ["TOLD"])}
+
+
+def tell(number: int) -> None:
+    os.environ["TOLD"] = str(100 + number)
+
+
+def refuse(number: int) -> None:
+    raise OSError(f"worker {number} finds no licence")
+
+
+@pytest.mark.parametrize("context", ["fork", slowly("spawn")])
+def test_workers_are_prepared_and_know_which_they_are(context: str) -> None:
+    with_two: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "multiprocessing_context": context}
+    loader = DataLoader(Announced(), worker_init_fn=tell, **with_two)
+    for batch in loader:
+        assert (batch["told"] == batch["worker"] + 100).all() and (batch["of"] == 2).all()
+    loader.close()
+    assert get_worker_info() is None
+    with pytest.raises(SampleError, match=r"(?s)worker_init_fn: OSError: worker \d finds no licence.*Traceback"):
+        next(iter(DataLoader(Announced(), worker_init_fn=refuse, **with_two)))
+
+
+class Unseeded(torch.utils.data.Sampler):
+    """Another order in each process, and in each run."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(random.SystemRandom().sample(range(self.size), self.size))
+
+
+def test_a_sampler_with_a_generator_resumes_and_one_without_is_refused() -> None:
+    def loader_of(sampler: Any) -> Any:
+        return DataLoader(Pictures(), batch_size=3, sampler=sampler)
+
+    def seeded() -> Any:
+        return torch.utils.data.WeightedRandomSampler(
+            [1.0] * 9 + [20.0], 10, generator=torch.Generator().manual_seed(1)
+        )
+
+    loader = loader_of(seeded())
+    epochs = [[plain(dict(batch)) for batch in loader] for _ in range(3)]
+    assert epochs[0] != epochs[1]
+    resumed = loader_of(seeded())
+    list(resumed)
+    batches = iter(resumed)
+    assert [plain(dict(next(batches))) for _ in range(2)] == epochs[1][:2]
+    again = loader_of(seeded())
+    again.load_state_dict(resumed.state_dict())
+    assert [plain(dict(batch)) for batch in again] == epochs[1][2:]
+    assert [plain(dict(batch)) for batch in again] == epochs[2]
+    loose = loader_of(Unseeded(10))
+    next(iter(loose))
+    other = loader_of(Unseeded(10))
+    other.load_state_dict(loose.state_dict())
+    with pytest.raises(CheckpointError, match=r"does not replay.*train.resume_override=\[seed\]"):
+        next(iter(other))
+
+
+def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureFixture) -> None:
+    tell_once.cache_clear()
+    sampler = torch.utils.data.WeightedRandomSampler([0.0] * 8 + [1.0, 3.0], 400)
+    loose = DataLoader(Pictures(), batch_size=90, sampler=sampler)
+    assert "weights=sampler.weights" in caplog.text
+    next(iter(loose))
+    again = DataLoader(Pictures(), batch_size=90, sampler=sampler)
+    again.load_state_dict(loose.state_dict())
+    with pytest.raises(CheckpointError, match="leave it out and say weights="):
+        next(iter(again))
+    arguments: dict[str, Any] = {"batch_size": 30, "weights": sampler.weights, "num_samples": sampler.num_samples}
+    loader = DataLoader(Pictures(), **arguments)
+    epochs = [[plain(dict(batch)) for batch in loader] for _ in range(2)]
+    labels = [label for batch in epochs[0] for label in batch["label"]]
+    assert len(labels) == 400 and 60 < labels.count(8 % 3) < 140 and labels.count(9 % 3) == 400 - labels.count(8 % 3)
+    assert epochs[0] != epochs[1]
+    batches = iter(loader)
+    expected = [plain(dict(next(batches))) for _ in range(3)]
+    resumed = DataLoader(Pictures(), **arguments)
+    resumed.set_epoch(2)
+    assert [plain(dict(batch)) for _, batch in zip(range(2), resumed)] == expected[:2]
+    last = DataLoader(Pictures(), **arguments)
+    last.load_state_dict(resumed.state_dict())
+    assert plain(dict(next(iter(last)))) == expected[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"weights": [1] * 10, "sampler": [0]}, "sampler decides weights too; leave weights out"),
+        ({"num_samples": 3, "batch_sampler": [[0]]}, "batch_sampler decides num_samples too"),
+        ({"shuffle": True, "sampler": [0]}, "sampler decides shuffle too; leave shuffle out"),
+        (
+            {"batch_size": 2, "drop_last": True, "batch_sampler": [[0]]},
+            "batch_sampler decides batch_size and drop_last",
+        ),
+        ({"batch_size": 2, "global_batch_size": 4}, "global_batch_size decides batch_size too"),
+        ({"batch_size": None, "sampler": [0]}, "give a batch_size"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"shuffle": "yes"}, "shuffle is 'yes'"),
+        ({"sampler": iter([0])}, "can be iterated only once"),
+        ({"sampler": [0], "readers": "node"}, "readers='node'"),
+        ({"no_such_argument": 1}, "no_such_argument"),
+    ],
+)
+def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises((ConfigError, TypeError), match=message):
+        DataLoader(Pictures(), **arguments)
+
+
+def test_a_distributed_sampler_is_refused_with_its_replacement() -> None:
+    sampler = torch.utils.data.DistributedSampler(Pictures(), num_replicas=2, rank=0)
+    with pytest.raises(ConfigError, match=r"leave it out, and say shuffle=True"):
+        DataLoader(Pictures(), 2, sampler=sampler)
+
+
+def test_loaders_of_all_kinds_are_instances_and_samplers_of_this_package_are_taken() -> None:
+    dataset = [{"x": number} for number in range(8)]
+    sampler = CyclicSampler(dataset, 4)
+    for loader in (DataLoader(dataset, sampler), DataLoader(dataset, sampler=sampler), DataLoader(Numbers(), 2)):
+        assert isinstance(loader, DataLoader)
+        assert batch_info(next(iter(loader))) is not None
+    with pytest.raises(TypeError, match="wrap a loader"):
+        type("Mine", (DataLoader,), {})

@@ -1,0 +1,284 @@
+"""Streams in shards, read by processes or threads, and shuffled: the rows depend on the shards, not on who reads."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data import DataLoader, get_worker_info
+from libai_data.errors import CheckpointError, ConfigError, SampleError
+from libai_data.iterables import from_iterable
+from tests.iterables.rows import sample
+from tests.properties import examples, slowly
+
+torch: Any = pytest.importorskip("torch")
+
+READERS: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 1},
+    {"num_workers": 2},
+    {"num_workers": 3, "worker_type": "thread"},
+]
+NAMES = ["in turn", "one process", "two processes", "threads"]
+
+
+def numbers(epoch: int, shard: int, num_shards: int) -> Iterator[Any]:
+    order = np.random.default_rng(epoch).permutation(41)
+    yield from (sample(int(number)) for number in order[shard::num_shards])
+
+
+def unequal(shard: int, num_shards: int) -> Iterator[Any]:
+    """Shard s has 3s rows."""
+    yield from (sample(100 * shard + number) for number in range(3 * shard))
+
+
+def rows(loader: Any, batches: int | None = None) -> list[int]:
+    return [row for batch in islice(iter(loader.numpy()), batches) for row in batch["y"].tolist()]
+
+
+@pytest.mark.parametrize("readers", READERS, ids=NAMES)
+def test_whoever_reads_the_shards_they_take_turns_row_by_row(readers: dict[str, Any]) -> None:
+    loader = from_iterable(numbers, 4, num_shards=3, **readers)
+    for epoch in range(2):
+        shards = [[item["y"] for item in numbers(epoch, shard, 3)] for shard in range(3)]
+        expected = [shard[row] for row in range(14) for shard in shards if row < len(shard)]
+        assert rows(loader) == expected
+        assert sorted(expected) == list(range(41))
+    loader.close()
+
+
+@pytest.mark.parametrize("readers", READERS, ids=NAMES)
+def test_a_shard_that_ends_is_left_out_of_the_turns(readers: dict[str, Any]) -> None:
+    loader = from_iterable(unequal, 2, num_shards=4, **readers)
+    expected = [100 * shard + row for row in range(9) for shard in range(4) if row < 3 * shard]
+    assert rows(loader) == expected
+    loader.close()
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(
+    shards=st.integers(1, 5),
+    buffer=st.integers(0, 60),
+    cut=st.integers(0, 30),
+    before=st.sampled_from(READERS[::3]),
+    after=st.sampled_from(READERS[::3]),
+)
+def test_every_cut_continues_exactly_whoever_reads(
+    shards: int, buffer: int, cut: int, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    how: dict[str, Any] = {"num_shards": shards, "shuffle_buffer": buffer, "seed": 3, "ends": "cycle"}
+    stopped = from_iterable(numbers, 3, **how, **before)
+    taken = rows(stopped, cut)
+    state = json.loads(json.dumps(stopped.state_dict()))
+    resumed = from_iterable(numbers, 3, **how, **after)
+    resumed.load_state_dict(state)
+    whole = from_iterable(numbers, 3, **how)
+    assert taken + rows(resumed, 9) == rows(whole, cut + 9)
+    for loader in (stopped, resumed, whole):
+        loader.close()
+
+
+def test_a_shuffle_buffer_draws_another_order_each_epoch_and_moves_no_row_far_forward() -> None:
+    loader = from_iterable([sample(number) for number in range(5)], 1, shuffle=True)
+    with pytest.raises(ConfigError, match="shuffle_buffer=8 is for streams"):
+        from_iterable([sample(0)], 1, shuffle_buffer=8)
+    loader = from_iterable(lambda: (sample(number) for number in range(200)), 7, shuffle_buffer=20, seed=1)
+    first, second = rows(loader), rows(loader)
+    assert sorted(first) == sorted(second) == list(range(200))
+    assert first != second != list(range(200))
+    assert all(row < place + 20 for place, row in enumerate(first))
+    again = from_iterable(lambda: (sample(number) for number in range(200)), 7, shuffle_buffer=20, seed=2)
+    assert rows(again) != first
+
+
+class Asks(torch.utils.data.IterableDataset):
+    """Splits itself by what PyTorch's `get_worker_info` answers."""
+
+    def __init__(self, size: int = 30) -> None:
+        self.start, self.stop = 0, size
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(self.start + first, self.stop, step):
+            yield {"x": torch.full((2,), number), "y": number}
+
+
+class Told(Asks):
+    """Yields what `tell` has told its copy, as in PyTorch's documentation."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([{"y": number} for number in range(self.start, self.stop)])
+
+
+def tell(number: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    own = get_worker_info()
+    assert own is not None and own.id == info.id == number and own.dataset is info.dataset
+    share = info.dataset.stop // info.num_workers
+    info.dataset.start, info.dataset.stop = number * share, (number + 1) * share
+
+
+class AsksUs:
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        return iter([{"y": number} for number in range(info.id, 30, info.num_workers)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterables_that_ask_which_worker_they_are_in_yield_their_shards(num_workers: int) -> None:
+    theirs = torch.utils.data.DataLoader(Asks(), batch_size=None, num_workers=3)
+    expected = [int(item["y"]) for item in theirs]
+    for dataset, init in ((Asks(), None), (AsksUs(), None)):
+        loader = DataLoader(dataset, 4, num_shards=3, num_workers=num_workers, worker_init_fn=init)
+        assert rows(loader) == rows(loader) == expected
+        loader.close()
+    loader = DataLoader(Told(), 4, num_shards=3, num_workers=num_workers, worker_init_fn=tell)
+    assert rows(loader) == [share * 10 + row for row in range(10) for share in range(3)]
+    loader.close()
+    assert torch.utils.data.get_worker_info() is None and get_worker_info() is None
+
+
+class AsksForEachRow(torch.utils.data.IterableDataset):
+    """Says in each row which worker it is, and lets others read meanwhile."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(80):
+            before = torch.utils.data.get_worker_info()
+            time.sleep(0.001)
+            info = torch.utils.data.get_worker_info()
+            assert info is before
+            yield {"y": 1000 * info.num_workers + 100 * info.id + number}
+
+
+def test_loaders_that_read_at_the_same_time_hear_each_its_own_shard() -> None:
+    loaders = [DataLoader(AsksForEachRow(), 4, num_shards=shards) for shards in (2, 3, 4)]
+    for _ in range(2):
+        found = zip_longest(*(iter(loader.numpy()) for loader in loaders))
+        streams = [[row for batch in batches if batch for row in batch["y"].tolist()] for batches in zip(*found)]
+        for shards, stream in zip((2, 3, 4), streams):
+            assert stream == [1000 * shards + 100 * shard + row for row in range(80) for shard in range(shards)]
+    for loader in loaders:
+        loader.close()
+    assert torch.utils.data.get_worker_info() is None and get_worker_info() is None
+
+
+def test_an_iterable_that_does_not_split_itself_is_refused() -> None:
+    for size in (30, 5):
+        loader = DataLoader(Told(size), 4, num_shards=2)
+        with pytest.raises(
+            SampleError, match=rf"begin with the same {min(size, 8)} sample\(s\): it does not split itself"
+        ):
+            rows(loader)
+
+
+def test_more_workers_than_shards_are_told_to_say_num_shards(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Asks(), 4, num_workers=5)
+    assert rows(loader) == list(range(30))
+    assert "read by 1 of num_workers=5" in caplog.text and "num_shards=5 or more" in caplog.text
+    loader.close()
+
+
+def tells_its_process(folder: str, shard: int, num_shards: int) -> Iterator[Any]:
+    Path(folder, f"{shard}").write_text(str(os.getpid()))
+    yield from (sample(number) for number in range(shard, 400, num_shards))
+
+
+def test_a_process_that_is_killed_is_replaced_and_no_row_lost_or_repeated(tmp_path: Path) -> None:
+    def source(shard: int, num_shards: int) -> Iterator[Any]:
+        return tells_its_process(str(tmp_path), shard, num_shards)
+
+    loader = from_iterable(source, 5, num_shards=2, num_workers=2)
+    batches = iter(loader.numpy())
+    found = next(batches)["y"].tolist()
+    os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
+    found += [row for batch in batches for row in batch["y"].tolist()]
+    assert found == list(range(400))
+    loader.close()
+
+
+def fails(shard: int, num_shards: int) -> Iterator[Any]:
+    yield sample(shard)
+    if shard == 1:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("readers", READERS, ids=NAMES)
+def test_a_shard_that_raises_ends_the_run_with_its_traceback(readers: dict[str, Any]) -> None:
+    loader = from_iterable(fails, 1, num_shards=2, **readers)
+    with pytest.raises(SampleError, match=r"(?s)fails raised .*the disk is gone"):
+        rows(loader)
+    loader.close()
+
+
+def test_those_that_read_end_with_the_loader() -> None:
+    def source(shard: int, num_shards: int) -> Iterator[Any]:
+        while True:
+            yield {"y": os.getpid()}
+
+    loader = from_iterable(source, 4, num_shards=2, num_workers=2, ends="cycle")
+    processes = set(next(iter(loader.numpy()))["y"].tolist())
+    assert len(processes) == 2
+    del loader
+    gc.collect()
+    assert not any(Path(f"/proc/{process}").exists() for process in processes)
+    for thread in threading.enumerate():
+        if ", lane " in thread.name:
+            thread.join(60.0)
+            assert not thread.is_alive()
+
+
+def test_a_state_of_other_shards_or_another_buffer_is_refused() -> None:
+    def loader(**how: Any) -> Any:
+        return from_iterable(numbers, 4, ends="drop", **how)
+
+    saved = loader(num_shards=2, shuffle_buffer=5, seed=1)
+    rows(saved, 2)
+    state = saved.state_dict()
+    for other in ({"num_shards": 3, "shuffle_buffer": 5, "seed": 1}, {"num_shards": 2}, {}):
+        with pytest.raises(CheckpointError, match=r"saved with {'num_shards': 2, 'shuffle_buffer': 5, 'seed': 1}"):
+            loader(**other).load_state_dict(state)
+    changed = loader(num_shards=3)
+    changed.load_state_dict(state, override=["seed"])
+    assert len(rows(changed)) == 32
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        (numbers, {"num_workers": 2}, "takes shard and num_shards: say num_shards too"),
+        (numbers, {"shuffle_buffer": 3}, "say num_shards too"),
+        (Asks(), {"num_workers": 2, "num_shards": 2, "worker_type": "thread"}, "gets one answer in a process"),
+        (Asks(), {"num_shards": 0}, "num_shards is 0"),
+        (Asks(), {"shuffle_buffer": -1}, "shuffle_buffer is -1"),
+        (Asks(), {"num_workers": 1, "worker_type": "fibre"}, "worker_type is 'fibre'"),
+        ([sample(0)], {"num_shards": 2}, "num_shards=2 is for streams"),
+        (torch.utils.data.DataLoader(Asks(), 2), {"shuffle_buffer": 2}, "yields batches; shuffle its samples"),
+        ((sample(0) for _ in range(2)), {"num_workers": 1}, "cannot be sent to those that read its shards"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(source: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        from_iterable(source, 2, **options)
+
+
+@pytest.mark.parametrize("num_workers", [1, slowly(3)])
+def test_batches_are_read_by_processes_too(num_workers: int) -> None:
+    theirs = torch.utils.data.DataLoader(Asks(), 7)
+    loader = from_iterable(theirs, 4, num_workers=num_workers)
+    assert rows(loader) == list(range(30))
+    loader.close()

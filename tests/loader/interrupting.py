@@ -1,0 +1,44 @@
+"""A Ctrl-C at a line of one's choice."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Callable
+
+from libai_data.data.random import sample_generators
+
+
+@contextmanager
+def interrupted_at(line: int, files: str | tuple[str, ...]) -> Iterator[None]:
+    """Raise KeyboardInterrupt before the n-th line of some files or folders that this thread of this process runs."""
+    left, process, interrupted = line, os.getpid(), False
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Callable[..., Any] | None:
+        nonlocal left, interrupted
+        if not frame.f_code.co_filename.startswith(files) or os.getpid() != process:
+            return None
+        if event == "line":
+            left -= 1
+            if left <= 0 and not interrupted and not is_finalizing(frame):
+                interrupted = True
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+    assert sample_generators() == []  # Nothing is read any more.
+
+
+def is_finalizing(frame: FrameType | None) -> bool:
+    """Whether a frame belongs to a `__del__`, from which Python lets no exception out."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
