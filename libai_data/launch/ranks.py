@@ -21,6 +21,7 @@ from libai_data.errors import ConfigError, numbers_in_words
 from libai_data.launch.cuda_libraries import library_path_for_ranks
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
 from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_environment
+from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
 from libai_data.launch.output import LastWords, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
 from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
@@ -82,7 +83,9 @@ class Ranks:
         self.stop_signal: int | None = None
         self._failed_elsewhere = False
         self._kill_at: float | None = None
+        self._kill_joining_at: float | None = None
         self._tell_at: float | None = None
+        self._joining = JoiningRanks()
         self._files: list[IO[bytes]] = []
         self._began: dict[int, int] = {}
         self._words = LastWords()
@@ -124,7 +127,8 @@ class Ranks:
                 self.choose_again()
 
     def _run(self, script_args: list[str]) -> int:
-        self.processes, self._files, self._kill_at, self._tell_at = [], [], None, None
+        self.processes, self._files, self._joining = [], [], JoiningRanks()
+        self._kill_at, self._kill_joining_at, self._tell_at = None, None, None
         self._words = LastWords(terminals=not self._controlled)
         try:
             self._start(script_args)
@@ -133,6 +137,7 @@ class Ranks:
             # What a rank started and did not end, such as its readers, is in the rank's process group.
             self.kill()
             self._words.empty()
+            self._joining.close()
             for file in self._files:
                 file.close()
 
@@ -173,13 +178,21 @@ class Ranks:
         # A signal to forward must not come between the start of a process and its being known.
         with signals_blocked(FORWARDED):
             stdout, stderr = self._output(local_rank)
+            joining = self._joining.add()
             try:
                 self.processes.append(
                     subprocess.Popen(
-                        command, env=env, stdin=stdin, stdout=stdout, stderr=stderr, preexec_fn=self._prepare
+                        command,
+                        env={**env, **joining.environment},
+                        stdin=stdin,
+                        stdout=stdout,
+                        stderr=stderr,
+                        preexec_fn=self._prepare,
+                        pass_fds=[joining.inherited],
                     )
                 )
             finally:
+                joining.started()
                 for descriptor in {each for each in (stdout, stderr) if isinstance(each, int)}:
                     os.close(descriptor)
 
@@ -217,6 +230,9 @@ class Ranks:
             codes = [process.poll() for process in self.processes]
             if first is None:
                 first = next(((rank, code) for rank, code in enumerate(codes) if code), None)
+                missed = self._joining.missed(codes)
+                if first is None and missed is not None:
+                    first = (missed, 0)
                 if first is not None:
                     self._report(*first)
             if not told and (first is not None or self._failed_elsewhere):
@@ -229,12 +245,15 @@ class Ranks:
                 self._tell_who_may_be_missed(codes)
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self.kill()
+            if self._kill_joining_at is not None and time.monotonic() > self._kill_joining_at:
+                for rank in self._joining.waiting(codes):
+                    self.processes[rank].kill()
             self._words.pump(POLL_SECONDS)
         if first is not None:
             self.kill()
             self._words.empty()
             self._report_last(*first)
-        code = first[1] if first is not None else 0
+        code = (first[1] or 1) if first is not None else 0
         if not self.processes and self.stop_signal is not None:
             code = -self.stop_signal
         return as_exit_code(code)
@@ -277,6 +296,7 @@ class Ranks:
                 return
             self.stop_signal = signum
             self._kill_within(self._args.stop_grace_seconds)
+            self._kill_joining_at = time.monotonic() + GRACE_SECONDS
         self._signal_all(signum)
 
     def _kill_within(self, seconds: float) -> None:
@@ -295,6 +315,12 @@ class Ranks:
     def _report(self, local_rank: int, code: int) -> None:
         if self._is_failure(code):
             codes = [process.returncode for process in self.processes]
+            if code == 0:
+                say(
+                    f"local rank {local_rank} ended with exit code 0, without 'import oneflow', where local rank "
+                    f"{numbers_in_words(self._joining.waiting(codes))} waits for it; stopping the others"
+                )
+                return
             before = f" ({_ended(codes)} before)" if 0 in codes else ""
             say(f"local rank {local_rank} ended with {described(code)}; stopping the others{before}")
 

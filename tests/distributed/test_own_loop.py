@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Callable
@@ -10,10 +12,12 @@ from typing import Callable
 import pytest
 
 from libai_data.launch.job_environment import SECRET_VARIABLE
-from tests.distributed.jobs import Ended, Job, start_by_hand, start_by_launcher
+from tests.distributed.jobs import Ended, Job, launch_command, start_by_hand, start_by_launcher
+from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
+NEVER_JOINS = Path(__file__).parent / "scripts" / "leave_before_joining.py"
 STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
 SECONDS_TO_END = 30.0
 WATCHDOG = 120.0
@@ -101,3 +105,29 @@ def test_ranks_that_should_not_have_met_end_at_their_first_collective(
     assert all(ended.codes), ended.output
     assert re.search(rf"MeshError: {refusal}", ended.output), ended.output
     assert "is at its end" not in ended.output
+
+
+@pytest.mark.parametrize("case", ["return:1", slowly("return:0"), slowly("_exit:2")])
+def test_a_rank_that_ends_well_before_it_imports_oneflow_ends_all_and_is_named(case: str, tmp_path: Path) -> None:
+    rank = int(case.partition(":")[2])
+    waiting = " ".join(str(each) for each in range(3) if each != rank).replace("0 1", "0-1").replace("1 2", "1-2")
+    with Job() as job:
+        job.start([*launch_command(3), str(NEVER_JOINS), case, str(tmp_path)], ranks_environment(None))
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [1], ended.output
+    assert not ended.left, ended.output
+    assert f"local rank {rank} ended with exit code 0, without 'import oneflow', where" in ended.output
+    assert f"local rank {waiting} waits for it" in ended.output
+
+
+def test_a_signal_to_stop_ends_ranks_that_wait_in_the_import_of_oneflow(tmp_path: Path) -> None:
+    with Job() as job:
+        command = [*launch_command(2, "--stop_grace_seconds", "1000"), str(NEVER_JOINS), "work on:1", str(tmp_path)]
+        launcher = job.start(command, ranks_environment(None))
+        while not (tmp_path / "ready").exists():
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        launcher.send_signal(signal.SIGTERM)
+        ended = job.wait(WATCHDOG)
+    assert all(ended.codes), ended.output
+    assert not ended.left, ended.output

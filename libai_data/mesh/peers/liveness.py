@@ -21,6 +21,7 @@ from typing import Any, Callable
 
 from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
+from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
 from libai_data.launch.ports import refuse_port_in_use
 from libai_data.mesh.peers.node_link import seconds_to_meet
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_process
@@ -50,18 +51,33 @@ def joining() -> Iterator[None]:
         return
     if _JOINS in sys.modules:
         yield
+        tell_that_it_waits_no_more(has_joined=True)
         begin_to_watch()
         return
     seconds = seconds_to_join()
     if int(rank) == 0:
         refuse_port_in_use(int(port))
-    with _ending_after(
-        seconds,
-        f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "
-        f"started, with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n",
+    with (
+        _ending_after(
+            seconds,
+            f"rank {rank} ends: the {world_size} ranks have not all started within {seconds:g} s; were all of them "
+            f"started, with the same MASTER_ADDR and MASTER_PORT? {SECONDS_TO_JOIN_VARIABLE} sets how long to wait\n",
+        ),
+        _telling_the_launcher(),
     ):
         yield
     begin_to_watch()
+
+
+@contextmanager
+def _telling_the_launcher() -> Iterator[None]:
+    tell_that_it_waits()
+    has_joined = False
+    try:
+        yield
+        has_joined = True
+    finally:
+        tell_that_it_waits_no_more(has_joined)
 
 
 def seconds_to_join() -> float:

@@ -1,0 +1,112 @@
+"""What ranks tell their launcher about `import oneflow`, in which each waits for all ranks of the job.
+
+During that wait no Python code of the process runs, and no handler of a signal. So the launcher has to end a rank that
+waits for one that has left, or that was told to stop.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+_VARIABLE = "LIBAI_DATA_JOINING_PIPE"
+GRACE_SECONDS = 3.0
+"""How long a rank may stay in `import oneflow` after another one has left, or after a signal to stop."""
+
+_WAITS, _JOINED, _FAILED = b"w", b"j", b"f"
+
+
+class JoiningPipe:
+    """The launcher's end of the pipe of one rank.
+
+    Attributes:
+        inherited: the descriptor that the rank inherits; closed by `started`.
+        environment: says to the rank which descriptor that is.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor, self.inherited = os.pipe()
+        os.set_blocking(self._descriptor, False)
+        # With the inode: a program that the rank starts has the variable, but maybe another file of that number.
+        self.environment = {_VARIABLE: f"{self.inherited}:{os.fstat(self.inherited).st_ino}"}
+        self._last = b""
+
+    def started(self) -> None:
+        """Leave the other end to the rank alone."""
+        os.close(self.inherited)
+
+    def close(self) -> None:
+        """Close the launcher's end."""
+        os.close(self._descriptor)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the rank is in `import oneflow`."""
+        return self._last_word() == _WAITS
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the rank has imported OneFlow."""
+        return self._last_word() == _JOINED
+
+    def _last_word(self) -> bytes:
+        with suppress(BlockingIOError):
+            self._last = os.read(self._descriptor, 64)[-1:] or self._last
+        return self._last
+
+
+class JoiningRanks:
+    """How far the ranks of this node are with `import oneflow`, in the order of their start."""
+
+    def __init__(self) -> None:
+        self._pipes: list[JoiningPipe] = []
+        self._left_at: float | None = None
+
+    def add(self) -> JoiningPipe:
+        """Return the pipe of one more rank, which is about to be started."""
+        self._pipes.append(JoiningPipe())
+        return self._pipes[-1]
+
+    def close(self) -> None:
+        """Close all pipes."""
+        for pipe in self._pipes:
+            pipe.close()
+
+    def waiting(self, codes: Sequence[int | None]) -> list[int]:
+        """The local ranks that are in `import oneflow`.
+
+        Args:
+            codes: exit codes of all ranks, None of those that still run.
+        """
+        return [rank for rank, code in enumerate(codes) if code is None and self._pipes[rank].waits]
+
+    def missed(self, codes: Sequence[int | None]) -> int | None:
+        """A local rank that ended well, but without `import oneflow`, in which another one has waited for it since."""
+        left = [rank for rank, code in enumerate(codes) if code == 0 and not self._pipes[rank].has_joined]
+        if not left or not self.waiting(codes):
+            self._left_at = None
+        elif self._left_at is None:
+            self._left_at = time.monotonic()
+        elif time.monotonic() > self._left_at + GRACE_SECONDS:
+            return left[0]
+        return None
+
+
+def tell_that_it_waits(environment: Mapping[str, str] = os.environ) -> None:
+    """Tell the launcher, if there is one, that this rank begins `import oneflow`."""
+    _tell(_WAITS, environment)
+
+
+def tell_that_it_waits_no_more(has_joined: bool, environment: Mapping[str, str] = os.environ) -> None:
+    """Tell the launcher, if there is one, that `import oneflow` has ended."""
+    _tell(_JOINED if has_joined else _FAILED, environment)
+
+
+def _tell(word: bytes, environment: Mapping[str, str]) -> None:
+    descriptor, _, inode = environment.get(_VARIABLE, "").partition(":")
+    if descriptor.isdigit() and inode.isdigit():
+        with suppress(OSError):  # The descriptor was closed, or the launcher is gone.
+            if os.fstat(int(descriptor)).st_ino == int(inode):
+                os.write(int(descriptor), word)
