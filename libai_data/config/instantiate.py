@@ -19,6 +19,7 @@ from libai_data.config.signatures import (
     TARGET,
     check_keywords,
     check_types,
+    check_written,
     parameters_of,
     resolve_target,
 )
@@ -138,9 +139,11 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     if _is_call(target):
         target = _call(target, (), {}, True, join_path(path, TARGET))
     target = resolve_target(target, path)
-    given = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and not _is_filled_in(cfg, key, extra)}
+    written = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and not _is_filled_in(cfg, key, extra)}
+    given = dict(written)
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
     check_keywords(target, given, path)
+    check_written(target, written, path)
     _check_required(target, args, given, path)
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
     check_types(target, built, path)

@@ -16,11 +16,13 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from libai_data.config.keys import every_key
 from libai_data.config.naming import describe, locate
 from libai_data.config.places import Place, place_of
 from libai_data.config.signatures import SPECIAL_KEYS, TARGET
 from libai_data.errors import ConfigError, ConfigKeyError, nearest
 
+_SECTIONS = ("train", "dataloader", "datamodule", "model", "optim", "graph", "tokenization")
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -83,6 +85,7 @@ def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
     if override.is_delete():
         _delete(_descend(cfg, parts), value)
     elif override.is_add():
+        _refuse_slip(cfg, parts[0])
         _add(_descend(cfg, parts, create=True), value)
     elif override.is_force_add():
         _force(_descend(cfg, parts, create=True), value)
@@ -161,6 +164,14 @@ def _check_kind(place: Place, present: Any, value: Any, is_quoted: bool) -> None
             f"{key} is {'true or false' if is_bool else 'a number'} ({_shown(present)}); found the text {value!r}."
             f"{nearest(value, ('true', 'false')) if is_bool else ''}{force}"
         )
+
+
+def _refuse_slip(cfg: DictConfig, name: str) -> None:
+    """Refuses a new section whose name resembles that of another one: nothing would read it."""
+    sections = [key for key, value in every_key(cfg) if "." not in key and isinstance(value, DictConfig)]
+    hint = "" if name in (*cfg, *_SECTIONS) else nearest(name, sections)
+    if hint:
+        raise ConfigKeyError(f"there is no section {name!r}.{hint} To add it all the same, write ++{name}...")
 
 
 def _add(place: Place, value: Any) -> None:

@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from libai_data.config.argument_rules import ANYTHING, FLAG, INT, REAL, TEXT, one_of, several
 from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
+from libai_data.config.swallowed import names_read
 from libai_data.errors import ConfigError, nearest
 
 TARGET = "_target_"
@@ -95,6 +96,21 @@ def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: 
             )
 
 
+def check_written(target: Callable[..., Any], keys: Collection[str], path: str) -> None:
+    """Refuses keys of a config that the target accepts by `**kwargs`, but never reads.
+
+    Raises:
+        ConfigError: naming the first one and the nearest argument.
+    """
+    read = names_read(target) if parameters_of(target).takes_any else None
+    for name in keys:
+        if read is not None and name not in read:
+            raise ConfigError(
+                f"{join_path(path, name)}: {describe(target)} accepts the argument {str(name)!r}, but never reads it."
+                + (nearest(name, read) or f" It reads: {', '.join(sorted(read - {'self'})) or 'none'}.")
+            )
+
+
 def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
     """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
 
@@ -137,6 +153,7 @@ def check_targets(cfg: Any, path: str = "") -> None:
             target = resolve_target(target, where)
             keys = [key for key in section if key not in SPECIAL_KEYS]
             check_keywords(target, keys, where)
+            check_written(target, keys, where)
             set_now = [key for key in keys if not OmegaConf.is_interpolation(section, key)]
             values = {key: section[key] for key in set_now if not OmegaConf.is_missing(section, key)}
             check_types(target, values, where)
