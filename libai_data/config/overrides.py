@@ -23,6 +23,7 @@ from libai_data.config.signatures import SPECIAL_KEYS, TARGET
 from libai_data.errors import ConfigError, ConfigKeyError, nearest
 
 _SECTIONS = ("train", "dataloader", "datamodule", "model", "optim", "graph", "tokenization")
+_HAS_OVERRIDES = "has_overrides"
 _INDEX = re.compile(r"\[(\d+)\]")
 
 
@@ -55,7 +56,13 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
             raise type(error)(f"Override {text!r}: {error}") from error.__cause__
         except OmegaConfBaseException as error:
             raise ConfigError(f"Override {text!r}: {error}") from None
+    cfg._set_flag(_HAS_OVERRIDES, True)
     return cfg
+
+
+def has_overrides(cfg: DictConfig) -> bool:
+    """Whether `apply_overrides` has changed a config, or found nothing to change."""
+    return bool(cfg._get_flag(_HAS_OVERRIDES))
 
 
 def _parse(parser: Any, text: str) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from libai_data.config import LazyConfig, check_targets, check_values, try_get_key
+from libai_data.config.overrides import has_overrides
 from libai_data.config.values import check_device, fill_in, given, require
 from libai_data.data.samplers.resuming import check_overrides
 from libai_data.engine.agreement import check_same_start, mesh_warnings
@@ -31,8 +32,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
 
     Args:
         cfg: the whole config; what it leaves open (sizes of the mesh and of batches) is written into it.
-        args: the command line. Of it, `resume`, `eval_only` and `fast_dev_run` count. `cfg.train.resume` then says
-            whether the run continues from a checkpoint in its output folder.
+        args: the command line: `resume`, `eval_only`, `fast_dev_run`, and `opts`, overrides (`key=value`) that are
+            applied if `LazyConfig.apply_overrides` was not called for this config. `cfg.train.resume` then says whether
+            the run continues from a checkpoint in its output folder.
 
     Raises:
         ConfigError: Unknown keys, sizes that contradict each other, ranks with other versions or another config, or an
@@ -43,6 +45,9 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         raise ConfigError(
             "the config has no 'train' section; it begins with train = get_config('common/train.py').train"
         )
+    overrides = getattr(args, "opts", None)
+    if overrides and not has_overrides(cfg):
+        LazyConfig.apply_overrides(cfg, list(overrides))
     # To the console alone, until the output folder is known to be this run's.
     setup_logger(rank=get_rank())
     check_values(cfg)

@@ -512,3 +512,14 @@ def test_checkpoints_keep_the_state_of_hooks_that_have_one(tmp_path: Path) -> No
 
     with pytest.raises(TypeError, match="checkpoints cannot keep the state_dict of the hook Holds"):
         trainer.register_hooks([Holds()])
+
+
+def test_overrides_of_the_command_line_are_applied_once(tmp_path: Path) -> None:
+    args = default_argument_parser().parse_args(["train.seed=7", "train.log_period=3"])
+    cfg = tiny_config(str(tmp_path / "one"))
+    default_setup(cfg, args)
+    assert (cfg.train.seed, cfg.train.log_period) == (7, 3)
+    changed = LazyConfig.apply_overrides(tiny_config(str(tmp_path / "other")), args.opts)
+    changed.train.seed = 9
+    default_setup(changed, args)
+    assert (changed.train.seed, changed.train.log_period) == (9, 3)
