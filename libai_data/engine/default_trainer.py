@@ -322,7 +322,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         forward = _module_of(model).forward
         results: dict[str, Any] = OrderedDict()
         for number, loader in enumerate(test_loaders):
-            name = _new_name(type(getattr(loader, "dataset", loader)).__name__, results)
+            whose = getattr(loader, "dataset_name", None) or type(getattr(loader, "dataset", loader)).__name__
+            name = _new_name(whose, results)
             results[name] = inference_on_dataset(
                 model,
                 loader,

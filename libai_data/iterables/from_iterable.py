@@ -21,7 +21,7 @@ from libai_data.errors import ConfigError, PeerError, nearest
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source
-from libai_data.iterables.kinds import is_map_style
+from libai_data.iterables.kinds import dataset_name, is_map_style
 from libai_data.iterables.rows import ReadingOptions
 from libai_data.iterables.sharded import ShardedSource, Sharding
 from libai_data.iterables.stream import IterableStream, TakenRows
@@ -192,6 +192,7 @@ class _SourceSummary:
 
     is_map_style: bool = False
     name: str = ""
+    dataset_name: str = ""
     batches: bool = False
     takes_shard: bool = False
     problem: str = ""
@@ -211,10 +212,10 @@ def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding 
             if is_map_style(thing) and not batches:
                 if not length_of(thing):
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
-                opened, summary = thing, _SourceSummary(True, type(thing).__name__)
+                opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
             else:
                 opened = Source(thing, batches) if sharding is None else ShardedSource(thing, batches, sharding)
-                summary = _SourceSummary(False, opened.name, opened.batches, opened.takes_shard)
+                summary = _SourceSummary(False, opened.name, dataset_name(thing), opened.batches, opened.takes_shard)
         except Exception as error:
             failure = error
             summary = _SourceSummary(problem=in_one_line(error))
@@ -309,6 +310,7 @@ def _stream(
         made.get("stream"),
         made.get("collator"),
         summary.name,
+        summary.dataset_name,
         reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
         may_end_apart=summary.takes_shard,
     )

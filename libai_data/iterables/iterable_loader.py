@@ -35,6 +35,7 @@ class IterableLoader:
         stream: the sampler of the rows that this rank reads; None if another reads for it.
         collator: of the inner loader, on a rank that reads.
         name: of the iterable.
+        dataset_name: of what the iterable reads, under which evaluations list their results.
         reading_ranks: how many ranks go through the iterable.
         may_end_apart: the ranks have shards that may have unequal lengths: the round ends with the first.
     """
@@ -45,6 +46,7 @@ class IterableLoader:
         stream: IterableStream | None,
         collator: PieceCollator | None,
         name: str,
+        dataset_name: str,
         reading_ranks: int,
         may_end_apart: bool,
     ) -> None:
@@ -52,6 +54,7 @@ class IterableLoader:
         self._stream = stream
         self._collator = collator
         self._name = name
+        self.dataset_name = dataset_name
         self._compares = reading_ranks > 1
         self._may_end_apart = may_end_apart
         self.mixup_func = inner.mixup_func

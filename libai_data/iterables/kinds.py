@@ -8,6 +8,7 @@ from typing import Any
 
 from libai_data.errors import ConfigError
 
+_MOST_WRAPPERS = 16
 _DATA = ("torch.utils.data", "oneflow.utils.data")
 _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader", "LiBaiLoader")
 
@@ -46,6 +47,14 @@ def short_batch(thing: Any) -> int:
         return len(thing.sampler) % int(thing.batch_size)
     except (TypeError, NotImplementedError):
         return 0
+
+
+def dataset_name(thing: Any) -> str:
+    """The name of a function, or of the class of the innermost dataset: that of a torch DataLoader's dataset, say."""
+    seen = 0
+    while hasattr(thing, "dataset") and seen < _MOST_WRAPPERS:
+        thing, seen = thing.dataset, seen + 1
+    return str(getattr(thing, "__name__", type(thing).__name__))
 
 
 def knows_its_rounds(thing: Any) -> bool:

@@ -150,7 +150,7 @@ def lightning_module() -> Any:
 
 def test_a_lightning_module_runs_unchanged_and_resumes(tmp_path: Path) -> None:
     whole = with_module(config(tmp_path / "whole"), lightning_module())
-    assert set(whole._last_eval_results) == {"IterableLoader", "IterableLoader_2"}
+    assert set(whole._last_eval_results) == {"TensorDataset", "TensorDataset_2"}
     one, other = whole._last_eval_results.values()
     assert one == other
     assert whole.predict()["prediction_scores"].shape == (20, 3)
