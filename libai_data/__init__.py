@@ -21,6 +21,7 @@ from libai_data.launch.cuda_libraries import install_import_hook
 if TYPE_CHECKING:
     from libai_data.config import LazyCall, LazyConfig, default_argument_parser, instantiate
     from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
+    from libai_data.delivery import to_global
     from libai_data.delivery.build import (
         build_image_test_loader,
         build_image_train_loader,
@@ -84,6 +85,7 @@ _MODULES: dict[str, str] = {
     "init": "libai_data.mesh",
     "instantiate": "libai_data.config",
     "synchronize": "libai_data.mesh",
+    "to_global": "libai_data.delivery",
     "trivial_batch_collator": "libai_data.loader",
 }
 

@@ -110,12 +110,17 @@ class Instance:
     It can be read like a dict, too: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
     `values`, `items`, ``dict(batch)`` and ``model(**batch)``. Values come without their layouts then: what is a
     `DistTensorData` comes as its tensor. `get` and attributes give fields as they were set.
+
+    A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
+    Iterating over it gives its values instead of the names.
     """
 
     # Of batches only. Set on the class, since samples are made by the million.
     _origin: Origin | None = None
     _unnamed: type | None = None
     """What it was before its values, which had none, got names: a tuple, a list, or a single tensor."""
+    _is_tuple: bool = False
+    """Whether its samples are tuples, named or not, so that it unpacks into values."""
 
     def __init__(self, /, **fields: Any) -> None:
         self.__dict__["_fields"] = fields
@@ -171,14 +176,16 @@ class Instance:
     def __len__(self) -> int:
         return len(self._fields)
 
-    def __getitem__(self, name: str) -> Any:
-        return _without_layout(self.get(name))
+    def __getitem__(self, name: str | int) -> Any:
+        if self._is_tuple and isinstance(name, int):
+            name = [*self._fields][name]
+        return _without_layout(self.get(name))  # type: ignore[arg-type]
 
     def __contains__(self, name: object) -> bool:
         return name in self._fields
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._fields)
+    def __iter__(self) -> Iterator[Any]:
+        return (self[name] for name in self._fields) if self._is_tuple else iter(self._fields)
 
     def keys(self) -> KeysView[str]:
         """Names of the fields."""

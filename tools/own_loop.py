@@ -9,7 +9,7 @@ import libai_data  # isort: skip  # before oneflow: it finds the CUDA libraries
 import numpy as np
 import oneflow as flow
 
-from libai_data.delivery import to_global
+from libai_data import to_global
 from libai_data.mesh import convert_to_distributed_default_setting, is_main_process, synchronize
 from libai_data.structures import batch_info
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.nesting import TEXT, is_named_tuple, is_numbers, taken_apart
+from libai_data.data.nesting import TEXT, TupleFields, is_named_tuple, is_numbers, taken_apart
 from libai_data.errors import SchemaError, nearest
 from libai_data.mesh.arrays import as_array, is_flow_tensor
 from libai_data.structures import DistTensorData, Instance, fields_of
@@ -32,14 +32,18 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
     Args:
         item: an Instance, mapping, named tuple or dataclass; or a tuple, list or single tensor to which `names` gives
             names. Keys that begin with "__", which tools use for notes of their own, are left out.
-        names: of the values of a tuple, in order; of an item that has names, those to take.
+        names: of the values of a tuple, in order, by default "0", "1", ...; of an item that has names, those to take.
+
+    Returns:
+        The fields; those of a tuple, named or not, as `TupleFields`.
 
     Raises:
-        SchemaError: The item has no names and none are given, or other ones.
+        SchemaError: A single tensor has no name, or the names do not fit.
     """
     fields = fields_in(item)
     if fields is None:
         return _given_names(item, names)
+    kind = TupleFields if _is_tuple(item) else dict
     if names is None or isinstance(names, ArgumentNames):
         used = {name: value for name, value in fields.items() if not str(name).startswith("__")}
         if not used:
@@ -47,11 +51,15 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
                 f"the item is a {type(item).__name__} without a field: {list(fields)} (names that begin with '__' do "
                 "not count); each sample needs at least one field"
             )
-        return used
+        return kind(used)
     for name in names:
         if name not in fields:
             raise SchemaError(f"fields has '{name}', but the item has {list(fields)}.{nearest(name, fields)}")
-    return {name: fields[name] for name in names}
+    return kind((name, fields[name]) for name in names)
+
+
+def _is_tuple(item: Any) -> bool:
+    return isinstance(item, (tuple, TupleFields)) or (isinstance(item, Instance) and item._is_tuple)
 
 
 def fields_in(item: Any) -> Mapping[str, Any] | None:
@@ -68,19 +76,21 @@ def fields_in(item: Any) -> Mapping[str, Any] | None:
 
 
 def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
-    several = isinstance(item, (tuple, list)) and not (names is not None and len(names) == 1 and is_numbers(item))
+    is_single = is_numbers(item) and (names is None or len(names) == 1)
+    several = isinstance(item, (tuple, list)) and not is_single
     values = list(item) if several else [item]
     if isinstance(names, ArgumentNames):
         names.given_to = type(item)
         names = names[: len(values)]
-    if names is None:
+    if names is None and not several:
         raise SchemaError(
-            f"the item is a {type(item).__name__} without names; name its {len(values)} value(s) after the arguments "
-            "of model.forward, with fields=[...]"
+            f"the item is a {type(item).__name__} without a name; name it after an argument of model.forward, with "
+            "fields=['...']"
         )
+    names = [str(number) for number in range(len(values))] if names is None else names
     if len(values) != len(names):
         raise SchemaError(f"fields has {len(names)} name(s) {list(names)} for {len(values)} value(s)")
-    return dict(zip(names, values))
+    return TupleFields(zip(names, values)) if several else dict(zip(names, values))
 
 
 def selected(sample: Any, names: Sequence[str]) -> Any:

@@ -29,6 +29,10 @@ class Leaf:
     text: str | None = None
 
 
+class TupleFields(dict[str, Any]):
+    """The fields of a tuple: a batch that is made of them unpacks into values, not names."""
+
+
 def is_named_tuple(value: Any) -> bool:
     """Whether a value is a tuple with field names."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
@@ -70,7 +74,8 @@ def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, 
     Raises:
         SchemaError: Two leaves have one path.
     """
-    return {str(name): _apart(value, str(name), leaves) for name, value in fields.items()}
+    skeleton = {str(name): _apart(value, str(name), leaves) for name, value in fields.items()}
+    return TupleFields(skeleton) if isinstance(fields, TupleFields) else skeleton
 
 
 def _apart(value: Any, path: str, leaves: dict[str, Any]) -> Any:
@@ -103,7 +108,8 @@ def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
     if isinstance(skeleton, Leaf):
         return value_of(skeleton)
     if isinstance(skeleton, dict):
-        return {key: put_together(item, value_of) for key, item in skeleton.items()}
+        fields = {key: put_together(item, value_of) for key, item in skeleton.items()}
+        return TupleFields(fields) if isinstance(skeleton, TupleFields) else fields
     parts = [put_together(item, value_of) for item in skeleton]
     if is_named_tuple(skeleton):
         return type(skeleton)(*parts)
@@ -111,8 +117,10 @@ def put_together(skeleton: Any, value_of: Callable[[Leaf], Any]) -> Any:
 
 
 def is_flat(skeleton: Mapping[str, Any]) -> bool:
-    """Whether all fields are tensors, so that leaves and fields are the same."""
-    return all(isinstance(part, Leaf) and part.text is None for part in skeleton.values())
+    """Whether the batch is a dict of tensors, so that leaves and fields are the same."""
+    return not isinstance(skeleton, TupleFields) and all(
+        isinstance(part, Leaf) and part.text is None for part in skeleton.values()
+    )
 
 
 def text_to_array(texts: Sequence[Any]) -> np.ndarray:

@@ -108,12 +108,12 @@ def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]
 
     Args:
         forward: the model's forward method, bound.
-        field_names: names of the batch's fields.
+        field_names: names of the batch's fields, or a mapping from them.
 
     Raises:
         SchemaError: `forward` has no argument for a field, or an argument is missing; the message names them.
     """
-    names = list(field_names)
+    names = [*field_names.keys()] if isinstance(field_names, Mapping) else [*field_names]
     parameters = [
         parameter
         for parameter in inspect.signature(forward).parameters.values()
@@ -134,5 +134,10 @@ def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]
         and parameter.default is parameter.empty
         and parameter.name not in names
     ]
+    if problems and names and names[0] == "0":
+        raise SchemaError(
+            f"the samples are tuples of {len(names)} value(s) without names: name the values after the arguments of "
+            f"forward, {known}, with fields=[...] of the loader"
+        )
     if problems:
-        raise SchemaError(" ".join(problems) + " Name the fields of the dataset's Instances after forward's arguments.")
+        raise SchemaError(" ".join(problems) + " Name the fields of the dataset's samples after forward's arguments.")

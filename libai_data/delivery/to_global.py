@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from libai_data.data.nesting import is_texts, put_together, taken_apart
@@ -26,7 +27,8 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
         device_type: "cpu" or "cuda"; by default the mesh's.
 
     Returns:
-        Field name -> global tensor [rows of all data-parallel ranks, ...], nested as the batch is.
+        Field name -> global tensor [rows of all data-parallel ranks, ...], nested as the batch is. For a batch of
+        tuples, a `GlobalTuple`, which unpacks into the tensors.
 
     Raises:
         SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the field is named.
@@ -36,6 +38,26 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
         PeerError: Another rank has left the job, and does not use this batch.
     """
     begin_collective()
+    made = _all_fields(batch, device_type)
+    return GlobalTuple(made) if isinstance(batch, Instance) and batch._is_tuple else made
+
+
+class GlobalTuple(dict[str, Any]):
+    """The global tensors of a batch of tuples, by name. It can also be read like a tuple: ``x, y = to_global(batch)``.
+
+    Iterating over it gives the values; `keys` gives the names.
+    """
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def __missing__(self, place: Any) -> Any:
+        if isinstance(place, int):
+            return [*self.values()][place]
+        raise KeyError(place)
+
+
+def _all_fields(batch: Fields, device_type: str | None) -> dict[str, Any]:
     given = fields_of(batch)
     if all(type(value) is DistTensorData for value in given.values()):
         return _all_global(batch, given, device_type)
@@ -45,9 +67,8 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
     skeleton = taken_apart(given, leaves)
     fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
     made = _all_global(batch, fields, device_type)
-    return {
-        name: put_together(part, lambda leaf: made.get(leaf.path, leaves[leaf.path])) for name, part in skeleton.items()
-    }
+    together: dict[str, Any] = put_together(skeleton, lambda leaf: made.get(leaf.path, leaves[leaf.path]))
+    return together
 
 
 def _all_global(batch: Fields, fields: dict[str, DistTensorData], device_type: str | None) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
 
 def join_inputs(inputs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Join model inputs along dim 0, each rank its own part: row i of each comes before row 0 of the next."""
-    return {name: _join_global([each[name] for each in inputs]) for name in inputs[0]}
+    return {name: _join_global([each[name] for each in inputs]) for name in tuple(inputs[0].keys())}
 
 
 def name_inputs(micro_batches: Sequence[dict[str, Any]]) -> dict[str, Any]:

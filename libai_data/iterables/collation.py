@@ -49,11 +49,12 @@ class PieceCollator:
         first = pieces[0]
         if isinstance(first, BatchRow):
             joined = _joined(pieces)
-            return {name: put_together(part, lambda leaf: joined[leaf.path]) for name, part in first.skeleton.items()}
+            batch: dict[str, Any] = put_together(first.skeleton, lambda leaf: joined[leaf.path])
+            return batch
         if self._collate_fn is not None:
             return named(self._collate_fn(list(pieces)), self.names)
-        batch: dict[str, Any] = default_collate([named(piece, self.names) for piece in pieces])
-        return batch
+        collated: dict[str, Any] = default_collate([named(piece, self.names) for piece in pieces])
+        return collated
 
 
 def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ class CombinedLoader:
         batch = Instance()
         for name in self.loaders:
             batch.set(name, self._taken[name])
-        batch._unnamed = self._unnamed
+        batch._unnamed, batch._is_tuple = self._unnamed, self._unnamed is list
         # In one line, so that an interrupt between two lines loses no batch.
         return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import place_and_offset
-from libai_data.data.nesting import Leaf, Skeleton, array_to_text, put_together
+from libai_data.data.nesting import Leaf, Skeleton, TupleFields, array_to_text, put_together
 from libai_data.data.samplers.sampler import IndexBatch
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
@@ -334,7 +334,8 @@ def assemble(
     if skeleton is None:
         instance = Instance(**{name: field_of(name) for name in arrays})
     else:
-        instance = Instance(**{name: put_together(part, value_of) for name, part in skeleton.items()})
+        instance = Instance(**put_together(skeleton, value_of))
+        instance._is_tuple = isinstance(skeleton, TupleFields)
     instance.attach(origin)
     return instance
 

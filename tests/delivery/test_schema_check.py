@@ -9,6 +9,7 @@ import pytest
 
 from libai_data.delivery import check_forward_fields
 from libai_data.delivery.schema_check import check_same_on_all_ranks, signature_of
+from libai_data.delivery.to_global import GlobalTuple
 from libai_data.errors import SchemaError
 from libai_data.structures import DistTensorData
 
@@ -63,6 +64,12 @@ def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(SchemaError) as error:
         check_forward_fields(forward, ["picture", "label"])
     assert all(f"'{name}'" in str(error.value) for name in ("picture", "label", "images"))
+
+
+def test_values_of_tuples_without_names_are_to_be_named() -> None:
+    with pytest.raises(SchemaError, match=r"tuples of 2 value.*\['images', 'labels'\], with fields="):
+        check_forward_fields(forward, GlobalTuple({"0": 1, "1": 2}))
+    check_forward_fields(forward, GlobalTuple(images=1, labels=2))
 
 
 def test_numpy_and_oneflow_tensors_of_the_same_kind_count_as_the_same() -> None:

@@ -17,8 +17,8 @@ from tests.distributed.scripts.coming_from import Rows, Seen, is_installed, prog
 
 CHANGES = {
     "PyTorch": {
-        "from torch.utils.data import DataLoader": "from libai_data import DataLoader, delivery",
-        "        train_step(**batch)": "        train_step(**delivery.to_global(batch))",
+        "from torch.utils.data import DataLoader": "from libai_data import DataLoader, to_global",
+        "        train_step(**batch)": "        train_step(**to_global(batch))",
     },
     "LiBai": {
         "from libai.data.build import build_image_train_loader": (
@@ -30,12 +30,12 @@ CHANGES = {
         "Trainer(max_epochs=1).fit(model, datamodule=Points())": "DefaultTrainer(cfg, datamodule=Points()).train()",
     },
     "Grain": {
-        "": "from libai_data import delivery, from_iterable",
-        "for batch in loader:": "for batch in map(delivery.to_global, from_iterable(loader, 4)):",
+        "": "from libai_data import from_iterable, to_global",
+        "for batch in loader:": "for batch in map(to_global, from_iterable(loader, 4)):",
     },
     "Hugging Face": {
-        "from torch.utils.data import DataLoader": "from libai_data import DataLoader, delivery",
-        "    train_step(**batch)": "    train_step(**delivery.to_global(batch))",
+        "from torch.utils.data import DataLoader": "from libai_data import DataLoader, to_global",
+        "    train_step(**batch)": "    train_step(**to_global(batch))",
     },
 }
 SHUFFLED_BY_OTHERS = ("PyTorch", "LiBai", "Hugging Face")

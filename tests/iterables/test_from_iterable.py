@@ -89,7 +89,10 @@ def test_samples_of_each_form_become_the_same_batches(form: str, is_map_style: b
     samples = [FORMS[form](number) for number in range(6)]
     fields = ["x", "y"] if form in ("tuple", "list") else None
     loader = from_iterable(samples if is_map_style else lambda: samples, 3, fields=fields)
-    found = [(rows_of(batch), batch.x.tensor.dtype, list(batch.get_fields())) for batch in loader]
+    batches = list(loader)
+    found = [(rows_of(batch), batch.x.tensor.dtype, list(batch.get_fields())) for batch in batches]
+    unpacked = batches[0].values() if form in ("tuple", "list", "named tuple") else ["x", "y"]
+    assert all(one is other for one, other in zip(batches[0], unpacked))
     assert found == [([0, 1, 2], flow.float32, ["x", "y"]), ([3, 4, 5], flow.float32, ["x", "y"])]
     loader.close()
 
@@ -415,10 +418,9 @@ def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options:
 @pytest.mark.parametrize(
     ("samples", "fields", "message"),
     [
-        ([(1, 2)], None, r"tuple without names; name its 2 value"),
         ([(1, 2)], ["x"], r"1 name\(s\) \['x'\] for 2 value"),
         ([{"xs": 1}], ["x"], "Did you mean 'xs'"),
-        ([np.ones(2)], None, "ndarray without names"),
+        ([np.ones(2)], None, "ndarray without a name"),
     ],
 )
 def test_samples_without_names_are_named(samples: list[Any], fields: list[str] | None, message: str) -> None:

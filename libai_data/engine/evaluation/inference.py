@@ -149,7 +149,7 @@ def _rows(inputs: dict[str, Any], info: BatchInfo | None) -> tuple[int, int | No
     taken_apart(inputs, leaves)
     shapes = {name: tuple(value.shape) for name, value in leaves.items() if getattr(value, "ndim", 0) > 0}
     if not shapes:
-        raise SchemaError(f"get_batch returned {sorted(inputs)}, none of which has a batch dim")
+        raise SchemaError(f"get_batch returned {sorted(inputs.keys())}, none of which has a batch dim")
     if info is None:
         # Of a batch of another origin, the most frequent number is the best guess; it is only logged.
         return Counter(shape[0] for shape in shapes.values()).most_common(1)[0][0], None

@@ -65,7 +65,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         if self._losses_name is not None:
             return {_LOSSES: outputs[name]}
         if self._labels_name not in inputs:
-            raise SchemaError(f"the batch has {sorted(inputs)}, but the mean loss needs '{self._labels_name}'")
+            raise SchemaError(f"the batch has {sorted(inputs.keys())}, but the mean loss needs '{self._labels_name}'")
         scores, labels = outputs[name], inputs[self._labels_name]
         if tuple(scores.shape[:-1]) != tuple(labels.shape):
             raise SchemaError(

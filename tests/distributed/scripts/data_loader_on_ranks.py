@@ -60,10 +60,12 @@ CASES: dict[str, Callable[..., Any]] = {
 def taken(loader: Any) -> list[Any]:
     found = []
     for batch in loader:
-        info, names = batch_info(batch), batch["about"]["name"]
+        info, (own, about) = batch_info(batch), batch
         assert info is not None
-        assert names == [str(number) for number in batch["x"].numpy().tolist()]
-        found.append([to_global(batch)["x"].numpy().tolist(), info.valid, loader.state_dict()])
+        assert about["name"] == [str(number) for number in own.numpy().tolist()]
+        whole: Any = to_global(batch)
+        x, _ = whole
+        found.append([x.numpy().tolist(), info.valid, loader.state_dict()])
     return found
 
 
