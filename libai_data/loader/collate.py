@@ -9,7 +9,9 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.data.items import named
+from libai_data.data.nesting import TEXT, TupleFields, is_texts, put_together, taken_apart
 from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, check_field_names
 
@@ -85,10 +87,11 @@ class Padding:
 
 
 class PadCollator:
-    """Stacks samples after padding the fields that are named; all others must have equal shapes.
+    """Stacks samples after padding the fields that are named. All other tensors must have equal shapes; strings become
+    lists, and what is nested is collated value by value, as in `default_collate`.
 
     Args:
-        fields: field name -> `Padding`, or a mapping of its arguments.
+        fields: field name -> `Padding`, or a mapping of its arguments. A nested field is named `outer.inner`.
 
     Raises:
         ConfigError: An argument of a padding is unknown or out of range; the field is named.
@@ -101,7 +104,7 @@ class PadCollator:
         """Make a batch.
 
         Args:
-            batch: Instances, dicts or named tuples with the same fields.
+            batch: Instances, dicts, tuples or dataclasses with the same fields.
 
         Returns:
             One Instance; the layout of each field is that of the first sample.
@@ -110,20 +113,33 @@ class PadCollator:
             SchemaError: Fields, dtypes, numbers of dims, layouts, or shapes of what is not padded differ, or a sample
                 is longer than allowed; the field is named.
         """
-        first = named(batch[0])
-        for name in self.fields:
-            if name not in first:
-                raise SchemaError(f"padding for '{name}', but the samples have {list(first)}.{nearest(name, first)}")
-        samples = [{name: _wrapped(value, name) for name, value in named(sample).items()} for sample in batch]
-        for row, sample in enumerate(samples):
-            check_field_names(list(sample), list(first), f"sample {row} of a batch")
+        skeletons, samples = [], []
+        for sample in batch:
+            leaves: dict[str, Any] = {}
+            skeletons.append(taken_apart(named(sample), leaves))
+            is_text = {path: isinstance(value, TEXT) or is_texts(value) for path, value in leaves.items()}
+            samples.append({path: value if is_text[path] else _wrapped(value, path) for path, value in leaves.items()})
+            check_field_names(list(skeletons[-1]), list(skeletons[0]), f"sample {len(samples) - 1} of a batch")
         for name, padding in self.fields.items():
+            for row, sample in enumerate(samples):
+                if name not in sample:
+                    raise SchemaError(
+                        f"padding for '{name}', but sample {row} has {list(sample)}.{nearest(name, sample)}"
+                    )
+                if not isinstance(sample[name], DistTensorData):
+                    raise SchemaError(f"padding for '{name}', but sample {row} has text there; pad tensors only")
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
             length = padding.length_for(max(len(array) for array in arrays))
             for sample, array in zip(samples, arrays):
                 padded = _filled_up(array, length, padding)
                 sample[name] = DistTensorData(padded, sample[name].sbp_list, sample[name].placement_idx)
-        return Instance.stack([Instance(**sample) for sample in samples])
+        made = Instance(**default_collate([_nested(*parts) for parts in zip(skeletons, samples)]))
+        made._is_tuple = isinstance(skeletons[0], TupleFields)
+        return made
+
+
+def _nested(skeleton: Any, leaves: Mapping[str, Any]) -> Any:
+    return put_together(skeleton, lambda leaf: leaves[leaf.path])
 
 
 def _padding(name: str, padding: Padding | Mapping[str, Any]) -> Padding:

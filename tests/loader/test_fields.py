@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from libai_data.data.samplers import CyclicSampler
+from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError, SampleError
 from libai_data.loader import PadCollator
 from libai_data.structures import DistTensorData, Instance
@@ -127,7 +129,7 @@ def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(worke
 @WITHOUT_SPAWN
 @pytest.mark.parametrize("sample", [[1, 2], 5, None, {}], ids=["list", "int", "None", "no fields"])
 def test_a_sample_without_named_fields_is_refused(workers: dict[str, Any], sample: Any) -> None:
-    with pytest.raises(DataPipelineError, match=r"Instance|without (names|a field)"):
+    with pytest.raises(DataPipelineError, match=r"Instance|without a (name|field)"):
         batch_of(Constant(sample), **workers)
 
 
@@ -314,6 +316,57 @@ def test_samples_of_any_form_become_batches_of_that_form(
         batches = [plain(dict(batch)) for batch in islice(iter(loader), 2)]
     assert batches[0] == expected
     assert (batches[1].keys() == expected.keys() and batches[1] != expected) or "a" in expected
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("names", [None, ["x", "name"]])
+@pytest.mark.parametrize("kind", [tuple, Pair])
+def test_a_batch_of_tuples_unpacks_into_values_and_any_other_into_names(
+    workers: dict[str, Any], kind: Any, names: Any
+) -> None:
+    tuples = OfAnyForm(lambda index: (index, f"no {index}") if kind is tuple else Pair(index, f"no {index}"))
+    known = ["0", "1"] if kind is tuple and names is None else ["x", "name"]
+    with loading(tuples, fields=names, **workers) as loader:
+        for batch in islice(loader, 2):
+            x, name = batch
+            assert x is batch[0] is batch[known[0]] and name == batch[-1] == batch[known[1]]
+            assert [f"no {number}" for number in x.numpy().tolist()] == name
+            assert list(batch.keys()) == list(dict(batch)) == known and known[0] in batch and len(batch) == 2
+            whole: Any = to_global(batch)
+            x, name = whole
+            assert x is whole[0] is whole[known[0]] and x.is_global and name == whole[1]
+            assert (lambda *values, **fields: [*values, *fields])(**whole) == list(dict(whole)) == known
+            with pytest.raises(KeyError, match="labels"):
+                whole["labels"]
+    fields = OfAnyForm(lambda index: {"x": index, "name": f"no {index}"})
+    with loading(fields, fields=names, **workers) as loader:
+        batch = next(iter(loader))
+        assert list(batch) == list(to_global(batch)) == ["x", "name"]
+        with pytest.raises(KeyError):
+            batch[0]
+
+
+PADDED = {
+    "tokens": [[0, -1], [0, 1]],
+    "text": ["no 0", "no 1"],
+    "about": {"id": [0, 1], "files": (["a", "a"], [[0], [1]]), "more": [[0, 0], [1, 0]]},
+}
+
+
+@EVERYWHERE
+def test_padding_leaves_strings_and_nested_values_as_they_are(workers: dict[str, Any]) -> None:
+    def sample(index: int) -> Any:
+        about = {"id": index, "files": ("a", [index]), "more": np.full(1, index)}
+        return {"tokens": np.arange(1 + index), "text": f"no {index}", "about": about}
+
+    padding = PadCollator({"tokens": {"value": -1}, "about.more": {"multiple": 2}})
+    dataset = OfAnyForm(sample)
+    with loading(dataset, CyclicSampler(dataset, 2), collate_fn=padding, **workers) as loader:
+        assert plain(dict(next(iter(loader)))) == PADDED
+    for name, message in (("text", "has text there"), ("abuot", "Did you mean 'about"), ("about", "about.id")):
+        padding = PadCollator({name: {}})
+        with loading(dataset, collate_fn=padding, **workers) as loader, pytest.raises(DataPipelineError, match=message):
+            next(iter(loader))
 
 
 @WITHOUT_SPAWN
