@@ -198,6 +198,7 @@ def build_nlp_train_val_test_loader(
     dataset_mixer: Mixer = ConcatDataset,
     layouts: Overrides | None = None,
     readers: str = "every_rank",
+    max_epochs: Sequence[float | None] | None = None,
     **loader_options: Any,
 ) -> TrainLoaders:
     """Build training, validation and test loaders over three parts of each dataset.
@@ -215,6 +216,8 @@ def build_nlp_train_val_test_loader(
         test_sampler: config of the validation and test sampler.
         num_workers, consumed_samples, seed, collate_fn, dataset_mixer, layouts, **loader_options: as in
             `build_nlp_train_loader`.
+        max_epochs: with weights, how often the training stream goes through each dataset at most; see
+            `BlendedDataset`.
 
     Returns:
         Training, validation and test loader; None for validation or test where all of its proportions are 0.
@@ -238,10 +241,13 @@ def build_nlp_train_val_test_loader(
     if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:
         raise ConfigError(f"weights are {list(weights)}, and there is also a dataset_mixer; remove one of the two")
 
+    if max_epochs is not None and weights is None:
+        raise ConfigError(f"max_epochs is {list(max_epochs)}, but there are no weights of a blend; give weights, too")
+
     @lru_cache(maxsize=1)
     def parts() -> list[list[Any]]:
         datasets = _datasets(dataset)
-        _check_lengths(len(datasets), splits=splits, weights=weights)
+        _check_lengths(len(datasets), splits=splits, weights=weights, max_epochs=max_epochs)
         return [cut(each, split) for each, split in zip(datasets, splits)]
 
     def loader_of(stage: int, sampler: Any, **arguments: Any) -> Loader | None:
@@ -253,8 +259,9 @@ def build_nlp_train_val_test_loader(
             if not kept:
                 raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[stage]}")
             datasets = [parts()[number][stage] for number in kept]
-            if weights is not None and len(kept) > 1 and stage == 0:
-                return BlendedDataset(datasets, [weights[number] for number in kept])
+            if weights is not None and stage == 0 and (len(kept) > 1 or max_epochs is not None):
+                limits = None if max_epochs is None else [max_epochs[number] for number in kept]
+                return BlendedDataset(datasets, [weights[number] for number in kept], max_epochs=limits)
             return _mixed(datasets, dataset_mixer)
 
         return build_loader(
@@ -399,7 +406,7 @@ def _mixed(datasets: list[Any], mixer: Mixer) -> Any:
     return datasets[0] if len(datasets) == 1 else mixer(datasets)
 
 
-def _check_lengths(datasets: int, splits: Sequence[Any], weights: Sequence[Any] | None) -> None:
-    for name, values in (("splits", splits), ("weights", weights)):
+def _check_lengths(datasets: int, **given: Sequence[Any] | None) -> None:
+    for name, values in given.items():
         if values is not None and len(values) != datasets:
             raise ConfigError(f"{name} has {len(values)} entries for {datasets} datasets; give one for each")

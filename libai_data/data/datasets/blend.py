@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import reduce
-from math import gcd
+from math import gcd, inf
 from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.argument_rules import MAPPING, check, or_none
+from libai_data.config.argument_rules import MAPPING, REAL, check, or_none
 from libai_data.config.signatures import check_types
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
@@ -39,6 +39,8 @@ class Blend:
             stream on, each period takes so many samples of each dataset. Equal neighbours are joined.
         steps: (step, samples of each dataset in one period): further phases, of which it is not known yet at which
             place they begin, since that depends on the sizes of the steps.
+        limits: how many samples the stream takes of each dataset, None for any number; () if none is limited.
+        limited_from: the place from which on the limits hold; they count what was taken before it, too.
 
     Raises:
         ConfigError: Phases do not ascend from 0, or take samples of a dataset that has none.
@@ -47,6 +49,8 @@ class Blend:
     sizes: tuple[int, ...]
     phases: tuple[Phase, ...]
     steps: tuple[Phase, ...] = ()
+    limits: tuple[int | None, ...] = ()
+    limited_from: int = 0
 
     def __post_init__(self) -> None:
         starts = [start for start, _ in self.phases]
@@ -62,6 +66,11 @@ class Blend:
         for start, counts in self.phases:
             if not joined or joined[-1][1] != counts:
                 joined.append((start, counts))
+        if self.limits and len(self.limits) != len(self.sizes):
+            raise ConfigError(
+                f"max_epochs has {len(self.limits)} entries for the {len(self.sizes)} datasets of a blend; give one for "
+                "each, None for any number of epochs"
+            )
         object.__setattr__(self, "phases", tuple(joined))
 
     def at_steps(self, place_of: Callable[[int], int]) -> Blend:
@@ -74,18 +83,25 @@ class Blend:
         for step, counts in self.steps:
             # Of steps before a run began, only the last one counts.
             phases[max(0, place_of(step))] = counts
-        return Blend(self.sizes, tuple(sorted(phases.items())))
+        return Blend(self.sizes, tuple(sorted(phases.items())), (), self.limits, self.limited_from)
 
     def before(self, place: int) -> tuple[Phase, ...]:
         """The phases that begin before a place."""
         return self.phases[: bisect_left([start for start, _ in self.phases], place)]
 
-    def continued(self, place: int, other: Blend) -> Blend:
-        """This blend before `place`, and the weights of another from it on."""
-        now = other.before(place + 1)[-1][1]
-        later = other.phases[len(other.before(place + 1)) :]
-        return Blend(self.sizes, (*self.before(place), (place, now), *later))
+    def continued(self, place: int, past: tuple[Phase, ...], other: Blend) -> Blend:
+        """The weights and limits of another blend from a place on.
 
+        Args:
+            place: where they begin to hold.
+            past: the phases that this blend had in effect before it.
+            other: of the same sizes.
+        """
+        now = other.before(place + 1)[-1][1]
+        later = ((place, now), *other.phases[len(other.before(place + 1)) :])
+        if self.limits == other.limits:
+            return Blend(self.sizes, (*self.before(place), *later), (), self.limits, self.limited_from)
+        return Blend(self.sizes, (*past, *later), (), other.limits, place)
 
 class BlendedDataset(ConcatDataset):
     """Several datasets that an endless stream mixes in proportion to their weights.
@@ -101,9 +117,13 @@ class BlendedDataset(ConcatDataset):
         changes: position of the stream -> weights from there on.
         changes_at_steps: the same for steps of the training, whatever their global batch sizes are. Where nobody says
             what a step is, it is a batch.
+        max_epochs: for each dataset how often the stream goes through it at most, such as [None, 4, 1.5]; None is any
+            number. From the place at which a dataset reaches its number, the others have its share, in proportion to
+            their weights. The stream has no end, so that one dataset with a weight must have None.
 
     Raises:
-        ConfigError: Weights are malformed, or too few or too many; or they change at positions and at steps.
+        ConfigError: Weights are malformed, or too few or too many; they change at positions and at steps; or at some
+            place every dataset with a weight has reached its `max_epochs`.
         SchemaError: Datasets have different fields; they and the fields are named.
     """
 
@@ -113,6 +133,7 @@ class BlendedDataset(ConcatDataset):
         weights: Sequence[float],
         changes: Mapping[int, Sequence[float]] | None = None,
         changes_at_steps: Mapping[int, Sequence[float]] | None = None,
+        max_epochs: Sequence[float | None] | None = None,
     ) -> None:
         check_types(BlendedDataset, locals())
         rules = dict.fromkeys(("changes", "changes_at_steps"), or_none(MAPPING))
@@ -120,10 +141,12 @@ class BlendedDataset(ConcatDataset):
         super().__init__(datasets)
         if changes and changes_at_steps:
             raise ConfigError("the weights of a blend change at positions and at steps; give changes_at_steps alone")
+        sizes = tuple(len(dataset) for dataset in self.datasets)
         self.blend = Blend(
-            tuple(len(dataset) for dataset in self.datasets),
+            sizes,
             _phases({0: weights, **(changes or {})}, "position", 0),
             _phases(changes_at_steps or {}, "step", 1),
+            _limits(max_epochs, sizes),
         )
         check_same_fields(self.datasets)
 
@@ -133,6 +156,21 @@ def _phases(weights: Mapping[int, Sequence[float]], what: str, least: int) -> tu
         if not isinstance(start, (int, np.integer)) or isinstance(start, bool) or start < least:
             raise ConfigError(f"the weights of a blend change at {start!r}; give a {what}, an int of at least {least}")
     return tuple((int(start), proportions(weights[start])) for start in sorted(weights))
+
+
+def _limits(max_epochs: Sequence[float | None] | None, sizes: tuple[int, ...]) -> tuple[int | None, ...]:
+    if max_epochs is None or all(each is None for each in max_epochs):
+        return ()
+    for each in max_epochs:
+        if each is not None and not (REAL.holds(each) and 0 < each < inf):
+            raise ConfigError(
+                f"max_epochs is {list(max_epochs)}; give a number of more than 0 for each dataset, or None for any "
+                f"number, which {each!r} is not"
+            )
+    # A float counts as the decimal number that it is shown as.
+    return tuple(
+        each if each is None else int(Fraction(repr(float(each))) * size) for each, size in zip(max_epochs, sizes)
+    )
 
 
 def proportions(weights: Sequence[float]) -> tuple[int, ...]:

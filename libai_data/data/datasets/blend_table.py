@@ -1,63 +1,108 @@
-"""What a training takes of each dataset of a blend: a table, and a warning where a small one is seen often."""
+"""What a training takes of each dataset: a table, and a warning where a small one is seen often."""
 
 from __future__ import annotations
 
 import logging
-from fractions import Fraction
+from collections.abc import Sequence
 from typing import Any, Callable
 
+import numpy as np
+
 from libai_data.data.datasets.blend import Blend, BlendedDataset
+from libai_data.data.datasets.combine import ConcatDataset
+from libai_data.data.datasets.mapped import Map
+from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.samplers.blend_order import BlendOrder
 
 logger = logging.getLogger(__name__)
 
 # N. Muennighoff et al., "Scaling Data-Constrained Language Models" (2023): 4 epochs are nearly as good as new data.
 _EPOCHS_WITHOUT_HARM = 4
-_ROW = "  {:<40} {:>14} {:>18} {:>8} {:>8}"
+_ROW = "  {:<40} {:>14} {:>18} {:>8} {:>8} {:>8} {:>8}"
 
 
 def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> None:
-    """Log how often a training sees each dataset of a blend; of other datasets nothing.
+    """Log how often a training sees each dataset of a blend, or each corpus of tokens; of other datasets nothing.
 
     Args:
         dataset: of the training.
         samples: that the training takes.
         position_of: of the first sample of a step.
     """
-    if not isinstance(dataset, BlendedDataset):
+    whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
+    parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]
+    is_blend = isinstance(whole, BlendedDataset)
+    if (not is_blend and all(tokens_of(part) is None for part in parts)) or getattr(dataset, "reads_to_measure", False):
         return
-    taken = samples_taken(dataset.blend.at_steps(position_of), samples)
-    lines = [_ROW.format("dataset", "samples", "tokens", "share", "epochs")]
+    blend = whole.blend.at_steps(position_of) if is_blend else _even_blend(parts)
+    order = BlendOrder(len(whole), blend=blend)
+    if whole is not dataset:
+        samples = _places_of(dataset, order, samples)
+    lines = [_ROW.format("dataset", "samples", "tokens", "weight", "share", "epochs", "most")]
     often = []
-    for part, size, count in zip(dataset.datasets, dataset.blend.sizes, taken):
-        name, epochs = name_of(part), float(count / size) if size else 0.0
-        tokens = getattr(part, "tokens_per_epoch", None)
-        shown = "?" if tokens is None else f"{tokens:,}"
-        lines.append(_ROW.format(name, f"{size:,}", shown, f"{float(100 * count / samples):.1f} %", f"{epochs:.2f}"))
+    weights, taken = blend.phases[0][1], order.taken_before(samples)
+    limits = blend.limits or (None,) * len(parts)
+    for part, size, weight, count, limit in zip(parts, blend.sizes, weights, taken, limits):
+        name, tokens, per_sample = name_of(part), tokens_of(part), _passes_of(part) / max(size, 1)
+        epochs = count * per_sample
+        lines.append(
+            _ROW.format(
+                name,
+                f"{size:,}",
+                "?" if tokens is None else f"{tokens:,}",
+                f"{100 * weight / sum(weights):.1f} %",
+                f"{100 * count / max(samples, 1):.1f} %",
+                f"{epochs:.2f}",
+                "" if limit is None else f"{limit * per_sample:.2f}",
+            )
+        )
         if epochs > _EPOCHS_WITHOUT_HARM:
             often.append(f"{name} {epochs:.1f} times")
-    logger.info("The training takes of the blend:\n%s", "\n".join(lines))
+    logger.info("The training takes of each dataset:\n%s", "\n".join(lines))
     if often:
         logger.warning(
-            "The training sees %s; more than %d epochs of the same data teach little: lower the weight, or add data.",
+            "The training sees %s; more than %d epochs of the same data teach little: lower the weight, set max_epochs, "
+            "or add data.",
             ", ".join(often),
             _EPOCHS_WITHOUT_HARM,
         )
 
 
-def samples_taken(blend: Blend, samples: int) -> list[Fraction]:
-    """How many samples of each dataset the stream has among its first ones, to less than one.
+def _even_blend(parts: Sequence[Any]) -> Blend:
+    """Of each dataset as many samples as it has, to a hundredth of a percent."""
+    sizes = tuple(len(part) for part in parts)
+    counts = split_evenly(10**4, shares_of("sizes", sizes))
+    return Blend(sizes, ((0, tuple(counts)),))
 
-    Args:
-        blend: with the places of all its phases.
-        samples: of the stream.
-    """
-    taken = [Fraction(0)] * len(blend.sizes)
-    ends = [*(start for start, _ in blend.phases[1:]), samples]
-    for (start, counts), end in zip(blend.phases, ends):
-        length = max(0, min(end, samples) - start)
-        for number, count in enumerate(counts):
-            taken[number] += Fraction(length * count, sum(counts))
-    return taken
+
+def _places_of(transform: StreamTransform, order: BlendOrder, outputs: int) -> int:
+    """About how many samples a transform takes for so many outputs, by the mean amounts of its datasets."""
+    everything = np.arange(len(transform))
+    amounts = transform.amounts(np.zeros_like(everything), everything)
+    ends = np.cumsum(order.blend.sizes)
+    means = [part.mean() if len(part) else 0.0 for part in np.split(amounts, ends[:-1])]
+    units = outputs * transform.units
+    low, high = 0, 1
+    while np.dot(order.taken_before(high), means) < units and high < 1 << 40:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if np.dot(order.taken_before(middle), means) < units else (low, middle)
+    return high
+
+
+def tokens_of(dataset: Any) -> int | None:
+    """Tokens of an epoch of a dataset, None if it does not say."""
+    return tokens_of(dataset.dataset) if isinstance(dataset, Map) else getattr(dataset, "tokens_per_epoch", None)
+
+
+def _passes_of(dataset: Any) -> float:
+    """How often an epoch of a dataset goes through its corpus, such as `num_epochs` times."""
+    if isinstance(dataset, Map):
+        return _passes_of(dataset.dataset)
+    tokens = tokens_of(dataset)
+    return 1.0 if tokens is None else max(1.0, tokens / len(dataset.source.tokens))
 
 
 def name_of(dataset: Any) -> str:

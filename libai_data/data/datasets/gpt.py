@@ -130,10 +130,10 @@ class GPTDataset:
                 "repeat the corpus with num_epochs, or set pad_last=True"
             )
         self._filler = BatchFiller(source, pieces, firsts, self._form)
-        used = min(self._length * self.max_seq_length, pairs) // self._num_epochs
+        used = min(self._length * self.max_seq_length, pairs)
         # Each run of pairs has a token more: the stream is one, and packed documents are one each.
-        runs = int((np.diff(source.document_offsets()) > 1).sum()) if self._packing else 1
-        report_tokens(self, min(used + runs, len(source.tokens)))
+        runs = int((np.diff(source.document_offsets()) > 1).sum()) * self._num_epochs if self._packing else 1
+        report_tokens(self, min(used + runs, len(source.tokens) * self._num_epochs))
 
     def __len__(self) -> int:
         return self._length

@@ -4,14 +4,18 @@ Turns follow a table of one period, an earliest-deadline-first schedule of windo
 share w comes between floor(j / w) and ceil((j + 1) / w). That there is such a schedule, in which each dataset is always
 less than one sample from its share, is shown by S. Baruah, N. Cohen, C. Plaxton and D. Varvel, "Proportionate progress"
 (Algorithmica 15, 1996). Everything else is arithmetic: any place is found in O(1).
+
+A dataset that reaches its limit has no turn any more: from this place on, the weights of the others make up the table.
+All such places follow from sizes, weights and limits, so that the state need not hold them.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from heapq import heappop, heappush
+from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,6 +63,80 @@ def turns_of(counts: tuple[int, ...]) -> Turns:
     return Turns(datasets, ranks, slots)
 
 
+class Pattern(NamedTuple):
+    """Weights in effect from a place on.
+
+    Args:
+        start: the place.
+        counts: samples of each dataset in one period; 0 for one that has reached its limit.
+        taken: samples of each dataset that were taken before.
+    """
+
+    start: int
+    counts: tuple[int, ...]
+    taken: tuple[int, ...]
+
+    def taken_before(self, place: int) -> tuple[int, ...]:
+        """Samples of each dataset before a place at which these weights hold, or before the next place."""
+        periods, rest = divmod(place - self.start, sum(self.counts))
+        return tuple(
+            base + periods * count + int(np.searchsorted(own, rest))
+            for base, count, own in zip(self.taken, self.counts, turns_of(self.counts).slots)
+        )
+
+    def place_of(self, number: int, own: int) -> int:
+        """The place of a dataset's own-th sample, if these weights hold there; -1 if they have none of it."""
+        count = self.counts[number]
+        if not count:
+            return -1
+        periods, rank = divmod(own - self.taken[number], count)
+        return self.start + periods * sum(self.counts) + int(turns_of(self.counts).slots[number][rank])
+
+
+@lru_cache(maxsize=16)
+def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
+    """The weights of a blend, as they are where datasets reach their limits.
+
+    Raises:
+        ConfigError: At some place no dataset with a weight is left.
+    """
+    patterns: list[Pattern] = []
+    limits = blend.limits or (None,) * len(blend.sizes)
+    ends = [*(start for start, _ in blend.phases[1:]), None]
+    for (start, weights), end in zip(blend.phases, ends):
+        place: int | None = start
+        while place is not None and place != end:
+            taken = patterns[-1].taken_before(place) if patterns else (0,) * len(limits)
+            ended = [
+                limit is not None and place >= blend.limited_from and done >= limit
+                for limit, done in zip(limits, taken)
+            ]
+            counts = tuple(0 if over else count for over, count in zip(ended, weights))
+            if not any(counts):
+                raise ConfigError(
+                    f"after {place} samples of the stream, each dataset with a weight has reached its max_epochs: the "
+                    "blend has no more samples, but the stream has no end; give one dataset None in max_epochs"
+                )
+            divisor = reduce(gcd, counts)
+            counts = tuple(count // divisor for count in counts)
+            if not patterns or patterns[-1].counts != counts:
+                patterns.append(Pattern(place, counts, taken))
+            # Behind the last sample that a dataset may yield, the weights change again.
+            last = patterns[-1]
+            behind = [
+                max(last.place_of(number, limit - 1) + 1, blend.limited_from)
+                for number, limit in enumerate(limits)
+                if limit is not None and counts[number]
+            ]
+            place = min([*behind, *([] if end is None else [end])], default=None)
+    return tuple(patterns)
+
+
+def phases_of(blend: Blend) -> Blend:
+    """A blend without limits that has the same weights at each place."""
+    return Blend(blend.sizes, tuple((start, counts) for start, counts, _ in patterns_of(blend)))
+
+
 _OF_ONE_SAMPLE = Blend((1,), ((0, (1,)),))
 
 
@@ -85,6 +163,8 @@ class BlendOrder(Order):
         super().__post_init__()
         if sum(self.blend.sizes) != self.size:
             raise ConfigError(f"a blend of datasets of {list(self.blend.sizes)} samples cannot have {self.size}")
+        if not self.blend.steps:
+            patterns_of(self.blend)
         if self.epoch_size != self.size:
             raise ConfigError(
                 "drop_last leaves out the tail of each epoch, but the datasets of a blend end theirs at different "
@@ -100,44 +180,32 @@ class BlendOrder(Order):
             first += size
         return tuple(members)
 
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The weights, as they are in effect."""
+        return patterns_of(self.blend)
+
     @cached_property
     def _starts(self) -> list[int]:
-        return [start for start, _ in self.blend.phases]
-
-    @cached_property
-    def _taken(self) -> list[tuple[int, ...]]:
-        """Samples of each dataset that were taken before each phase."""
-        taken = [(0,) * len(self.blend.sizes)]
-        for number, end in enumerate(self._starts[1:]):
-            taken.append(self._taken_in_phase(number, taken[-1], end))
-        return taken
-
-    def _taken_in_phase(self, phase: int, before: tuple[int, ...], place: int) -> tuple[int, ...]:
-        start, counts = self.blend.phases[phase]
-        periods, rest = divmod(place - start, sum(counts))
-        slots = turns_of(counts).slots
-        return tuple(
-            base + periods * count + int(np.searchsorted(own, rest)) for base, count, own in zip(before, counts, slots)
-        )
+        return [pattern.start for pattern in self.patterns]
 
     def taken_before(self, place: int) -> tuple[int, ...]:
         """How many samples of each dataset lie before a place."""
-        phase = bisect_right(self._starts, place) - 1
-        return self._taken_in_phase(phase, self._taken[phase], place)
+        return self.patterns[bisect_right(self._starts, place) - 1].taken_before(place)
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         places = np.asarray(positions, dtype=np.int64)
         datasets, own = np.empty_like(places), np.empty_like(places)
-        phases = np.searchsorted(self._starts, places, side="right") - 1
-        for phase in np.unique(phases).tolist():
-            rows = phases == phase
-            start, counts = self.blend.phases[phase]
+        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            start, counts, taken = self.patterns[number]
             turns = turns_of(counts)
             periods, slots = np.divmod(places[rows] - start, sum(counts))
             turn_of = turns.datasets[slots]
-            taken = np.array(self._taken[phase], dtype=np.int64)
             datasets[rows] = turn_of
-            own[rows] = taken[turn_of] + periods * np.array(counts, dtype=np.int64)[turn_of] + turns.ranks[slots]
+            in_periods = periods * np.array(counts, dtype=np.int64)[turn_of]
+            own[rows] = np.array(taken, dtype=np.int64)[turn_of] + in_periods + turns.ranks[slots]
         epochs, indices = np.empty_like(places), np.empty_like(places)
         for number in np.unique(datasets).tolist():
             rows = datasets == number
@@ -161,12 +229,8 @@ class BlendOrder(Order):
 
     def _place_of(self, number: int, own: int) -> int:
         """The place of a dataset's own-th sample; -1 if its weight is 0 when it would come."""
-        phase = bisect_right([taken[number] for taken in self._taken], own) - 1
-        start, counts = self.blend.phases[phase]
-        if not counts[number]:
-            return -1
-        periods, rank = divmod(own - self._taken[phase][number], counts[number])
-        return start + periods * sum(counts) + int(turns_of(counts).slots[number][rank])
+        pattern = self.patterns[bisect_right([pattern.taken[number] for pattern in self.patterns], own) - 1]
+        return pattern.place_of(number, own)
 
     def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
         places = []
@@ -177,8 +241,12 @@ class BlendOrder(Order):
         return np.array(places, dtype=np.int64)
 
     def to_json(self) -> dict[str, Any]:
-        phases = [[start, list(counts)] for start, counts in self.blend.phases]
-        return {**super().to_json(), "blend": {"sizes": list(self.blend.sizes), "phases": phases}}
+        blend = self.blend
+        state: dict[str, Any] = {"sizes": list(blend.sizes)}
+        state["phases"] = [[start, list(counts)] for start, counts in blend.phases]
+        if blend.limits:
+            state.update(limits=list(blend.limits), limited_from=blend.limited_from)
+        return {**super().to_json(), "blend": state}
 
 
 def order_over(dataset: Any, seed: int, shuffle: bool) -> Order:
@@ -203,4 +271,5 @@ def order_from_json(state: Any) -> Order:
         return Order(*plain)
     blend = state["blend"]
     phases = tuple((int(start), tuple(int(count) for count in counts)) for start, counts in blend["phases"])
-    return BlendOrder(*plain, blend=Blend(tuple(int(size) for size in blend["sizes"]), phases))
+    limits = tuple(blend.get("limits", ())), blend.get("limited_from", 0)
+    return BlendOrder(*plain, blend=Blend(tuple(int(size) for size in blend["sizes"]), phases, (), *limits))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from libai_data.data.datasets.blend import Blend
-from libai_data.data.samplers.blend_order import BlendOrder
+from libai_data.data.samplers.blend_order import BlendOrder, phases_of
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import ORDER_KEYS, StreamState
 from libai_data.data.samplers.weighted_order import WeightedOrder
@@ -93,7 +93,7 @@ def _blend_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
         )
         return {"dataset": f"the dataset was {was} and is now {is_now}"}
     place = saved.place
-    if before.before(place) == now.before(place) or before.continued(place, now) == before:
+    if _same_past(before, now, place) or phases_of(_continued(before, place, now)) == phases_of(before):
         return {}
     return {
         "weights": f"weights were {_weights_in_words(before)} and are now {_weights_in_words(now)}, after {place} "
@@ -101,8 +101,17 @@ def _blend_difference(saved: StreamState, own: StreamState) -> dict[str, str]:
     }
 
 
+def _same_past(before: Blend, now: Blend, place: int) -> bool:
+    return phases_of(before).before(place) == phases_of(now).before(place)
+
+
+def _continued(before: Blend, place: int, now: Blend) -> Blend:
+    """The weights that the past had before a place, and those that the future is to have."""
+    return now if _same_past(before, now, place) else before.continued(place, phases_of(before).before(place), now)
+
+
 def _weights_in_words(blend: Blend) -> str:
-    (_, first), *changes = blend.phases
+    (_, first), *changes = phases_of(blend).phases
     return ", ".join([str(list(first)), *(f"{list(counts)} from position {start} on" for start, counts in changes)])
 
 
@@ -111,9 +120,9 @@ def _with_past_weights(saved: StreamState, own: StreamState) -> tuple[StreamStat
     before, now, place = saved.order, own.order, saved.place
     if not isinstance(before, BlendOrder) or not isinstance(now, BlendOrder) or before.blend.sizes != now.blend.sizes:
         return saved, own, []
-    blend = before.blend.continued(place, now.blend)
+    blend = _continued(before.blend, place, now.blend)
     notes = []
-    if blend.before(place + 1) != before.blend.before(place + 1):
+    if not _same_past(blend, before.blend, place + 1):
         notes.append(
             f"The weights of the blend change: {_weights_in_words(blend)}. Each dataset continues where it was, so "
             "no sample is repeated or left out."

@@ -55,7 +55,9 @@ _KEYS = Keys(
         "batch_sizes": each(PAIR),
         "first_position": whole(-(1 << 62)),
         "start": or_none(PAIR),
-        "blend": Keys({"sizes": _COUNTS, "phases": each(_PHASE)}),
+        "blend": Keys(
+            {"sizes": _COUNTS, "phases": each(_PHASE)}, {"limits": each(or_none(_NUMBER)), "limited_from": _NUMBER}
+        ),
         "weights": Keys({"digest": TEXT, "replacement": FLAG}),
         "dataset": or_none(MAPPING),
     },

@@ -16,6 +16,7 @@ from libai_data.data.datasets import Blend, BlendedDataset
 from libai_data.data.datasets.blend import LONGEST_PERIOD, proportions
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers import BlendOrder, CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
+from libai_data.data.samplers.blend_order import phases_of, turns_of
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
 
@@ -36,8 +37,8 @@ class Numbers:
         return {"x": np.array([self.number, index])}
 
 
-def blended(sizes: Sequence[int], weights: Sequence[float], changes: Any = None) -> BlendedDataset:
-    return BlendedDataset([Numbers(size, number) for number, size in enumerate(sizes)], weights, changes)
+def blended(sizes: Sequence[int], weights: Sequence[float], changes: Any = None, **options: Any) -> BlendedDataset:
+    return BlendedDataset([Numbers(size, number) for number, size in enumerate(sizes)], weights, changes, **options)
 
 
 def order_of(blend: Blend, seed: int = 1, shuffle: bool = True) -> BlendOrder:
@@ -50,7 +51,14 @@ def blends(draw: st.DrawFn, most_phases: int = 3) -> Blend:
     sizes = draw(st.lists(st.integers(1, 40), min_size=count, max_size=count))
     starts = [0, *sorted(draw(st.sets(st.integers(1, LENGTH), max_size=most_phases - 1)))]
     weights = st.lists(st.integers(0, 30), min_size=count, max_size=count).filter(any)
-    return Blend(tuple(sizes), tuple((start, proportions(draw(weights))) for start in starts))
+    phases = [(start, draw(weights)) for start in starts]
+    limits: tuple[Any, ...] = ()
+    if draw(st.booleans()):
+        # The first one is never used up.
+        phases = [(start, [counts[0] + 1, *counts[1:]]) for start, counts in phases]
+        some = st.one_of(st.none(), st.integers(0, 90))
+        limits = (None, *draw(st.lists(some, min_size=count - 1, max_size=count - 1)))
+    return Blend(tuple(sizes), tuple((start, proportions(counts)) for start, counts in phases), (), limits)
 
 
 def datasets_of(order: BlendOrder, indices: np.ndarray) -> np.ndarray:
@@ -60,13 +68,33 @@ def datasets_of(order: BlendOrder, indices: np.ndarray) -> np.ndarray:
 @given(blends())
 def test_every_prefix_of_a_phase_has_the_proportions_to_less_than_one_sample(blend: Blend) -> None:
     order = order_of(blend)
-    ends = [*(start for start, _ in blend.phases[1:]), blend.phases[-1][0] + LENGTH]
-    for (start, counts), end in zip(blend.phases, ends):
+    phases = phases_of(blend).phases
+    ends = [*(start for start, _ in phases[1:]), phases[-1][0] + LENGTH]
+    for (start, counts), end in zip(phases, ends):
         datasets = datasets_of(order, order.locate(np.arange(start, end))[1])
         taken = np.cumsum(datasets[:, None] == np.arange(len(counts)), axis=0)
         wanted = np.arange(1, end - start + 1)[:, None] * np.array(counts)
         # In whole numbers: |taken - wanted / period| < 1.
         assert (np.abs(taken * sum(counts) - wanted) < sum(counts)).all()
+
+
+@given(blends())
+def test_a_dataset_comes_until_its_limit_and_the_others_have_its_share_from_there_on(blend: Blend) -> None:
+    assume(blend.limits)
+    datasets = datasets_of(order_of(blend), order_of(blend).locate(np.arange(2 * LENGTH))[1]).tolist()
+    taken, weights, left = [0] * len(blend.sizes), (), list(blend.limits)
+    expected = []
+    for place in range(2 * LENGTH):
+        declared = blend.before(place + 1)[-1][1]
+        counts = [0 if left[number] == 0 else count for number, count in enumerate(declared)]
+        if weights != (counts := [count // int(np.gcd.reduce(counts)) for count in counts]):
+            weights, begin = counts, place
+        number = int(turns_of(tuple(counts)).datasets[(place - begin) % sum(counts)])
+        taken[number] += 1
+        left[number] = None if left[number] is None else left[number] - 1
+        expected.append(number)
+    assert datasets == expected
+    assert all(limit is None or count <= limit for count, limit in zip(taken, blend.limits))
 
 
 @given(blends(), st.integers(0, 2**63), st.booleans())
@@ -139,7 +167,8 @@ def test_weights_that_change_at_no_position_are_refused(change: Any) -> None:
 @settings(max_examples=examples(30))
 @given(blends(), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 3]), st.integers(0, LENGTH))
 def test_samplers_on_any_mesh_cut_anywhere_take_the_blend(blend: Blend, ranks: int, micro: int, cut: int) -> None:
-    dataset = blended(blend.sizes, blend.phases[0][1], dict(blend.phases[1:]))
+    dataset = blended(blend.sizes, blend.phases[0][1])
+    dataset.blend = blend
     assume(len(dataset) >= ranks * micro)
     state = CyclicSampler(dataset, 1, shuffle=True, seed=1, consumed_samples=cut).state_dict()
     assert len(json.dumps(state)) < 1024
@@ -190,6 +219,68 @@ def test_other_sizes_are_another_dataset() -> None:
         resumed(at(4, [1, 2, 3]), blended((30, 20, 10), [1, 2, 3]))
 
 
+def limited(place: int, *max_epochs: float | None, weights: Sequence[float] = (1, 2, 3)) -> CyclicSampler:
+    dataset = blended(SIZES, weights, max_epochs=max_epochs)
+    return CyclicSampler(dataset, 4, shuffle=True, seed=1, consumed_samples=place)
+
+
+def test_max_epochs_are_samples_of_each_dataset() -> None:
+    # The first has its 15 samples at place 89, the others 1 : 2 and 3 : 5 of the rest.
+    order = limited(0, 1.5, None, 5).order
+    epochs, indices = order.locate(np.arange(1000))
+    assert np.bincount(datasets_of(order, indices)).tolist() == [15, 835, 150]
+    assert epochs[indices < 10].max() == 1 and epochs[indices >= 30].max() == 4
+    assert (datasets_of(order, indices)[90:] > 0).all()
+    assert order.find(2, np.array([3])) == [-1]
+
+
+def test_limits_that_change_for_what_is_to_come_need_no_word_and_those_of_the_past_need_one(caplog: Any) -> None:
+    saved = limited(60, 1.5, None, None)
+    assert resumed(saved, limited(0, 2, None, None).dataset).order == limited(0, 2, None, None).order
+    # At place 120 the first has ended.
+    saved = limited(120, 1.5, None, None)
+    assert resumed(saved, limited(0, 1.5, None, 4).dataset).order.patterns == limited(0, 1.5, None, 4).order.patterns
+    with pytest.raises(CheckpointError, match=r"\[0, 2, 3\] from position.*resume_override=\[weights\]"):
+        resumed(saved, limited(0, 2, None, None).dataset)
+    sampler = resumed(saved, limited(0, 2, None, 2).dataset, ("weights",))
+    past, now = saved.order.locate(np.arange(120)), sampler.order.locate(np.arange(1000))
+    np.testing.assert_array_equal(now[1][:120], past[1])
+    # 5 samples more of the first; and the third had more than its new limit.
+    assert np.bincount(datasets_of(sampler.order, now[1])).tolist()[::2] == [20, 60 + 3]
+    for override in ((), ("weights",)):
+        assert resumed(sampler, limited(0, 2, None, 2).dataset, override).order.patterns == sampler.order.patterns
+
+
+def test_weights_that_change_at_a_resume_keep_what_was_taken_to_the_limits() -> None:
+    saved = limited(61, 1.5, None, 2)
+    sampler = resumed(saved, limited(0, 1.5, None, 2, weights=(3, 2, 1)).dataset, ("weights",))
+    indices = sampler.order.locate(np.arange(1000))[1]
+    np.testing.assert_array_equal(indices[:61], saved.order.locate(np.arange(61))[1])
+    assert np.bincount(datasets_of(sampler.order, indices)).tolist()[::2] == [15, 60]
+
+
+@pytest.mark.parametrize(
+    ("max_epochs", "words"),
+    [
+        ([1, 2, 3], r"after 140 samples .* has reached its max_epochs.*give one dataset None"),
+        ([1, None], "2 entries for the 3 datasets"),
+        ([0, None, 1], "more than 0.* which 0 is not"),
+        ([None, None, "2"], "'2' is not"),
+    ],
+)
+def test_limits_that_end_the_stream_or_mean_nothing_are_refused(max_epochs: list[Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        limited(0, *max_epochs)
+
+
+def test_a_dataset_whose_weight_begins_at_a_step_may_be_the_one_that_is_left() -> None:
+    blend = blended(SIZES, [1, 0, 0], changes_at_steps={2: [1, 1, 0]}, max_epochs=[1, None, None])
+    sampler = CyclicSampler(blend, 4, shuffle=True, seed=1)
+    assert np.bincount(datasets_of(sampler.order, sampler.order.locate(np.arange(20))[1])).tolist() == [10, 10]
+    with pytest.raises(ConfigError, match="after 10 samples"):
+        sampler.follow(StepSchedule(((0, 8),)))
+
+
 def test_a_blend_is_no_concatenation() -> None:
     plain = CyclicSampler(range(60), 4, shuffle=True, seed=1)
     with pytest.raises(CheckpointError, match=r"was a blend of .* and is now no blend"):
@@ -225,5 +316,6 @@ def test_leaving_out_tails_that_a_blend_does_not_have_is_refused() -> None:
 def test_the_state_of_a_blend_of_thirty_datasets_stays_small() -> None:
     sizes = [10**6 + number for number in range(30)]
     weights = [number + 0.5 for number in range(30)]
-    order = order_of(Blend(tuple(sizes), ((0, proportions(weights)), (10**7, proportions(weights[::-1])))))
+    phases = (0, proportions(weights)), (10**7, proportions(weights[::-1]))
+    order = order_of(Blend(tuple(sizes), phases, (), (*(2 * size for size in sizes[1:]), None)))
     assert len(json.dumps({"position": 10**12, **order.to_json()})) < 1024
