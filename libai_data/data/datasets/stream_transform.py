@@ -4,12 +4,15 @@ A transform makes each of its *output* samples of some *units*, of which the sam
 *amounts*: a filter makes an output of one unit, and a sample yields one or none; a packer makes an output of as many
 units as a sequence has tokens, and a sample yields its tokens. Outputs take the units as they come in the order of the
 stream, whoever reads them. So the place at which an output begins, and how far into the sample there, tells all of it.
+
+A packer that never cuts samples may choose among those of a *window* instead, a fixed number of places: then all
+outputs of a window come of its samples, and the window and the number of an output in it tell all of it.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple, Protocol, Union
@@ -17,6 +20,7 @@ from typing import Any, Callable, NamedTuple, Protocol, Union
 import numpy as np
 
 from libai_data.config.signatures import check_types
+from libai_data.data.datasets.best_fit import best_fit
 from libai_data.data.datasets.combine import check_index, length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.nesting import array_of
@@ -32,6 +36,7 @@ _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
 _PLANNED_KEPT = 1 << 16
+_WINDOWS_KEPT = 4
 _DRAWS_OF_INPUTS = 1
 _LEFT_OUT = object()
 
@@ -57,12 +62,34 @@ def place_and_offset(start: Any) -> tuple[Any, Any]:
     return start & ((1 << _PLACE_BITS) - 1), start >> _PLACE_BITS
 
 
+class _Window(NamedTuple):
+    """The outputs of a window.
+
+    Args:
+        begin: its first place.
+        end: the place behind its last one.
+        outputs: of each the places of its samples, int64 [samples].
+        samples: place -> what was read there, if it was read to know its amount.
+    """
+
+    begin: int
+    end: int
+    outputs: list[np.ndarray]
+    samples: dict[int, Any]
+
+
 class _Replacement(NamedTuple):
     """The index of a sample that was read in the place of one that failed, and why."""
 
     chosen: int
     reason: str
     kind: str
+
+
+def starts_in(window: _Window, numbers: np.ndarray) -> np.ndarray:
+    """Where outputs of these numbers of a window begin, int64 [n]: the first one with the window, all others with its
+    last place, so that the place behind it is the end of what is used."""
+    return np.asarray(start_of(np.where(numbers, window.end - 1, window.begin), numbers))
 
 
 class StreamTransform:
@@ -74,6 +101,7 @@ class StreamTransform:
         units: of an output.
         cuts: whether a sample may continue in the next output.
         keep: which samples are not passed over: a function of the sample, or a bool for each.
+        window: places among whose samples outputs choose; 0 if they take the samples as they come.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -81,7 +109,7 @@ class StreamTransform:
 
     is_stream_transform = True
 
-    def __init__(self, dataset: Any, units: int, cuts: bool, keep: Keep | None) -> None:
+    def __init__(self, dataset: Any, units: int, cuts: bool, keep: Keep | None, window: int = 0) -> None:
         if not isinstance(units, (int, np.integer)) or isinstance(units, bool) or not 1 <= units <= _MOST_UNITS:
             raise ConfigError(f"the length of an output is {units!r}; it must be an int of 1 to {_MOST_UNITS}")
         keeps: tuple[Callable[[Any], bool], ...] = (keep,) if callable(keep) else ()
@@ -105,6 +133,8 @@ class StreamTransform:
         self.dataset: Any = dataset
         self.units = int(units)
         self.cuts = cuts
+        self.window = window
+        self._windows: OrderedDict[int, _Window] = OrderedDict()
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
         self._order: InputOrder | None = None
@@ -115,6 +145,10 @@ class StreamTransform:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Found again by whoever needs it.
+        return {**self.__dict__, "_windows": OrderedDict()}
 
     @property
     def blend(self) -> Any:
@@ -150,6 +184,7 @@ class StreamTransform:
             known_bad: samples that are not even tried.
         """
         self._known_bad = known_bad
+        self._windows.clear()
 
     def planned_replacement(self, epoch: int, index: int) -> int | None:
         """The sample that `amounts` has measured in the place of one that failed."""
@@ -171,14 +206,45 @@ class StreamTransform:
             found[kept] = self._known_amounts(indices[kept])
             return found
         for row in np.flatnonzero(kept).tolist():
-            sample, replacement = self._read(int(epochs[row]), int(indices[row]))
-            if replacement is not None:
-                self._planned[int(epochs[row]), int(indices[row])] = replacement.chosen
-                while len(self._planned) > _PLANNED_KEPT:
-                    self._planned.popitem(last=False)
-            if sample is not _LEFT_OUT:
-                found[row] = self._measured(sample)
+            found[row] = self._measured_amount(int(epochs[row]), int(indices[row]))[0]
         return found
+
+    def _measured_amount(self, epoch: int, index: int) -> tuple[int, Any]:
+        """The units of a sample that has to be read, and what was read."""
+        sample, replacement = read = self._read(epoch, index)
+        if replacement is not None:
+            self._planned[epoch, index] = replacement.chosen
+            while len(self._planned) > _PLANNED_KEPT:
+                self._planned.popitem(last=False)
+        return 0 if sample is _LEFT_OUT else self._measured(sample), read
+
+    def window_at(self, place: int) -> _Window:
+        """The window that holds a place, by best fit; a few are remembered, with the samples that were read."""
+        size, wide = len(self), self.window
+        first = place // size * size if self._in_rounds else 0
+        begin = first + (place - first) // wide * wide
+        window = self._windows.get(begin)
+        if window is None:
+            end = min(begin + wide, first + size) if self._in_rounds else begin + wide
+            window = self._windows[begin] = self._found_window(begin, end)
+            while len(self._windows) > _WINDOWS_KEPT:
+                self._windows.popitem(last=False)
+        return window
+
+    def _found_window(self, begin: int, end: int) -> _Window:
+        samples: dict[int, Any] = {}
+        epochs, indices = self._given_order.locate(np.arange(begin, end))
+        if self.reads_to_measure:
+            amounts = np.zeros(len(indices), np.int64)
+            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
+                if self._kept is None or self._kept[index]:
+                    amounts[row], samples[begin + row] = self._measured_amount(epoch, index)
+        else:
+            amounts = self.amounts(epochs, indices)
+        full = np.flatnonzero(amounts)
+        order, firsts = best_fit(amounts[full], self.units, max(len(full), 1))
+        places = begin + full[order]
+        return _Window(begin, end, np.split(places, firsts[1:-1]) if len(full) else [], samples)
 
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -231,21 +297,32 @@ class StreamTransform:
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
         """The samples that are kept, from a place of the order on: index, sample, whether it is another's."""
-        reading, size = reading_now(), len(self)
+        size = len(self)
         stop = (place // size + 1) * size if self._in_rounds else 1 << _PLACE_BITS
         while place < stop:
-            epochs, indices = self._given_order.locate(np.arange(place, min(place + _LOOKED_UP, stop)))
-            if not len(indices):
+            places = np.arange(place, min(place + _LOOKED_UP, stop))
+            if not len(self._given_order.locate(places)[1]):
                 return
-            for epoch, index in zip(epochs.tolist(), indices.tolist()):
-                if self._kept is not None and not self._kept[index]:
-                    continue
-                sample, replacement = self._read(epoch, index)
-                if replacement is not None and reading is not None:
-                    reading.replaced = [*reading.replaced, (epoch, index, *replacement)]
-                if sample is not _LEFT_OUT:
-                    yield index, sample, replacement is not None
+            yield from self._inputs_at(places, {})
             place += _LOOKED_UP
+
+    def inputs_of(self, start: int) -> Iterator[tuple[int, Any, bool]]:
+        """The samples of an output of a window, as `inputs_from`."""
+        place, number = place_and_offset(start)
+        window = self.window_at(place)
+        return self._inputs_at(window.outputs[number], window.samples)
+
+    def _inputs_at(self, places: np.ndarray, known: Mapping[int, Any]) -> Iterator[tuple[int, Any, bool]]:
+        reading = reading_now()
+        epochs, indices = self._given_order.locate(places)
+        for place, epoch, index in zip(places.tolist(), epochs.tolist(), indices.tolist()):
+            if self._kept is not None and not self._kept[index]:
+                continue
+            sample, replacement = known.get(place) or self._read(epoch, index)
+            if replacement is not None and reading is not None:
+                reading.replaced = [*reading.replaced, (epoch, index, *replacement)]
+            if sample is not _LEFT_OUT:
+                yield index, sample, replacement is not None
 
     def __getitem__(self, start: int) -> Any:
         raise NotImplementedError
@@ -253,6 +330,8 @@ class StreamTransform:
     def fingerprint(self) -> dict[str, Any]:
         """What is done to which dataset; of a function that keeps samples, its name."""
         own: dict[str, Any] = {"units": self.units, "cuts": self.cuts}
+        if self.window:
+            own["window"] = self.window
         names = [getattr(keep, "__qualname__", type(keep).__name__) for keep in self._keeps]
         if self._kept is not None:
             names.append(hash_of(self._kept.tobytes()))
@@ -319,6 +398,12 @@ class OneRound:
         self._transform = copy(transform)
         # Of their own, so that what is drawn from the outputs is something else than what their samples drew.
         self._transform._order = _InOrder(size, combine64(int(seed), _DRAWS_OF_INPUTS))
+        self._transform._windows = OrderedDict()
+        if transform.window:
+            windows = map(self._transform.window_at, range(0, size, transform.window))
+            starts = [starts_in(window, np.arange(len(window.outputs))) for window in windows]
+            self._starts = np.concatenate([np.empty(0, np.int64), *starts])
+            return
         amounts = self._transform.amounts(np.zeros(size, np.int64), np.arange(size))
         self._starts = _starts_of(amounts, transform.units, transform.cuts or transform.units == 1)
 

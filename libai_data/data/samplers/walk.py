@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import place_and_offset, start_of
+from libai_data.data.datasets.stream_transform import place_and_offset, start_of, starts_in
 from libai_data.data.samplers.order import Order
 from libai_data.errors import ConfigError
 
@@ -90,19 +90,36 @@ class Walk:
         found, left = [np.empty(0, dtype=np.int64)], count
         while left and place_and_offset(start)[0] < stop:
             now = min(left, _KNOWN_AT_ONCE)
-            firsts, start = self._cut(start, now, stop) if self._cuts else self._whole(start, stop)
+            firsts, start = self._next(start, now, stop)
             found.append(firsts)
             left -= len(firsts)
         return np.concatenate(found), int(start)
 
     def _go(self, start: int, count: int) -> tuple[np.ndarray, int]:
-        firsts = np.empty(count, dtype=np.int64)
-        done, step = 0, 1 if not self._cuts else _KNOWN_AT_ONCE
-        while done < count:
-            now = min(step, count - done)
-            firsts[done : done + now], start = self._cut(start, now) if self._cuts else self._whole(start)
-            done += now
-        return firsts, start
+        found, left, begun = [np.empty(0, dtype=np.int64)], count, place_and_offset(start)[0]
+        while left:
+            firsts, start = self._next(start, min(_KNOWN_AT_ONCE, left))
+            found.append(firsts)
+            left -= len(firsts)
+            place = place_and_offset(start)[0]
+            begun = place if len(firsts) else begun
+            if place - begun > self._order.size + _KNOWN_AT_ONCE:
+                raise self._keeps_nothing()
+        return np.concatenate(found), int(start)
+
+    def _next(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
+        """Some of the next outputs, at most `count`, and where the one behind them begins."""
+        if self._reading.window:
+            return self._of_window(start, count)
+        return self._cut(start, count, stop) if self._cuts else self._whole(start, stop)
+
+    def _of_window(self, start: int, count: int) -> tuple[np.ndarray, int]:
+        """Outputs of the window that holds a place, which may have none."""
+        place, number = place_and_offset(start)
+        window = self._reading.window_at(place)
+        behind = min(number + count, len(window.outputs))
+        end = start_of(window.end - 1, behind) if behind < len(window.outputs) else start_of(window.end, 0)
+        return starts_in(window, np.arange(number, behind)), end
 
     @property
     def _cuts(self) -> bool:
@@ -158,10 +175,7 @@ class Walk:
             total += int(more.sum())
             empty = 0 if more.any() else empty + len(more)
             if empty > self._order.size + _KNOWN_AT_ONCE:
-                raise ConfigError(
-                    f"{type(self._transform).__name__} keeps nothing of all {self._order.size} samples; there would be "
-                    "no batch"
-                )
+                raise self._keeps_nothing()
         return np.cumsum(self._buffer)
 
     def _amounts(self, place: int, stop: int | None) -> np.ndarray:
@@ -169,3 +183,7 @@ class Walk:
         count = count if stop is None else min(count, stop - place)
         amounts: np.ndarray = self._reading.amounts(*self._order.locate(place + np.arange(count)))
         return amounts
+
+    def _keeps_nothing(self) -> ConfigError:
+        name = type(self._transform).__name__
+        return ConfigError(f"{name} keeps nothing of all {self._order.size} samples; there would be no batch")

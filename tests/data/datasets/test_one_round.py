@@ -13,21 +13,34 @@ from libai_data import DataLoader
 from libai_data.data.datasets import FilteredDataset, OneRound, PackedDataset
 from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
 from libai_data.structures import batch_info
-from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, is_even
+from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, expected_windows, is_even
 
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=12)
 
 
-@given(lengths=LENGTHS, units=st.integers(9, 12), cut=st.booleans(), known=st.booleans())
-def test_one_round_of_packs_holds_every_token_once_in_order(
-    lengths: list[int], units: int, cut: bool, known: bool
+@given(
+    lengths=LENGTHS,
+    units=st.integers(9, 12),
+    window=st.sampled_from([None, 0, 1, 5, 64]),
+    known=st.booleans(),
+)
+def test_one_round_of_packs_holds_every_token_once(
+    lengths: list[int], units: int, window: int | None, known: bool
 ) -> None:
-    packs = OneRound(PackedDataset(Documents(lengths), units, cut=cut, lengths=lengths if known else None))
+    known_lengths = lengths if known else None
+    cut = window is None
+    packs = OneRound(PackedDataset(Documents(lengths), units, cut=cut, lengths=known_lengths, window=window))
     found = [as_tokens(packs[index]) for index in range(len(packs))]
     tokens = [token[:2] for pack in found for token in pack if token is not None]
-    assert tokens == [(index, place) for index, length in enumerate(lengths) for place in range(length)]
+    every = [(index, place) for index, length in enumerate(lengths) for place in range(length)]
+    order = Order(len(lengths), 0, False)
+    if window:
+        assert sorted(tokens) == every
+        assert found == list(expected_windows(lengths, order, units, window, lambda index: True, len(lengths)))
+        return
+    assert tokens == every
     # But for what lies behind the end, packs are those of the endless stream.
-    endless = expected_packs(lengths, Order(len(lengths), 0, False), units, cut, lambda index: True)
+    endless = expected_packs(lengths, order, units, cut, lambda index: True)
     for pack, expected in zip(found, endless if sum(lengths) else ()):
         there = list(takewhile(lambda token: token is not None, pack))
         assert expected[: len(there)] == there

@@ -45,7 +45,7 @@ def expected(case: Case, epoch: int) -> list[Any]:
     indices = order.locate(epoch * order.size + np.arange(order.size))[1].tolist()
     whole = case.dataset()
     keep = None if case.keep is None else is_even
-    packed = PackedDataset(Ordered(whole.dataset, indices), case.units, cut=case.cut, keep=keep)
+    packed = PackedDataset(Ordered(whole.dataset, indices), case.units, cut=case.cut, keep=keep, window=case.window)
     return [as_tokens(sample) for sample in map(OneRound(packed).__getitem__, range(len(OneRound(packed))))]
 
 

@@ -18,7 +18,7 @@ from libai_data.data.random.substitute import substitute_index
 from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
 from libai_data.structures import DistTensorData, Instance, batch_info
-from tests.data.samplers.transforms import Documents, Failing, as_tokens, expected_packs, is_even
+from tests.data.samplers.transforms import Documents, Failing, as_tokens, expected_packs, expected_windows, is_even
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
 from tests.properties import examples, slowly
 
@@ -31,6 +31,7 @@ class Case(NamedTuple):
     cut: bool
     known: bool
     keep: str | None
+    window: int | None = None
 
     def dataset(self) -> PackedDataset:
         keep: Any = {
@@ -39,7 +40,8 @@ class Case(NamedTuple):
             "bools": [length % 2 == 0 for length in self.lengths],
         }[self.keep]
         lengths = self.lengths if self.known else None
-        return PackedDataset(Documents(self.lengths), self.units, cut=self.cut, lengths=lengths, keep=keep)
+        documents = Documents(self.lengths)
+        return PackedDataset(documents, self.units, cut=self.cut, lengths=lengths, keep=keep, window=self.window)
 
     def sampler(self, micro: int, rank: int = 0, ranks: int = 1, consumed: int = 0) -> CyclicSampler:
         return CyclicSampler(self.dataset(), micro, True, consumed, rank, ranks, seed=1)
@@ -47,6 +49,8 @@ class Case(NamedTuple):
     def expected(self, count: int) -> list[Any]:
         order = self.sampler(1).order
         kept = (lambda index: True) if self.keep is None else (lambda index: self.lengths[index] % 2 == 0)
+        if self.window:
+            return list(islice(expected_windows(self.lengths, order, self.units, self.window, kept), count))
         return list(islice(expected_packs(self.lengths, order, self.units, self.cut, kept), count))
 
 
@@ -57,7 +61,8 @@ def cases(draw: st.DrawFn) -> Case:
     lengths = draw(st.lists(st.integers(0, 25 if cut else units), min_size=1, max_size=12))
     lengths.append(2 if units > 1 or cut else 1)
     keep = draw(st.sampled_from([None, "function", "bools"])) if lengths[-1] == 2 else None
-    return Case(lengths, units, cut, draw(st.booleans()), keep)
+    window = None if cut else draw(st.sampled_from([0, 1, 4, 7]))
+    return Case(lengths, units, cut, draw(st.booleans()), keep, window)
 
 
 def outputs(sampler: CyclicSampler, batches: int) -> list[Any]:
@@ -102,6 +107,32 @@ def test_restoring_reads_no_more_than_the_next_batch_however_far_the_stream_is()
     assert len(documents.reads) <= 24
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_98_percent_of_packed_sequences_are_tokens_on_web_like_lengths(known: bool) -> None:
+    lengths = np.clip(np.random.default_rng(0).lognormal(6.3, 1.2, 4000).astype(np.int64), 1, 4096)
+    samples = [{"x": np.zeros(length, np.uint8)} for length in lengths.tolist()]
+    packs = PackedDataset(samples, 4096, cut=False, lengths=lengths if known else None)
+    sampler = CyclicSampler(packs, 8, shuffle=True, seed=1)
+    rows = [packs[start] for batch in islice(iter(sampler), 60) for start in batch]
+    assert np.mean([(row.segment_ids.tensor > 0).mean() for row in rows]) > 0.98
+    assert len(json.dumps(sampler.state_dict())) < 1024
+
+
+def test_a_window_is_read_once_by_whoever_packs_it() -> None:
+    documents = Documents([5, 3, 2, 6, 1, 4, 7, 2] * 8)
+    packs = PackedDataset(documents, 8, cut=False, window=16)
+    sampler = CyclicSampler(packs, 2, shuffle=True, seed=1)
+    for batch in islice(iter(sampler), 12):
+        for start in batch:
+            packs[start]
+    assert len(documents.reads) <= 64 and max(documents.reads.count(index) for index in range(64)) == 1
+    resumed = PackedDataset(Documents(documents.lengths), 8, cut=False, window=16)
+    again = CyclicSampler(resumed, 2, shuffle=True, seed=1)
+    again.load_state_dict(sampler.state_dict())
+    assert next(iter(again)) == next(iter(sampler))
+    assert len(resumed.dataset.reads) <= 32
+
+
 RANDOM = [3, 9, 1, 14, 0, 6, 2, 8]
 
 
@@ -110,7 +141,14 @@ def packed(**options: Any) -> PackedDataset:
 
 
 @pytest.mark.parametrize("options", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
-@pytest.mark.parametrize("make", [packed, lambda: packed(cut=False, truncate=True, keep=is_even)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        packed,
+        lambda: packed(cut=False, truncate=True, keep=is_even, window=5),
+        lambda: packed(cut=False, truncate=True, keep=is_even, window=0),
+    ],
+)
 def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options: Any, make: Any) -> None:
     def batches(count: int, state: Any = None, **options: Any) -> list[Any]:
         dataset = make()

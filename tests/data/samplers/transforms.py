@@ -81,6 +81,30 @@ def expected_packs(lengths: Sequence[int], order: Order, units: int, cut: bool, 
             pack, segment = [], 0
 
 
+def expected_windows(
+    lengths: Sequence[int], order: Order, units: int, window: int, kept: Any, places: int = 1 << 20
+) -> Iterator[list[Any]]:
+    """As `expected_packs`, of whole samples that are packed by best fit, the longest first, window by window."""
+    for begin in range(0, places, window):
+        indices = order.locate(np.arange(begin, min(begin + window, places)))[1].tolist()
+        packs: list[list[int]] = []
+        for number in sorted(range(len(indices)), key=lambda number: -lengths[indices[number]]):
+            length = lengths[indices[number]] if kept(indices[number]) else 0
+            rooms = [units - sum(lengths[indices[each]] for each in pack) - length for pack in packs]
+            fitting = [(room, pack) for pack, room in enumerate(rooms) if room >= 0]
+            if length and fitting:
+                packs[min(fitting)[1]].append(number)
+            elif length:
+                packs.append([number])
+        for pack in sorted(sorted(pack) for pack in packs):
+            tokens = [
+                (indices[number], token, segment + 1)
+                for segment, number in enumerate(pack)
+                for token in range(lengths[indices[number]])
+            ]
+            yield tokens + [None] * (units - len(tokens))
+
+
 def as_tokens(sample: Any) -> list[Any]:
     """A packed sequence in the form of `expected_packs`."""
     fields: dict[str, np.ndarray] = {name: np.asarray(value.tensor) for name, value in sample.get_fields().items()}
