@@ -68,8 +68,8 @@ class Blend:
                 joined.append((start, counts))
         if self.limits and len(self.limits) != len(self.sizes):
             raise ConfigError(
-                f"max_epochs has {len(self.limits)} entries for the {len(self.sizes)} datasets of a blend; give one for "
-                "each, None for any number of epochs"
+                f"max_epochs has {len(self.limits)} entries for the {len(self.sizes)} datasets of a blend; give one a "
+                "dataset, None for any number of epochs"
             )
         object.__setattr__(self, "phases", tuple(joined))
 
@@ -102,6 +102,7 @@ class Blend:
         if self.limits == other.limits:
             return Blend(self.sizes, (*self.before(place), *later), (), self.limits, self.limited_from)
         return Blend(self.sizes, (*past, *later), (), other.limits, place)
+
 
 class BlendedDataset(ConcatDataset):
     """Several datasets that an endless stream mixes in proportion to their weights.

@@ -62,7 +62,7 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
     logger.info("The training takes of each dataset:\n%s", "\n".join(lines))
     if often:
         logger.warning(
-            "The training sees %s; more than %d epochs of the same data teach little: lower the weight, set max_epochs, "
+            "The training sees %s; more than %d epochs of the same data teach little: lower the weight, set max_epochs "
             "or add data.",
             ", ".join(often),
             _EPOCHS_WITHOUT_HARM,

@@ -61,7 +61,9 @@ class PackedDataset(StreamTransform):
         check_types(PackedDataset, locals())
         check({"padding": or_none(MAPPING), "window": or_none(whole(0, 1 << 16))}, padding=padding, window=window)
         if cut and window:
-            raise ConfigError(f"window is {window}, but with cut=True no sequence is padded; set cut=False, or no window")
+            raise ConfigError(
+                f"window is {window}, but with cut=True no sequence is padded; set cut=False, or no window"
+            )
         super().__init__(dataset, length, cut, keep, 0 if cut else _WINDOW if window is None else window)
         self._lengths = None if lengths is None else array_of(lengths)
         if self._lengths is not None and (

@@ -1,4 +1,4 @@
-"""Samples are those of Megatron-Core 0.16.1, over corpora that its own writer made; `megatron_core/make.py` made both."""
+"""Samples are those of Megatron-Core 0.16.1, over corpora that its own writer made; see `megatron_core/make.py`."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def blends(draw: st.DrawFn, most_phases: int = 3) -> Blend:
     return Blend(tuple(sizes), tuple((start, proportions(counts)) for start, counts in phases), (), limits)
 
 
-def datasets_of(order: BlendOrder, indices: np.ndarray) -> np.ndarray:
+def datasets_of(order: Any, indices: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(order.blend.sizes), indices, side="right")
 
 
@@ -82,19 +82,22 @@ def test_every_prefix_of_a_phase_has_the_proportions_to_less_than_one_sample(ble
 def test_a_dataset_comes_until_its_limit_and_the_others_have_its_share_from_there_on(blend: Blend) -> None:
     assume(blend.limits)
     datasets = datasets_of(order_of(blend), order_of(blend).locate(np.arange(2 * LENGTH))[1]).tolist()
-    taken, weights, left = [0] * len(blend.sizes), (), list(blend.limits)
-    expected = []
+    taken, left = [0] * len(blend.sizes), list(blend.limits)
+    weights: list[int] = []
+    expected, begin = [], 0
     for place in range(2 * LENGTH):
         declared = blend.before(place + 1)[-1][1]
         counts = [0 if left[number] == 0 else count for number, count in enumerate(declared)]
-        if weights != (counts := [count // int(np.gcd.reduce(counts)) for count in counts]):
+        counts = [count // int(np.gcd.reduce(counts)) for count in counts]
+        if weights != counts:
             weights, begin = counts, place
         number = int(turns_of(tuple(counts)).datasets[(place - begin) % sum(counts)])
         taken[number] += 1
-        left[number] = None if left[number] is None else left[number] - 1
+        limit = left[number]
+        left[number] = None if limit is None else limit - 1
         expected.append(number)
     assert datasets == expected
-    assert all(limit is None or count <= limit for count, limit in zip(taken, blend.limits))
+    assert all(most is None or count <= most for count, most in zip(taken, blend.limits))
 
 
 @given(blends(), st.integers(0, 2**63), st.booleans())
@@ -183,7 +186,7 @@ def test_samplers_on_any_mesh_cut_anywhere_take_the_blend(blend: Blend, ranks: i
     assert found == expected.tolist()
 
 
-def resumed(saved: CyclicSampler, dataset: BlendedDataset, override: tuple[str, ...] = ()) -> CyclicSampler:
+def resumed(saved: CyclicSampler, dataset: BlendedDataset, override: tuple[str, ...] = ()) -> Any:
     sampler = CyclicSampler(dataset, 4, shuffle=True, seed=1)
     sampler.load_state_dict(json.loads(json.dumps(saved.state_dict())), override)
     return sampler
@@ -219,7 +222,7 @@ def test_other_sizes_are_another_dataset() -> None:
         resumed(at(4, [1, 2, 3]), blended((30, 20, 10), [1, 2, 3]))
 
 
-def limited(place: int, *max_epochs: float | None, weights: Sequence[float] = (1, 2, 3)) -> CyclicSampler:
+def limited(place: int, *max_epochs: float | None, weights: Sequence[float] = (1, 2, 3)) -> Any:
     dataset = blended(SIZES, weights, max_epochs=max_epochs)
     return CyclicSampler(dataset, 4, shuffle=True, seed=1, consumed_samples=place)
 
