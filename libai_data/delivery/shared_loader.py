@@ -9,12 +9,17 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Callable, Union
 
+import numpy as np
+
 from libai_data.data.datasets.blend import Blend
+from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.files.identity import key_of
+from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
@@ -46,12 +51,21 @@ class DatasetSummary:
         samples: its length.
         blend: of what it is a blend.
         is_stream_transform: whether it is a `StreamTransform`.
+        shard_lengths: int64 [shards], as bytes; none if its shards are not known.
     """
 
-    def __init__(self, name: str, samples: int, blend: Blend | None = None, is_stream_transform: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        samples: int,
+        blend: Blend | None = None,
+        is_stream_transform: bool = False,
+        shard_lengths: bytes = b"",
+    ) -> None:
         self.name = name
         self.blend = blend
         self.is_stream_transform = is_stream_transform
+        self.shard_lengths = np.frombuffer(shard_lengths, np.int64) if shard_lengths else None
         self._samples = samples
 
     def __len__(self) -> int:
@@ -69,6 +83,9 @@ class _Announcement:
     fingerprint: str = "{}"
     blend: Blend | None = None
     is_stream_transform: bool = False
+    shards: str = ""
+    """A digest of their lengths."""
+    shard_lengths: bytes = field(default=b"", repr=False)
 
 
 Publisher = Union[NodePublisher, NetworkPublisher]
@@ -107,7 +124,11 @@ class SharedLoader(ResumableLoader):
         self._loader: BatchLoader | None = None
         announcement = self._open(open_dataset, make_stream, make_loader)
         facts = DatasetSummary(
-            announcement.dataset_name, announcement.samples, announcement.blend, announcement.is_stream_transform
+            announcement.dataset_name,
+            announcement.samples,
+            announcement.blend,
+            announcement.is_stream_transform,
+            announcement.shard_lengths,
         )
         self.fingerprint: dict[str, Any] = json.loads(announcement.fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
@@ -147,6 +168,7 @@ class SharedLoader(ResumableLoader):
             dataset = open_dataset()
             self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
             blend = getattr(dataset, "blend", None)
+            lengths = shard_lengths_of(dataset).tobytes() if _has_lanes(loader.stream) else b""
             return _Announcement(
                 type(dataset).__name__,
                 len(dataset),
@@ -155,6 +177,8 @@ class SharedLoader(ResumableLoader):
                 json.dumps(loader.fingerprint),
                 blend if isinstance(blend, Blend) else None,
                 isinstance(dataset, StreamTransform),
+                key_of(lengths),
+                lengths,
             )
 
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
@@ -342,6 +366,10 @@ class SharedLoader(ResumableLoader):
         self._is_closed = True
         self._break_off("the loader was closed")
         finish(self._hang_up)
+
+
+def _has_lanes(stream: Any) -> bool:
+    return isinstance(getattr(stream, "order", None), LaneOrder)
 
 
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:

@@ -27,7 +27,7 @@ _RULES = {
     "shuffle": or_none(FLAG),
     "drop_last": FLAG,
 }
-_DRAWING = ("weights", "num_samples", "replacement")
+_DRAWING = ("weights", "num_samples", "replacement", "lanes", "block")
 
 if TYPE_CHECKING:  # For type checkers it has the methods of what it makes.
     from libai_data.loader.batch_loader import BatchLoader as _Made
@@ -67,6 +67,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
         weights: a number of at least 0 for each sample, by which samples are drawn, instead of a WeightedRandomSampler.
         num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
         replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
+        lanes: read shard file by shard file, in so many lanes; see docs/order.md.
+        block: with lanes, shard files that a lane shuffles together; by default 4.
         **options: further arguments of `from_iterable`, such as `fields`, and of `BatchLoader`, such as `on_error`.
 
     Raises:
@@ -99,6 +101,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
         weights: Any = None,
         num_samples: int | None = None,
         replacement: bool = True,
+        lanes: int | None = None,
+        block: int | None = None,
         **options: Any,
     ) -> Any:
         """Make the loader."""
@@ -125,6 +129,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
             weights=weights is not None,
             num_samples=num_samples is not None,
             replacement=replacement is not True,
+            lanes=lanes is not None,
+            block=block is not None,
         )
         if pin_memory or pin_memory_device:
             tell_once("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
@@ -175,6 +181,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
             weights=weights,
             num_samples=num_samples,
             replacement=replacement,
+            lanes=lanes,
+            block=block,
             **shared,
             **options,
         )

@@ -69,6 +69,8 @@ def from_iterable(
     weights: Any = None,
     num_samples: int | None = None,
     replacement: bool = True,
+    lanes: int | None = None,
+    block: int | None = None,
     num_shards: int | None = None,
     shuffle_buffer: int = 0,
     **loader_options: Any,
@@ -106,6 +108,7 @@ def from_iterable(
         check_every: batches from one comparison between the ranks of what they hold to the next; 0 never compares.
         weights, num_samples, replacement: draw samples by weights (see `CyclicSampler`); for what gives samples by
             their index.
+        lanes, block: read shard file by shard file (see `CyclicSampler`); for what gives samples by their index.
         num_shards: put a stream together of so many shards, row by row in turn. The source is asked for each shard: a
             function by `shard` and `num_shards`, any other by what `get_worker_info` (of this package, or of PyTorch)
             answers. Processes that read share the shards.
@@ -142,7 +145,13 @@ def from_iterable(
     )
     if collate_fn is trivial_batch_collator:
         collate_fn = None
-    drawing = {"weights": weights, "num_samples": num_samples, "replacement": replacement}
+    drawing = {
+        "weights": weights,
+        "num_samples": num_samples,
+        "replacement": replacement,
+        "lanes": lanes,
+        "block": block,
+    }
     drawing = {name: value for name, value in drawing.items() if value is not None and value is not True}
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
     sharding = None
@@ -262,8 +271,9 @@ def _map_style(
 def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
     """The sampler of epochs of a dataset, or of what stands for it on a rank that does not read."""
     if getattr(dataset, "is_stream_transform", False):
-        if "weights" in arguments:
-            raise ConfigError("weights draw samples of a dataset; give the filter or packer a dataset without weights")
+        for name in ("weights", "lanes"):
+            if name in arguments:
+                raise ConfigError(f"{name}: they are for a dataset of single samples, not for a filter or packer")
         return TransformRounds(dataset, ends=ends, **arguments)
     kind = ShortEndSampler if ends == "short" else SingleRoundSampler
     return kind(dataset, drop_last=ends == "drop", **arguments)

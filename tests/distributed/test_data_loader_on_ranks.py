@@ -54,6 +54,22 @@ def test_weighted_draws_are_those_of_one_rank_though_several_ranks_get_the_same_
 
 
 @pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("case", ["lanes", "lanes by node", "lanes by rank 0"])
+def test_epochs_in_lanes_are_those_of_one_rank(found: dict[str, Any], case: str, mesh: str) -> None:
+    class Shards(list[Any]):
+        shard_lengths = (3, 5, 4, 6, 4)
+
+    alone = DataLoader(
+        Shards({"x": number} for number in range(SAMPLES)), global_batch_size=8, shuffle=True, seed=3, lanes=4, block=2
+    )
+    for number, epoch in enumerate(found[f"{case} {mesh}"]):
+        assert rows(epoch) == [row for batch in alone for row in batch["x"].numpy().tolist()]
+        assert [valid for _, valid, _ in epoch] == [8, 8, 6]
+        states = [state for _, _, state in epoch]
+        assert states == [state for _, _, state in found["lanes 4x1"][number]], "the state is that of any mesh"
+
+
+@pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("case", ["filtered", "filtered by node", "filtered by rank 0"])
 def test_epochs_of_a_filter_are_those_of_one_rank(found: dict[str, Any], case: str, mesh: str) -> None:
     dataset = FilteredDataset([{"x": number} for number in range(SAMPLES)], lambda sample: sample["x"] % 5 > 0)

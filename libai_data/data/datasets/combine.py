@@ -134,6 +134,11 @@ class Subset(_Part):
         else:
             super().__init__(dataset, start, stop)  # type: ignore[arg-type]
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the part is all between `start` and `stop`, in the order of the dataset."""
+        return self._listed is None
+
     def indices(self, own: np.ndarray) -> np.ndarray:
         return self.start + own if self._listed is None else self._listed[own]
 

@@ -6,9 +6,10 @@ walking, and splitmix64's finaliser as the round function; small ones are a sort
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import isqrt
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -19,6 +20,7 @@ PERMUTATION_VERSION = 1
 
 _ROUNDS = 6
 _SORTED_BELOW = 1024
+_EACH_SORTED_BELOW = 256
 
 
 def permuted(size: int, seed: int, number: int, places: np.ndarray) -> np.ndarray:
@@ -45,6 +47,25 @@ def places_in_permutation(size: int, seed: int, number: int, values: np.ndarray)
     return _walk(values.astype(np.uint64), size, _round_keys(seed, number), _feistel_back).astype(np.int64)
 
 
+def permuted_each(sizes: np.ndarray, keys: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """What stands at places of many permutations, each of its own size.
+
+    Args:
+        sizes: uint64 [n], of the permutation of each place.
+        keys: uint64 [n], which decide the permutation of each place.
+        places: int64 [n], each below its size.
+
+    Returns:
+        int64 [n], each below its size.
+    """
+    return _in_each(sizes, keys, places, _feistel)
+
+
+def places_in_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Where these values stand; the inverse of `permuted_each`."""
+    return _in_each(sizes, keys, values, _feistel_back)
+
+
 def _round_keys(seed: int, number: int) -> tuple[int, ...]:
     return tuple(combine64(PERMUTATION_VERSION, seed, number, turn) for turn in range(_ROUNDS))
 
@@ -55,7 +76,7 @@ def _small_permutation(size: int, seed: int, number: int) -> np.ndarray:
     return np.argsort(mix64_array(mix64_array(keys) ^ np.uint64(combine64(seed, number))), kind="stable")
 
 
-_Cipher = Callable[[np.ndarray, int, int, tuple[int, ...]], np.ndarray]
+_Cipher = Callable[[np.ndarray, Any, Any, Sequence[Any]], np.ndarray]
 
 
 def _walk(values: np.ndarray, size: int, keys: tuple[int, ...], cipher: _Cipher) -> np.ndarray:
@@ -73,7 +94,43 @@ def _walk(values: np.ndarray, size: int, keys: tuple[int, ...], cipher: _Cipher)
     return values
 
 
-def _feistel(values: np.ndarray, columns: int, rows: int, keys: tuple[int, ...]) -> np.ndarray:
+def _in_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray, cipher: _Cipher) -> np.ndarray:
+    small = sizes < _EACH_SORTED_BELOW
+    if not small.any():
+        return _walk_each(sizes, keys, values, cipher)
+    found = np.empty(len(values), dtype=np.int64)
+    found[~small] = _walk_each(sizes[~small], keys[~small], values[~small], cipher)
+    found[small] = _sort_each(sizes[small], keys[small], values[small], cipher is _feistel_back)
+    return found
+
+
+def _sort_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray, inverse: bool) -> np.ndarray:
+    """Small permutations: each is the sort of hashes that its key gives to its places."""
+    unique, firsts, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    places = np.arange(int(sizes.max()), dtype=np.uint64)
+    hashes = mix64_array(mix64_array(places + unique[:, None]) ^ mix64_array(~unique)[:, None])
+    hashes[places >= sizes[firsts][:, None]] = np.iinfo(np.uint64).max
+    permutations = np.argsort(hashes, axis=1, kind="stable")
+    if inverse:
+        permutations = np.argsort(permutations, axis=1, kind="stable")
+    return np.asarray(permutations[numbers, values])
+
+
+def _walk_each(sizes: np.ndarray, keys: np.ndarray, values: np.ndarray, cipher: _Cipher) -> np.ndarray:
+    """`_walk`, with a size and a key for each value."""
+    columns = np.ceil(np.sqrt(sizes)).astype(np.uint64)
+    rows = (sizes + columns - np.uint64(1)) // columns
+    turns = [mix64_array(keys + np.uint64(combine64(PERMUTATION_VERSION, turn))) for turn in range(_ROUNDS)]
+    found = cipher(values.astype(np.uint64), columns, rows, turns)
+    outside = np.flatnonzero(found >= sizes)
+    while len(outside):
+        own_turns = [turn[outside] for turn in turns]
+        found[outside] = cipher(found[outside], columns[outside], rows[outside], own_turns)
+        outside = outside[found[outside] >= sizes[outside]]
+    return found.astype(np.int64)
+
+
+def _feistel(values: np.ndarray, columns: Any, rows: Any, keys: Sequence[Any]) -> np.ndarray:
     right, left = np.divmod(values, np.uint64(columns))
     for number, key in enumerate(keys):
         modulus = np.uint64(columns if number % 2 == 0 else rows)
@@ -81,7 +138,7 @@ def _feistel(values: np.ndarray, columns: int, rows: int, keys: tuple[int, ...])
     return right * np.uint64(columns) + left
 
 
-def _feistel_back(values: np.ndarray, columns: int, rows: int, keys: tuple[int, ...]) -> np.ndarray:
+def _feistel_back(values: np.ndarray, columns: Any, rows: Any, keys: Sequence[Any]) -> np.ndarray:
     right, left = np.divmod(values, np.uint64(columns))
     for number, key in reversed(list(enumerate(keys))):
         modulus = np.uint64(columns if number % 2 == 0 else rows)

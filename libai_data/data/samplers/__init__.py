@@ -2,6 +2,7 @@
 
 from libai_data.data.samplers.blend_order import BlendOrder
 from libai_data.data.samplers.cyclic import CyclicSampler
+from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.ledger import Ledger
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import OVERRIDES
@@ -15,6 +16,7 @@ __all__ = [
     "BlendOrder",
     "CyclicSampler",
     "IndexBatch",
+    "LaneOrder",
     "Ledger",
     "LeftOut",
     "Order",

@@ -23,6 +23,7 @@ import numpy as np
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.hashing import combine64
+from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.errors import ConfigError
@@ -267,6 +268,9 @@ def order_from_json(state: Any) -> Order:
     plain = state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"]
     if "weights" in state:
         return WeightedOrder(*plain, state["weights"]["digest"], state["weights"]["replacement"])
+    if "lanes" in state:
+        lanes = state["lanes"]
+        return LaneOrder(*plain, lanes["lanes"], lanes["block"], lanes["digest"])
     if "blend" not in state:
         return Order(*plain)
     blend = state["blend"]

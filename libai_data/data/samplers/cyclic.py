@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from libai_data.config.argument_rules import FLAG, check, whole
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
+from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.resuming import continued_schedule
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
 from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
@@ -51,6 +52,8 @@ class CyclicSampler(StreamSampler):
             random order whatever `shuffle` is.
         num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
         replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
+        lanes: read shard by shard, in so many lanes (`laned_order`); by default the order ignores the shards.
+        block: with lanes, shards that a lane shuffles together, at most; by default 4.
 
     Raises:
         ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or
@@ -72,9 +75,15 @@ class CyclicSampler(StreamSampler):
         weights: Any = None,
         num_samples: int | None = None,
         replacement: bool = True,
+        lanes: int | None = None,
+        block: int | None = None,
     ) -> None:
         check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
-        order = drawn_order(dataset, seed, weights, num_samples, replacement) or order_over(dataset, seed, shuffle)
+        order = (
+            laned_order(dataset, seed, shuffle, lanes, block, weights)
+            or drawn_order(dataset, seed, weights, num_samples, replacement)
+            or order_over(dataset, seed, shuffle)
+        )
         self._epoch_size = order.epoch_size
         self._blend = order.blend if isinstance(order, BlendOrder) else None
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)

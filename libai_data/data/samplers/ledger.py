@@ -57,9 +57,12 @@ class Ledger:
             CheckpointError: The step lies before those that the state knows of.
         """
         self._check(step)
-        start = self.schedule.position_of(step)
-        positions = start + np.arange(self.schedule.size_of(step))
-        return self.state.order.locate(self.state.left_out.places_of(positions))
+        return self.state.order.locate(self._places_of(step))
+
+    def _places_of(self, step: int) -> np.ndarray:
+        """The places of a step, int64 [global batch size], in the order of rows."""
+        positions = self.schedule.position_of(step) + np.arange(self.schedule.size_of(step))
+        return self.state.order.in_rows(self.state.left_out.places_of(positions)[None])[0]
 
     def uses_of(self, index: int, until_step: int) -> list[Use]:
         """The steps before `until_step` that use a sample.
@@ -83,9 +86,10 @@ class Ledger:
         positions = state.left_out.positions_of(places)
         taken = (positions >= schedule.first_position) & (positions < schedule.position_of(until_step))
         uses = []
-        for position, epoch in zip(positions[taken].tolist(), epochs[taken].tolist()):
-            step = schedule.step_at(position)
-            uses.append(Use(step, position - schedule.position_of(step), epoch))
+        for step, place, epoch in zip(
+            schedule.steps_at(positions[taken]).tolist(), places[taken].tolist(), epochs[taken].tolist()
+        ):
+            uses.append(Use(step, int(np.flatnonzero(self._places_of(step) == place)[0]), epoch))
         return uses
 
     def _check(self, step: int) -> None:

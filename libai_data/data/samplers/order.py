@@ -39,6 +39,8 @@ class Order:
     shuffle: bool = True
     epoch_size: int = 0
 
+    lanes = 1
+
     def __post_init__(self) -> None:
         check({"seed": INT}, seed=self.seed)
         object.__setattr__(self, "seed", int(self.seed))
@@ -58,6 +60,10 @@ class Order:
     def can_locate(self) -> bool:
         """Whether all that decides the samples is known."""
         return True
+
+    def in_rows(self, places: np.ndarray) -> np.ndarray:
+        """The places of global batches, int64 [batches, size], in the order of the rows: here ascending."""
+        return places
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the samples at these positions.

@@ -13,7 +13,7 @@ from libai_data.data.samplers.stream_state import ORDER_KEYS, StreamState
 from libai_data.data.samplers.weighted_order import WeightedOrder
 from libai_data.errors import CheckpointError, ConfigError, nearest
 
-OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights")
+OVERRIDES = ("dataset", "seed", "shuffle", "drop_last", "global_batch_size", "order_version", "weights", "lanes")
 """What a resumed run may change if it is told so, as in `train.resume_override=[seed]`."""
 
 RESTART_DATA = "restart_data"
@@ -65,6 +65,10 @@ def differences(saved: Mapping[str, Any], own: StreamState) -> dict[str, str]:
     drawn = [state.get("weights") for state in (saved, now)]
     if drawn[0] != drawn[1]:
         found["weights"] = f"the samples' weights were {drawn[0]} and are now {drawn[1]}"
+    lanes = [state.get("lanes") for state in (saved, now)]
+    if lanes[0] != lanes[1]:
+        name = "dataset" if saved.get("samples") != now["samples"] else "lanes"
+        found[name] = f"the lanes were {lanes[0]} and are now {lanes[1]}"
     for key in ORDER_KEYS:
         if key not in saved or saved[key] == now[key] or (key == "shuffle" and "weights" in found):
             continue

@@ -29,6 +29,8 @@ _RULES = {
 }
 _WINDOW = 4096
 """Samples whose indices a sampler computes at once, at most; never more than reach into the next epoch."""
+_SORTED = 1 << 18
+"""Rows of global batches that are sorted by lane at once, at most."""
 
 
 class IndexBatch(NamedTuple):
@@ -221,14 +223,18 @@ class StreamSampler:
             number: of the batch since the stream's beginning.
         """
         if valid < size:
-            epochs, indices = self._locate(position + np.minimum(self._rows_of(size), valid - 1))
+            rows = np.minimum(self._rows_of(size), valid - 1)
+            epochs, indices = self.order.locate(self._places_of_rows(np.array([position]), valid, rows).ravel())
         else:
             epochs, indices = self._full_part(position, size)
         epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
         return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
 
-    def _locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return self.order.locate(self.left_out.places_of(positions))
+    def _places_of_rows(self, positions: np.ndarray, size: int, rows: np.ndarray) -> np.ndarray:
+        """The places of some rows of the global batches that begin at these positions, int64 [batches, rows]."""
+        if self.order.lanes == 1:
+            return self.left_out.places_of(positions[:, None] + rows)
+        return self.order.in_rows(self.left_out.places_of(positions[:, None] + np.arange(size)))[:, rows]
 
     def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""
@@ -236,9 +242,11 @@ class StreamSampler:
         if misfit or size != self._window_size or not 0 <= number < len(self._window[0]):
             rows = self._rows_of(size)
             batches = min(_WINDOW // len(rows), self.order.epoch_size // size)
+            if self.order.lanes > 1:
+                batches = min(batches, _SORTED // size)
             batches = max(1, batches)
             starts = position + size * np.arange(batches, dtype=np.int64)
-            epochs, indices = self._locate((starts[:, None] + rows).ravel())
+            epochs, indices = self.order.locate(self._places_of_rows(starts, size, rows).ravel())
             self._window = epochs.reshape(batches, -1), indices.reshape(batches, -1)
             self._window_start, self._window_size, number = position, size, 0
         epochs, indices = self._window

@@ -7,6 +7,7 @@ from typing import Any
 
 from libai_data.config.argument_rules import FLAG, check
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.samplers.lane_order import laned_order
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.sampler import Cursor, IndexBatch, StreamSampler, check_holds_a_batch
 from libai_data.data.samplers.weighted_order import drawn_order
@@ -35,6 +36,8 @@ class SingleRoundSampler(StreamSampler):
             random order whatever `shuffle` is.
         num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
         replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
+        lanes: read shard by shard, in so many lanes (`laned_order`); by default the order ignores the shards.
+        block: with lanes, shards that a lane shuffles together, at most; by default 4.
 
     Raises:
         ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or
@@ -55,6 +58,8 @@ class SingleRoundSampler(StreamSampler):
         weights: Any = None,
         num_samples: int | None = None,
         replacement: bool = True,
+        lanes: int | None = None,
+        block: int | None = None,
     ) -> None:
         check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
         if getattr(dataset, "is_stream_transform", False):
@@ -62,8 +67,11 @@ class SingleRoundSampler(StreamSampler):
                 "how many outputs a stream transform has, such as FilteredDataset or PackedDataset, is not known in "
                 "advance. Use DataLoader(dataset, batch_size), CyclicSampler, or OneRound(dataset) in its place"
             )
-        drawn = drawn_order(dataset, seed, weights, num_samples, replacement)
-        order = drawn or Order(length_of(dataset), seed, shuffle)
+        order = (
+            laned_order(dataset, seed, shuffle, lanes, block, weights)
+            or drawn_order(dataset, seed, weights, num_samples, replacement)
+            or Order(length_of(dataset), seed, shuffle)
+        )
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size)
         self.drop_last = drop_last
         if drop_last:

@@ -59,6 +59,7 @@ _KEYS = Keys(
             {"sizes": _COUNTS, "phases": each(_PHASE)}, {"limits": each(or_none(_NUMBER)), "limited_from": _NUMBER}
         ),
         "weights": Keys({"digest": TEXT, "replacement": FLAG}),
+        "lanes": Keys({"lanes": whole(1), "block": whole(1), "digest": TEXT}),
         "dataset": or_none(MAPPING),
     },
 )

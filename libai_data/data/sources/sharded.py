@@ -45,11 +45,13 @@ class ShardedSource:
     Attributes:
         paths: the files.
         identity: of the records; see `libai_data.data.files.identity`.
+        shard_lengths: int64 [shards], the records of each shard, in the order of the indices.
     """
 
     def __init__(self, files: Sequence[MappedFile], shards: Sequence[Shard], options: Any = None) -> None:
         self._shards: list[Any] = list(shards)
-        self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
+        self.shard_lengths = np.array([len(shard) for shard in self._shards], dtype=np.int64)
+        self._ends = np.cumsum(self.shard_lengths)
         self.paths: list[str] = [file.source for file in files]
         self._files, self._options = list(files), options
         self.identity = key_of(type(self).__name__, options, [file.identity for file in files])

@@ -34,6 +34,18 @@ class Unseeded:
         return SAMPLES
 
 
+class Shards:
+    """The same samples, in shards."""
+
+    shard_lengths = (3, 5, 4, 6, 4)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Any:
+        return samples()[index]
+
+
 def samples() -> list[Any]:
     return [(number, {"name": str(number)}) for number in range(SAMPLES)]
 
@@ -48,6 +60,13 @@ CASES: dict[str, Callable[..., Any]] = {
     "by rank 0": lambda **more: DataLoader(samples(), shuffle=True, seed=3, readers="rank0", **more),
     "weighted": lambda **more: DataLoader(samples(), weights=WEIGHTS, seed=3, **more),
     "weighted by node": lambda **more: DataLoader(samples(), weights=WEIGHTS, seed=3, readers="node", **more),
+    "lanes": lambda **more: DataLoader(Shards(), shuffle=True, seed=3, lanes=4, block=2, **more),
+    "lanes by node": lambda **more: DataLoader(
+        Shards(), shuffle=True, seed=3, lanes=4, block=2, readers="node", **more
+    ),
+    "lanes by rank 0": lambda **more: DataLoader(
+        Shards(), shuffle=True, seed=3, lanes=4, block=2, readers="rank0", **more
+    ),
     "filtered": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, **more),
     "filtered by node": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, readers="node", **more),
     "filtered by rank 0": lambda **more: DataLoader(filtered(), shuffle=True, seed=3, readers="rank0", **more),

@@ -1,0 +1,299 @@
+"""The order of data that lie in shards: samples of one shard come close together, and each reader reads its own shards.
+
+Place p belongs to turn p mod L, and each turn is that of one lane. A lane owns a span of the shards. The rows of a
+global batch are sorted by lane, so readers that take contiguous rows read different shards. docs/order.md explains it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from heapq import merge
+from itertools import count
+from math import gcd
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from libai_data.config.argument_rules import check, or_none, whole
+from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.shard_lengths import shard_lengths_of
+from libai_data.data.random.permutation import permuted_each, places_in_each
+from libai_data.data.samplers.lane_visits import VISITS_VERSION, LaneVisits, ShardRow
+from libai_data.data.samplers.order import Order
+from libai_data.errors import CheckpointError, ConfigError
+
+BLOCK = 4
+"""Shards that a lane shuffles together if nothing else is said."""
+
+_RULES = {"lanes": or_none(whole(1, 1 << 16)), "block": or_none(whole(1))}
+_SPANS_KEPT = 8
+_TABLES_OF_LANE = 4
+
+
+class ShardUse(NamedTuple):
+    """A time in which a reader needs a shard.
+
+    Args:
+        shard: number of the shard.
+        first: the first global batch that may have a sample of it.
+        last: the last such batch.
+    """
+
+    shard: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class LaneOrder(Order):
+    """Place -> (epoch, index), close together for samples of one shard.
+
+    Args:
+        size: number of samples in the dataset.
+        lanes: number of lanes.
+        block: shards that a lane shuffles together, at most.
+        digest: of the shards' lengths; a state keeps it in their place.
+        lengths: int64 [shards], the samples of each shard; None if only the digest is known.
+    """
+
+    lanes: int = 1
+    block: int = BLOCK
+    digest: str = ""
+    lengths: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def can_locate(self) -> bool:
+        return self.lengths is not None
+
+    @cached_property
+    def _visits(self) -> LaneVisits:
+        if self.lengths is None:
+            raise CheckpointError(
+                "the samples come in lanes, and the data state holds only a digest of the shards' lengths; build the "
+                "loader of this dataset to find samples"
+            )
+        row = ShardRow.of(self.lengths, self.seed, self.shuffle)
+        return LaneVisits(row, self.block, self.seed, self.shuffle, _TABLES_OF_LANE * self.lanes)
+
+    @cached_property
+    def _row_places(self) -> np.ndarray:
+        """The place of each shard in the row, int64 [shards]; 0 for empty ones."""
+        row = self._visits.row
+        places = np.zeros(len(row.starts) - 1, dtype=np.int64)
+        places[row.shards] = np.arange(len(row.shards))
+        return places
+
+    @cached_property
+    def _lane_of_turn(self) -> np.ndarray:
+        return lane_of_turn(self.lanes)
+
+    @cached_property
+    def _turn_of_lane(self) -> np.ndarray:
+        return np.argsort(self._lane_of_turn)
+
+    @cached_property
+    def _spans(self) -> OrderedDict[int, np.ndarray]:
+        return OrderedDict()
+
+    def _span_edges(self, epoch: int) -> np.ndarray:
+        """Samples of the row before each lane's span in an epoch, int64 [lanes + 1].
+
+        A lane's span has as many samples as the lane has turns, so it differs by one from epoch to epoch.
+        """
+        if epoch not in self._spans:
+            share, more = divmod(self.size, self.lanes)
+            late = (self._turn_of_lane - epoch * self.epoch_size) % self.lanes
+            edges = np.zeros(self.lanes + 1, dtype=np.int64)
+            np.cumsum(share + (late < more), out=edges[1:])
+            self._spans[epoch] = edges
+            if len(self._spans) > _SPANS_KEPT:
+                self._spans.popitem(last=False)
+        return self._spans[epoch]
+
+    def _span(self, epoch: int, lane: int) -> tuple[int, int]:
+        low, high = self._span_edges(epoch)[lane : lane + 2].tolist()
+        return low, high
+
+    def in_rows(self, places: np.ndarray) -> np.ndarray:
+        lanes = self._lane_of_turn[places % self.lanes].astype(np.uint16)
+        return np.take_along_axis(places, np.argsort(lanes, axis=1, kind="stable"), axis=1)
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        places = np.asarray(positions, dtype=np.int64)
+        epochs, offsets = np.divmod(places, self.epoch_size)
+        lanes, turns = self._lane_of_turn[places % self.lanes], offsets // self.lanes
+        keys, sizes = np.zeros((2, len(places)), dtype=np.uint64)
+        begins, inner = np.zeros((2, len(places)), dtype=np.int64)
+        found = []
+        for rows in _equal_runs(epochs * self.lanes + lanes):
+            epoch, lane = int(epochs[rows[0]]), int(lanes[rows[0]])
+            span = self._span(epoch, lane)
+            groups = self._visits.groups(epoch, lane, span).ends.searchsorted(turns[rows], side="right")
+            for part in _equal_runs(groups):
+                own = rows[part]
+                visits = self._visits.visits(epoch, lane, span, int(groups[part[0]]))
+                within = turns[own] - visits.start
+                blocks = visits.block_ends.searchsorted(within, side="right")
+                begins[own] = visits.block_begins[blocks]
+                sizes[own] = visits.block_ends[blocks] - begins[own]
+                keys[own], inner[own] = visits.block_keys[blocks], within - begins[own]
+                found.append((own, visits))
+        if self.shuffle:
+            inner = permuted_each(sizes, keys, inner)
+        indices = begins + inner
+        for own, visits in found:
+            shards = visits.ends.searchsorted(indices[own], side="right")
+            indices[own] += visits.firsts[shards] - visits.begins[shards]
+        return epochs, indices
+
+    def find(self, epoch: int, indices: np.ndarray) -> np.ndarray:
+        indices = np.asarray(indices, dtype=np.int64)
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.size:
+            raise IndexError(f"a sample of {indices.tolist()} is outside a dataset of {self.size} samples")
+        return np.array([self._place_of(epoch, index) for index in indices.tolist()], dtype=np.int64)
+
+    def _place_of(self, epoch: int, index: int) -> int:
+        row = self._visits.row
+        shard = int(np.searchsorted(row.starts, index, side="right")) - 1
+        in_row = int(self._row_places[shard])
+        offset = int(row.edges[in_row]) + index - int(row.starts[shard])
+        lane = int(np.searchsorted(self._span_edges(epoch), offset, side="right")) - 1
+        span = self._span(epoch, lane)
+        groups = self._visits.groups(epoch, lane, span)
+        group = int(np.searchsorted(groups.bounds, in_row, side="right")) - 1
+        visits = self._visits.visits(epoch, lane, span, int(np.flatnonzero(groups.order == group)[0]))
+        piece = int(np.flatnonzero(visits.places == in_row)[0])
+        within = int(visits.begins[piece]) + index - int(visits.firsts[piece])
+        block = int(np.searchsorted(visits.block_ends, within, side="right"))
+        begin = int(visits.block_begins[block])
+        inner = within - begin
+        if self.shuffle:
+            size = np.array([int(visits.block_ends[block]) - begin], dtype=np.uint64)
+            inner = int(places_in_each(size, visits.block_keys[block : block + 1], np.array([inner]))[0])
+        place = self._first_place(epoch, lane) + (visits.start + begin + inner) * self.lanes
+        return place if place < (epoch + 1) * self.epoch_size else -1
+
+    def _first_place(self, epoch: int, lane: int) -> int:
+        start = epoch * self.epoch_size
+        return start + (int(self._turn_of_lane[lane]) - start) % self.lanes
+
+    def lanes_of(self, rows: range, batch_size: int) -> np.ndarray:
+        """The lanes whose samples come in these rows of global batches, int64 [n].
+
+        If `lanes` and the batch size are multiples of the number of equal parts that the rows are one of, these are
+        the part's own lanes (see `lane_of_turn`). Else some lanes come in the rows of several parts.
+        """
+        share, more = divmod(batch_size, self.lanes)
+        found = np.zeros(self.lanes, dtype=bool)
+        for turn in range(0, self.lanes, gcd(batch_size, self.lanes)):  # with which a batch may begin
+            sizes = share + ((self._turn_of_lane - turn) % self.lanes < more)
+            ends = np.cumsum(sizes)
+            found |= (sizes > 0) & (ends - sizes < rows.stop) & (ends > rows.start)
+        return np.flatnonzero(found)
+
+    def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
+        """The shards that a reader needs, without end, in the order of their first use.
+
+        The samples of a block are shuffled, so its shards count as used from its first sample to its last one. A shard
+        that is read in several blocks comes once for each.
+
+        Args:
+            rows: those of each global batch that the reader reads, contiguous.
+            batch_size: rows of a global batch; batch k has the places from k times this on.
+            first_batch: uses that end before this batch are left out.
+        """
+        lanes = self.lanes_of(rows, batch_size).tolist()
+        uses = (self._uses_of_lane(lane, batch_size, first_batch) for lane in lanes)
+        return merge(*uses, key=lambda use: use.first)
+
+    def _uses_of_lane(self, lane: int, batch_size: int, first_batch: int) -> Iterator[ShardUse]:
+        start = first_batch * batch_size
+        for epoch in count(start // self.epoch_size):
+            span, first = self._span(epoch, lane), self._first_place(epoch, lane)
+            if span[0] == span[1]:
+                continue
+            ends = first + (self._visits.groups(epoch, lane, span).ends - 1) * self.lanes
+            for number in np.flatnonzero(ends >= start).tolist():
+                visits = self._visits.visits(epoch, lane, span, number)
+                shards = self._visits.row.shards[visits.places]
+                for block in range(len(visits.block_ends)):
+                    begin, end = int(visits.block_begins[block]), int(visits.block_ends[block])
+                    low = first + (visits.start + begin) * self.lanes
+                    high = min(first + (visits.start + end - 1) * self.lanes, (epoch + 1) * self.epoch_size - 1)
+                    if start <= high and low <= high:
+                        batches = max(low, start) // batch_size, high // batch_size
+                        for shard in shards[slice(*visits.block_shards[block : block + 2])].tolist():
+                            yield ShardUse(shard, *batches)
+
+    def in_words(self) -> str:
+        return f"in {self.lanes} lanes, blocks of {self.block} shards, {super().in_words()}"
+
+    def to_json(self) -> dict[str, Any]:
+        lanes = {"lanes": self.lanes, "block": self.block, "digest": self.digest}
+        return {**super().to_json(), "order_version": VISITS_VERSION, "lanes": lanes}
+
+
+def lane_of_turn(lanes: int) -> np.ndarray:
+    """The lane whose turn is each place of a round, int64 [lanes].
+
+    The digits of the turn's number are reversed, in base 2, 3, 5 and so on as `lanes` has factors. So of any D places
+    that follow each other, each D-th part of the lanes has one, if D is a product of the first of these factors. With
+    D readers, each reads the lanes of its own part, also if a global batch is no multiple of `lanes`.
+    """
+    turns, found, rest = np.arange(lanes, dtype=np.int64), np.zeros(lanes, dtype=np.int64), lanes
+    factor = 2
+    while rest > 1:
+        while rest % factor == 0:
+            rest //= factor
+            found += turns % factor * rest
+            turns //= factor
+        factor += 1
+    return found
+
+
+def laned_order(
+    dataset: Any, seed: int, shuffle: bool, lanes: int | None, block: int | None, weights: Any = None
+) -> LaneOrder | None:
+    """The order of a dataset that is read in lanes; None without lanes.
+
+    Args:
+        dataset: with a length, and with shards (`shard_lengths_of`).
+        seed: decides the order.
+        shuffle: another order each epoch; without it, each lane reads its span from the beginning to the end.
+        lanes: number of lanes.
+        block: shards that a lane shuffles together, at most; by default `BLOCK`.
+        weights: of the samples; None, as lanes take each sample once an epoch.
+
+    Raises:
+        ConfigError: A number is out of range, `block` is given without `lanes`, `weights` with them, or the dataset
+            has no known shards.
+    """
+    check(_RULES, lanes=lanes, block=block)
+    if lanes is None:
+        if block is not None:
+            raise ConfigError(f"block is {block}, the shards that a lane shuffles together; give lanes too")
+        return None
+    if weights is not None:
+        raise ConfigError(f"lanes is {lanes}, and weights are given too; leave out one of the two")
+    for kind, what in (("blend", "a blend"), ("is_stream_transform", "a stream transform")):
+        if getattr(dataset, kind, False):
+            raise ConfigError(
+                f"lanes is {lanes}, but the dataset is a {type(dataset).__name__}, {what}; lanes are for a dataset of "
+                "single samples"
+            )
+    lengths = shard_lengths_of(dataset)
+    digest = hashlib.blake2b(lengths.tobytes(), digest_size=8).hexdigest()
+    samples = length_of(dataset)
+    return LaneOrder(samples, seed, shuffle, 0, int(lanes), BLOCK if block is None else int(block), digest, lengths)
+
+
+def _equal_runs(values: np.ndarray) -> list[np.ndarray]:
+    """The rows of each value, in their order."""
+    order = values.argsort(kind="stable")
+    inner = values[order]
+    ends = [*np.flatnonzero(inner[1:] != inner[:-1]).tolist(), len(values) - 1]
+    return [order[first + 1 : end + 1] for first, end in zip([-1, *ends], ends) if end > first]
