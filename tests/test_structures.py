@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from types import ModuleType
 from typing import Any, Callable
 
 import numpy as np
@@ -208,6 +210,11 @@ class Sparse:
 def test_as_array_names_the_field_of_what_cannot_become_a_tensor(value: Any) -> None:
     with pytest.raises(SchemaError, match=r"^field 'labels' "):
         as_array(value, "labels")
+
+
+def test_nothing_is_a_oneflow_tensor_while_another_thread_imports_oneflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "oneflow", ModuleType("oneflow"))
+    assert not is_flow_tensor(np.zeros(1))
 
 
 def test_as_array_returns_an_array_itself() -> None:

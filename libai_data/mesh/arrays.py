@@ -13,8 +13,8 @@ from libai_data.errors import SchemaError
 
 def is_flow_tensor(value: Any) -> bool:
     """Whether `value` is a OneFlow tensor, without importing OneFlow to find out."""
-    flow = sys.modules.get("oneflow")
-    return flow is not None and isinstance(value, flow.Tensor)
+    # Another thread may be importing OneFlow: then its module has no Tensor yet, and no value can be one.
+    return isinstance(value, getattr(sys.modules.get("oneflow"), "Tensor", ()))
 
 
 def as_array(value: Any, field_name: str = "") -> np.ndarray:
