@@ -22,6 +22,7 @@ from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.kinds import dataset_name, is_map_style
+from libai_data.iterables.packed_stream import source_of
 from libai_data.iterables.rows import ReadingOptions
 from libai_data.iterables.sharded import ShardedSource, Sharding
 from libai_data.iterables.stream import IterableStream, TakenRows
@@ -223,7 +224,7 @@ def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding 
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
                 opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
             else:
-                opened = Source(thing, batches) if sharding is None else ShardedSource(thing, batches, sharding)
+                opened = source_of(thing, batches) if sharding is None else ShardedSource(thing, batches, sharding)
                 summary = _SourceSummary(False, opened.name, dataset_name(thing), opened.batches, opened.takes_shard)
         except Exception as error:
             failure = error

@@ -8,7 +8,7 @@ import logging
 import weakref
 from collections import abc
 from collections.abc import Iterable, Iterator
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -28,8 +28,11 @@ from libai_data.iterables.plain_state import decoded, encoded
 
 logger = logging.getLogger(__name__)
 
-SaveState = Callable[[], str]
-"""Gives the state of what is being iterated over, as JSON text."""
+SaveState = Callable[[], Optional[str]]
+"""Gives the state of what is being iterated over, as JSON text; None as long as it cannot be told."""
+
+Opened = tuple[Iterator[Any], Optional[SaveState]]
+"""A round: its rows, and what gives their state if it can be told."""
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -46,9 +49,6 @@ class Source:
     Raises:
         ConfigError: It is neither iterable nor callable.
     """
-
-    keeps_states = True
-    """Whether a round may begin where a state of the iterable says."""
 
     def __init__(self, thing: Any, batches: bool | None = None) -> None:
         self.name = getattr(thing, "__qualname__", type(thing).__name__)
@@ -87,9 +87,7 @@ class Source:
             return 0
         return max(0, epoch - self._rounds_begun)
 
-    def open(
-        self, epoch: int, shard: int, num_shards: int, state: str | None = None
-    ) -> tuple[Iterator[Any], SaveState | None]:
+    def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin a round.
 
         Args:

@@ -1,0 +1,147 @@
+"""Filters and packers of streams without a length: those of datasets, sample by sample, resumed at every cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from libai_data import DataLoader, from_iterable
+from libai_data.data.datasets import FilteredDataset, OneRound, PackedDataset
+from libai_data.errors import ConfigError, SampleError
+from libai_data.iterables import FilteredStream, PackedStream
+from tests.properties import examples
+
+LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
+
+
+class Documents:
+    """A stream of documents of these lengths, that can tell and load its state."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        self.lengths, self.next, self.reads = lengths, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while self.next < len(self.lengths):
+            self.next += 1
+            self.reads += 1
+            yield document(self.lengths[self.next - 1], self.next)
+
+    def state_dict(self) -> Any:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.next = state["next"]
+
+
+def document(length: int, number: int) -> Any:
+    return {"tokens": np.arange(length) + 100 * number, "mask": np.full(length, number % 2, bool)}
+
+
+def keep(sample: Any) -> bool:
+    return len(sample["tokens"]) % 3 != 1
+
+
+def content(batch: Any) -> Any:
+    return {name: array.tolist() for name, array in batch.items()}
+
+
+def fields(sample: Any) -> Any:
+    return {name: value.tensor.tolist() for name, value in sample.get_fields().items()}
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(LENGTHS, st.integers(1, 25), st.booleans())
+def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int], length: int, cut: bool) -> None:
+    options: dict[str, Any] = {"cut": cut, "truncate": not cut, "padding": {"tokens": -1}}
+    documents = [document(each, number) for number, each in enumerate(lengths)]
+    packed = OneRound(PackedDataset(FilteredDataset(documents, keep), length, **options))
+    stream = PackedStream(FilteredStream(lambda: iter(documents), keep), length, **options)
+    expected = [
+        {name: value.tensor.tolist() for name, value in packed[row].get_fields().items()} for row in range(len(packed))
+    ]
+    for _ in range(2):
+        found = [{name: value.tensor.tolist() for name, value in each.get_fields().items()} for each in stream]
+        assert found == expected
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(LENGTHS, st.integers(1, 25), st.booleans(), st.integers(0, 30), st.sampled_from(["cycle", "short"]))
+def test_every_cut_continues_exactly_from_the_state_of_the_stream(
+    lengths: list[int], length: int, cut: bool, batches: int, ends: str
+) -> None:
+    lengths = [*lengths, 3]
+
+    def loader(stateful: bool = True) -> Any:
+        stream = Documents(lengths) if stateful else lambda: iter(Documents(lengths))
+        packed = PackedStream(FilteredStream(stream, keep), length, cut=cut, truncate=not cut)
+        return from_iterable(packed, 2, ends=ends)
+
+    whole, stopped, resumed, plain = loader(), loader(), loader(), loader(stateful=False)
+    expected = [content(batch) for batch in islice(whole.numpy(), batches + 5)]
+    assert expected == [content(batch) for batch in islice(plain.numpy(), batches + 5)]
+    found = [content(batch) for batch in islice(stopped.numpy(), batches)]
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    if len(expected) > batches:
+        assert found + [content(batch) for batch in islice(resumed.numpy(), 5)] == expected
+    for each in (whole, stopped, resumed, plain):
+        each.close()
+
+
+def test_a_resume_reads_only_the_samples_of_the_next_sequences() -> None:
+    stopped = from_iterable(PackedStream(Documents([5] * 1000), 64), 2)
+    batches = iter(stopped)
+    next(islice(batches, 30, 31))
+    source = Documents([5] * 1000)
+    resumed = from_iterable(PackedStream(source, 64), 2, prefetch=1)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    assert (next(iter(resumed))["tokens"].numpy() == next(batches)["tokens"].numpy()).all()
+    resumed.close()
+    stopped.close()
+    assert source.reads < 200
+
+
+def test_shards_are_packed_each_by_itself_in_processes() -> None:
+    def shards(shard: int, num_shards: int) -> Iterator[Any]:
+        return (document(7, number) for number in range(shard, 41, num_shards))
+
+    loader = DataLoader(PackedStream(shards, 16), 4, num_shards=2, num_workers=2)
+    found = sorted(row for batch in loader.numpy() for row in batch["tokens"][batch["segment_ids"] > 0].tolist())
+    assert found == sorted(token for number in range(41) for token in document(7, number)["tokens"].tolist())
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PackedStream([document(1, 1)], 16), "list has a length .* use PackedDataset"),
+        (lambda: FilteredStream([document(1, 1)], keep), "use FilteredDataset"),
+        (lambda: FilteredStream(lambda: iter(()), 5), "keep is 5"),  # type: ignore[arg-type]
+        (lambda: PackedStream(lambda: iter(()), 0), "length of an output is 0"),
+        (lambda: PackedStream(lambda: iter(()), 4, lengths=[1]), "no argument 'lengths'"),
+        (lambda: PackedStream(lambda: iter(()), 4, cuts=True), "cuts"),
+        (
+            lambda: from_iterable(PackedStream(lambda: iter(()), 4), 2, batches=True).close(),
+            "yields samples, not batches",
+        ),
+    ],
+)
+def test_what_cannot_be_packed_or_filtered_is_refused(make: Any, message: str) -> None:
+    with pytest.raises((ConfigError, TypeError), match=message):
+        make()
+
+
+def test_a_sample_that_does_not_fit_is_refused_with_the_choices() -> None:
+    loader = from_iterable(PackedStream(lambda: iter([document(9, 1)]), 4, cut=False), 1)
+    with pytest.raises(SampleError, match=r"has 9 tokens, which do not fit .* of 4; set cut=True, truncate=True"):
+        next(iter(loader))
+    loader.close()
