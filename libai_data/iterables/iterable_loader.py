@@ -170,6 +170,8 @@ class IterableLoader:
         details = state.get("iterable", {})
         if "seed" in override:
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}
+            if self._stream is not None and state.get("reading") != self._stream.order_words().get("reading"):
+                details.pop("source", None)  # That of a stream that was put together in another way.
         rest = {name: value for name, value in state.items() if name != "iterable"}
         if "epoch" in details and state.get("ends") != "cycle":
             rest.setdefault("epoch", details["epoch"])

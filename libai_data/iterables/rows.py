@@ -14,6 +14,7 @@ from libai_data.delivery.gather import digest_of
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.iterables.digest import running_digest
+from libai_data.iterables.interleaved import open_round
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.prefetcher import Prefetcher
 from libai_data.mesh.current import is_main_process
@@ -256,7 +257,7 @@ class RowReader:
         source, shard, num_shards = self._source, self._shard, self._num_shards
         state = None if mark is None else mark.state
         self._prefetcher = Prefetcher(
-            lambda: source.open(epoch, shard, num_shards, state),
+            lambda: open_round(source, epoch, shard, num_shards, state),
             1 if source.batches else self._group_size,
             self._options.ahead,
             source.name,

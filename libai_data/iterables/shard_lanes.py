@@ -6,27 +6,28 @@ import queue
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Callable
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
 
 from libai_data.data.shard_work.process_pool import ProcessPool, Work
+from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_of, place_after
 from libai_data.loader.resumable import finish
 
 _PARTS_AHEAD = 2
 """Parts of a shard that wait to be taken, until which more are read."""
 
-Read = Callable[[Any], tuple[list[Any], bool]]
-MakePart = Callable[[int, int], Any]
+Read = Callable[[Any], tuple[list[Any], bool, Optional[str]]]
+MakePart = Callable[[int, int, int, Optional[str]], Any]
 
 
 class _Round:
     """The shards of one round, while they are read."""
 
-    def __init__(self, make_part: MakePart, num_shards: int) -> None:
+    def __init__(self, make_part: MakePart, places: Sequence[ShardPlace]) -> None:
         self.make_part = make_part
-        self.parts: list[deque[list[Any]]] = [deque() for _ in range(num_shards)]
-        self.starts = [0] * num_shards
-        self.ended = [False] * num_shards
+        self.parts: list[deque[ShardPart]] = [deque() for _ in places]
+        self.places = list(places)
+        """Of what is to be read next."""
         self.error: BaseException | None = None
         self.is_over = False
         self.changed = threading.Condition()
@@ -35,7 +36,7 @@ class _Round:
         """Wait until a shard needs rows: that with the fewest parts; None if all have ended, or the round is over."""
         with self.changed:
             while True:
-                open_ones = [shard for shard in shards if not self.ended[shard]]
+                open_ones = [shard for shard in shards if not self.places[shard].ended]
                 if not open_ones or self.is_over or self.error is not None:
                     return None
                 # Whoever takes rows may wait for the emptiest one, so no other may hold it up.
@@ -44,12 +45,11 @@ class _Round:
                     return emptiest
                 self.changed.wait()
 
-    def add(self, shard: int, items: list[Any], ended: bool) -> None:
+    def add(self, shard: int, rows: list[Any], ended: bool, state: str | None) -> None:
         with self.changed:
-            if items:
-                self.parts[shard].append(items)
-            self.starts[shard] += len(items)
-            self.ended[shard] = ended
+            if rows:
+                self.parts[shard].append(part_of(self.places[shard], rows, ended, state))
+            self.places[shard] = place_after(self.places[shard], rows, ended, state)
             self.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -57,11 +57,11 @@ class _Round:
             self.error, self.is_over = self.error or error, True
             self.changed.notify_all()
 
-    def take(self, shard: int) -> Iterator[Any]:
-        """The rows of a shard, as they come."""
+    def take(self, shard: int) -> Iterator[ShardPart]:
+        """The parts of a shard, as they come."""
         while True:
             with self.changed:
-                while not self.parts[shard] and not self.ended[shard] and not self.is_over:
+                while not self.parts[shard] and not self.places[shard].ended and not self.is_over:
                     self.changed.wait()
                 if self.error is not None:
                     raise self.error
@@ -69,7 +69,7 @@ class _Round:
                     return
                 taken = self.parts[shard].popleft()
                 self.changed.notify_all()
-            yield from taken
+            yield taken
 
 
 class ShardLanes:
@@ -95,23 +95,23 @@ class ShardLanes:
                 daemon=True,
             ).start()
 
-    def begin(self, make_part: MakePart, num_shards: int) -> list[Iterator[Any]]:
+    def begin(self, make_part: MakePart, places: Sequence[ShardPlace]) -> list[Iterator[ShardPart]]:
         """Begin a round, and give up the one before.
 
         Args:
-            make_part: shard and number of its rows that were read -> what is to be read next.
-            num_shards: of the stream; shard `s` is read by lane `s` modulo the number of lanes.
+            make_part: shard, first row to read, and a row and state from before it -> what is to be read next.
+            places: where each shard begins; shard `s` is read by lane `s` modulo the number of lanes.
 
         Returns:
-            The rows of each shard.
+            The parts of each shard.
         """
         for older in self._newest:
             older.end()
-        begun = _Round(make_part, num_shards)
+        begun = _Round(make_part, places)
         self._newest[:] = [begun]
         for rounds in self._rounds:
             rounds.put(begun)
-        return [begun.take(shard) for shard in range(num_shards)]
+        return [begun.take(shard) for shard in range(len(places))]
 
     def close(self) -> None:
         """End the lanes, and their processes at once."""
@@ -123,7 +123,8 @@ def _run(rounds: queue.SimpleQueue[_Round | None], read: Read, number: int, lane
         shards = range(number, len(begun.parts), lanes)
         try:
             while (shard := begun.next_shard(shards)) is not None:
-                begun.add(shard, *read(begun.make_part(shard, begun.starts[shard])))
+                place = begun.places[shard]
+                begun.add(shard, *read(begun.make_part(shard, place.taken, place.row, place.state)))
         except BaseException as error:
             begun.end(error)
 

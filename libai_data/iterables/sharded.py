@@ -6,6 +6,7 @@ shards, and not on who reads them.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -13,22 +14,32 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
 import cloudpickle
-import numpy as np
 
 from libai_data.data.items import fields_in
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
 from libai_data.errors import ConfigError, SchemaError, error_text
-from libai_data.iterables.digest import running_digest
-from libai_data.iterables.iterable_source import SaveState, Source
+from libai_data.iterables.interleaved import (
+    Interleaved,
+    ShardPart,
+    ShardPlace,
+    open_round,
+    part_of,
+    place_after,
+    places_in,
+)
+from libai_data.iterables.iterable_source import Opened, SaveState
+from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.prefetcher import COMPARED_ITEMS, check_kept, field_digests
 from libai_data.iterables.shard_lanes import ShardLanes
+from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.worker import JOB_VARIABLES
 from libai_data.loader.worker_info import WorkerInfo, get_worker_info, set_worker_info
 
@@ -74,11 +85,21 @@ class Sharding:
 
 
 class Part(NamedTuple):
-    """What is to be read next of a shard: the rows from `start` on, as many as take a moment."""
+    """What is to be read next of a shard: the rows from `start` on, as many as can be read in a moment.
+
+    Args:
+        epoch: the round.
+        shard: its number.
+        start: first row to read.
+        row: at or before `start`; where the state was saved.
+        state: of the source before `row`; None for the beginning.
+    """
 
     epoch: int
     shard: int
     start: int
+    row: int = 0
+    state: str | None = None
 
 
 class ShardReader:
@@ -95,13 +116,13 @@ class ShardReader:
     def __init__(self, pickled: bytes, num_shards: int, seed: int, is_process: bool, asks: bool) -> None:
         self._pickled, self._num_shards, self._seed = pickled, num_shards, seed
         self.is_process, self._asks = is_process, asks
-        self._open: dict[int, tuple[Part, Iterator[Any], Any]] = {}
+        self._open: dict[int, tuple[tuple[int, int], Iterator[Any], SaveState | None, Any]] = {}
 
-    def __call__(self, part: Part) -> tuple[list[Any], bool]:
-        """The rows of a part, and whether the shard has ended."""
-        expected, iterator, thing = self._open.pop(part.shard, (None, iter(()), None))
-        if expected != part:
-            thing, iterator = self._opened(part)
+    def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
+        """The rows of a part, whether the shard has ended, and the state after them if the source can tell it."""
+        stands_at, iterator, save, thing = self._open.pop(part.shard, (None, iter(()), None, None))
+        if stands_at != (part.epoch, part.start):
+            thing, iterator, save = self._opened(part)
         items: list[Any] = []
         began, first, digests, size = perf_counter(), None, {}, 0
         ended = True
@@ -116,12 +137,13 @@ class ShardReader:
                 if len(items) == _MOST_AT_ONCE or size > _BYTES_AT_ONCE or perf_counter() - began > _SECONDS_AT_ONCE:
                     ended = False
                     break
+            state = None if ended or save is None else save()
         if not ended:
-            self._open[part.shard] = part._replace(start=part.start + len(items)), iterator, thing
-        return items, ended
+            self._open[part.shard] = (part.epoch, part.start + len(items)), iterator, save, thing
+        return items, ended, state
 
-    def _opened(self, part: Part) -> tuple[Any, Iterator[Any]]:
-        """Begin a shard anew, and pass over the rows before the part."""
+    def _opened(self, part: Part) -> tuple[Any, Iterator[Any], SaveState | None]:
+        """Open a shard at the state, or at its beginning, and skip the rows before the part."""
         if self.is_process:
             become_worker_process()
             for name in JOB_VARIABLES:
@@ -130,10 +152,10 @@ class ShardReader:
         with self._being(part.shard, thing):
             if init is not None:
                 init(part.shard)
-            iterator, _ = Source(thing).open(part.epoch, part.shard, self._num_shards)
-            for _ in islice(iterator, part.start):
+            iterator, save = source_of(thing).open(part.epoch, part.shard, self._num_shards, part.state)
+            for _ in islice(iterator, part.start - part.row):
                 pass
-        return thing, iterator
+        return thing, iterator, save
 
     @contextmanager
     def _being(self, shard: int, thing: Any) -> Iterator[None]:
@@ -164,7 +186,7 @@ class ShardReader:
                 torchs._worker_info = torchs_before  # type: ignore[attr-defined]
 
 
-class ShardedSource(Source):
+class ShardedSource(WrappedSource):
     """A source whose rounds are put together of shards, or shuffled, or both.
 
     Args:
@@ -177,10 +199,8 @@ class ShardedSource(Source):
         ConfigError: It cannot be read so.
     """
 
-    keeps_states = False
-
     def __init__(self, thing: Any, batches: bool | None, sharding: Sharding) -> None:
-        super().__init__(thing, batches)
+        super().__init__(source_of(thing, batches))
         self._sharding = sharding
         self._takes_shard, self.takes_shard = self.takes_shard, False
         self._lanes: ShardLanes | None = None
@@ -214,56 +234,40 @@ class ShardedSource(Source):
         """0 if shards are opened anew in each round."""
         return super().rounds_to_replay(epoch) if self._reader is None else 0
 
-    def open(
-        self, epoch: int, shard: int, num_shards: int, state: str | None = None
-    ) -> tuple[Iterator[Any], SaveState | None]:
-        """Begin a round; there is no state but the number of rows."""
+    def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
+        """Begin a round. Its state is made of those of the shards, if these can be told."""
+        buffer, inner = self._sharding.shuffle_buffer, state
+        if buffer and state is not None:
+            inner = json.dumps(json.loads(state)["source"])
         if self._reader is None:
-            rows = super().open(epoch, 0, 1)[0]
+            rows, save = open_round(self.inner, epoch, 0, 1, inner)
         else:
-            rows = self._interleaved(self._shards(self._reader, epoch))
-        buffer = self._sharding.shuffle_buffer
-        return (_shuffled(rows, buffer, combine64(self._sharding.seed, epoch)) if buffer else rows), None
+            places = places_in(inner, self._sharding.shards)
+            interleaved = Interleaved(self._shards(self._reader, epoch, places), places, self._refuse_equal)
+            rows, save = interleaved.rows(), interleaved.state
+        if not buffer:
+            return rows, save
+        shuffled = ShuffleBuffer(rows, save, buffer, combine64(self._sharding.seed, epoch), state)
+        return shuffled.rows(), None if save is None else shuffled.state
 
-    def _shards(self, reader: ShardReader, epoch: int) -> list[Iterator[Any]]:
+    def _shards(self, reader: ShardReader, epoch: int, places: list[ShardPlace]) -> list[Iterator[ShardPart]]:
         sharding = self._sharding
         if not sharding.num_workers:
-            return [_read_in_turn(reader, epoch, shard) for shard in range(sharding.shards)]
+            return [_read_in_turn(reader, epoch, shard, place) for shard, place in enumerate(places)]
         if self._lanes is None:
             name = self.name  # Not the source, which ends the processes when it is gone.
             work = Work(reader, lambda part: f"shard {part.shard} of {name}") if reader.is_process else None
             lanes = min(sharding.num_workers, sharding.shards)
             self._lanes = ShardLanes(work, reader, lanes, self.name)
-        return self._lanes.begin(lambda shard, start: Part(epoch, shard, start), sharding.shards)
+        return self._lanes.begin(partial(Part, epoch), places)
 
-    def _interleaved(self, shards: list[Iterator[Any]]) -> Iterator[Any]:
-        """A row of each shard in turn."""
-        digests, counts = [""] * len(shards), [0] * len(shards)
-        running = list(enumerate(shards))
-        while running:
-            for number, shard in list(running):
-                try:
-                    item = next(shard)
-                except StopIteration:
-                    running.remove((number, shard))
-                    self._refuse_equal(digests, counts, number)
-                    continue
-                if counts[number] < COMPARED_ITEMS:
-                    counts[number] += 1
-                    digests[number] = running_digest(digests[number], item)
-                    if counts[number] == COMPARED_ITEMS:
-                        self._refuse_equal(digests, counts, number)
-                yield item
-
-    def _refuse_equal(self, digests: list[str], counts: list[int], number: int) -> None:
-        """Refuse shards that begin with the same rows: an iterable that does not split itself yields all to each."""
-        others = [other for other in range(number) if counts[other] == counts[number] and digests[other]]
-        same = [other for other in others if digests[other] == digests[number]]
-        if same and not self._takes_shard:
+    def _refuse_equal(self, one: int, other: int, count: int) -> None:
+        """Refuse an iterable that does not split itself, and so yields all samples in each shard."""
+        if not self._takes_shard:
             raise SchemaError(
-                f"shards {same[0]} and {number} of {self.name} begin with the same {counts[number]} sample(s): it does "
-                "not split itself. Let it yield the samples of get_worker_info().id of get_worker_info().num_workers "
-                "(of torch.utils.data or libai_data), or pass a function that takes shard and num_shards"
+                f"shards {one} and {other} of {self.name} begin with the same {count} sample(s): it does not split "
+                "itself. Let it yield the samples of get_worker_info().id of get_worker_info().num_workers (of "
+                "torch.utils.data or libai_data), or pass a function that takes shard and num_shards"
             )
 
     def close(self) -> None:
@@ -271,6 +275,7 @@ class ShardedSource(Source):
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
+        super().close()
 
 
 def _bytes_of(item: Any) -> int:
@@ -280,21 +285,9 @@ def _bytes_of(item: Any) -> int:
     return sum(int(getattr(getattr(value, "tensor", value), "nbytes", 0)) for value in values)
 
 
-def _read_in_turn(reader: ShardReader, epoch: int, shard: int) -> Iterator[Any]:
-    start, ended = 0, False
-    while not ended:
-        items, ended = reader(Part(epoch, shard, start))
-        start += len(items)
-        yield from items
-
-
-def _shuffled(rows: Iterator[Any], size: int, key: int) -> Iterator[Any]:
-    """Each time one of the next `size` rows, drawn at random."""
-    generator = np.random.Generator(np.random.Philox(key=key))
-    kept = list(islice(rows, size))
-    for row in rows:
-        place = int(generator.integers(size))
-        yield kept[place]
-        kept[place] = row
-    for place in generator.permutation(len(kept)).tolist():
-        yield kept[place]
+def _read_in_turn(reader: ShardReader, epoch: int, shard: int, place: ShardPlace) -> Iterator[ShardPart]:
+    while not place.ended:
+        rows, ended, state = reader(Part(epoch, shard, place.taken, place.row, place.state))
+        if rows:
+            yield part_of(place, rows, ended, state)
+        place = place_after(place, rows, ended, state)

@@ -216,7 +216,7 @@ class IterableStream(EpochPositions, StreamSampler):
         """Where the readers must go, as exactly as a state tells."""
         epoch = int(restored["epoch"])
         if not self._is_sharded and "row" in restored:
-            kept = restored.get("source") if self._rows is not None and self._rows.source.keeps_states else None
+            kept = restored.get("source")
             mark = None if kept is None else Mark(int(kept["row"]), str(kept["state"]))
             return (Place(epoch, int(restored["row"]), str(restored.get("rows_digest", "")), mark),)
         digests = restored.get("rows_digests", {})

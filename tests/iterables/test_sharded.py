@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, SampleError
-from libai_data.iterables import from_iterable
+from libai_data.iterables import from_iterable, sharded, shuffle_buffer
 from tests.iterables.rows import sample
 from tests.properties import examples, slowly
 
@@ -89,6 +89,89 @@ def test_every_cut_continues_exactly_whoever_reads(
     assert taken + rows(resumed, 9) == rows(whole, cut + 9)
     for loader in (stopped, resumed, whole):
         loader.close()
+
+
+class Stateful:
+    """Tells and loads its state; splits itself; fails if rows that were to be skipped are read."""
+
+    def __init__(self, size: int, first_allowed: int = 0) -> None:
+        self.size, self.first_allowed, self.row, self.epoch = size, first_allowed, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.row, self.epoch = 0, epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        shard, shards = (0, 1) if info is None else (info.id, info.num_workers)
+        while self.row < self.size + shard:
+            assert self.row >= self.first_allowed, f"row {self.row} is read again"
+            self.row += 1
+            yield sample(10000 * self.epoch + (self.row - 1) * shards + shard)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"row": self.row, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.row, self.epoch = state["row"], state["epoch"]
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    shards=st.one_of(st.none(), st.integers(1, 4)),
+    buffer=st.integers(0, 20),
+    size=st.integers(1, 30),
+    cut=st.integers(1, 40),
+    ends=st.sampled_from(["cycle", "short"]),
+)
+def test_every_cut_continues_exactly_from_the_states_of_the_shards(
+    shards: int | None, buffer: int, size: int, cut: int, ends: str
+) -> None:
+    how: dict[str, Any] = {"num_shards": shards, "shuffle_buffer": buffer, "seed": 3, "ends": ends}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded, "_MOST_AT_ONCE", 3)
+        patch.setattr(shuffle_buffer, "_DRAWN_AT_ONCE", 4)
+        whole, stopped, resumed = (from_iterable(Stateful(size), 2, **how) for _ in range(3))
+        expected = rows(whole, cut + 9) + (rows(whole, 40) if ends == "short" else [])
+        taken = rows(stopped, cut)
+        resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+        taken += rows(resumed, 9) + (rows(resumed, 40) if ends == "short" else [])
+        assert taken[: len(expected)] == expected[: len(taken)]
+        for loader in (whole, stopped, resumed):
+            loader.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "how"),
+    [
+        ({"num_workers": 2}, {"num_workers": 1}, {"num_shards": 3}),
+        ({}, {"num_workers": 2}, {"num_shards": 3, "shuffle_buffer": 20}),
+        ({"num_workers": 1}, {}, {}),
+        ({}, {"num_workers": 1}, {"shuffle_buffer": 20}),
+    ],
+)
+def test_a_resume_reads_no_row_before_the_states_of_the_shards(
+    before: dict[str, Any], after: dict[str, Any], how: dict[str, Any]
+) -> None:
+    shards = how.get("num_shards", 1)
+    stopped = from_iterable(Stateful(900), 10 * shards, **how, **before)
+    rows(stopped, 80)
+    state = stopped.state_dict()
+    expected = rows(from_iterable(Stateful(900), 10 * shards, **how))[800 * shards :]
+    resumed = from_iterable(Stateful(900, first_allowed=200), 10 * shards, **how, **after)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    assert rows(resumed) == expected
+    assert len(json.dumps(state)) < 600
+    for loader in (stopped, resumed):
+        loader.close()
+
+
+def test_a_shuffle_buffer_holds_the_rows_that_follow_from_the_number_of_draws() -> None:
+    for size, drawn in ((1, 5), (7, 0), (7, 3), (50, 1000)):
+        buffer = shuffle_buffer.ShuffleBuffer(iter(()), None, size, 9, None)
+        kept = list(range(size))
+        for draw, slot in enumerate(buffer._slots(0, drawn).tolist()):
+            kept[slot] = draw + size
+        assert buffer._numbers_at(drawn).tolist() == kept
 
 
 def test_a_shuffle_buffer_draws_another_order_each_epoch_and_moves_no_row_far_forward() -> None:

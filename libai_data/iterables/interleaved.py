@@ -1,0 +1,187 @@
+"""The rows of several shards in turn, with a place of each shard to return to."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any, Callable, NamedTuple
+
+from libai_data.iterables.digest import running_digest
+from libai_data.iterables.iterable_source import Opened, Source
+from libai_data.iterables.prefetcher import COMPARED_ITEMS
+
+_SHARDS = "__shards__"
+
+
+class ShardPlace(NamedTuple):
+    """A place in a shard.
+
+    Args:
+        taken: rows before it.
+        row: at or before the place; where the state was saved.
+        state: of the source of the shard before `row`; None for its beginning.
+        ended: there are no more rows.
+    """
+
+    taken: int = 0
+    row: int = 0
+    state: str | None = None
+    ended: bool = False
+
+
+class ShardPart(NamedTuple):
+    """Some rows of a shard.
+
+    Args:
+        rows: as they were read.
+        row: at or before the first of them; where the state was saved.
+        state: see `ShardPlace`.
+        keeps_state: whether the source of the shard gives states; None if it is not known.
+    """
+
+    rows: list[Any]
+    row: int
+    state: str | None
+    keeps_state: bool | None
+
+
+def part_of(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPart:
+    """The part that was read from a place on, and ended there, or with this state."""
+    return ShardPart(rows, place.row, place.state, None if ended else state is not None)
+
+
+def place_after(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPlace:
+    """The place behind such a part."""
+    taken = place.taken + len(rows)
+    return ShardPlace(taken, place.row, place.state, ended) if state is None else ShardPlace(taken, taken, state, ended)
+
+
+class _ShardRows:
+    """The rows of one shard, part by part."""
+
+    def __init__(self, parts: Iterator[ShardPart], place: ShardPlace) -> None:
+        self.place = place
+        self.keeps_state: bool | None = True if place.state is not None else None
+        self._parts = parts
+        self._waiting: deque[Any] = deque()
+
+    def next_row(self) -> Any:
+        """The next row; raises StopIteration at the end."""
+        while not self._waiting:
+            try:
+                part = next(self._parts)
+            except StopIteration:
+                self.place = ShardPlace(self.place.taken, ended=True)
+                raise
+            self._waiting.extend(part.rows)
+            self.place = self.place._replace(row=part.row, state=part.state)
+            if part.keeps_state is not None:
+                self.keeps_state = part.keeps_state
+        self.place = self.place._replace(taken=self.place.taken + 1)
+        return self._waiting.popleft()
+
+
+class Interleaved:
+    """A row of each shard in turn. A shard that has ended is skipped from then on.
+
+    Args:
+        parts: of each shard, from its place on.
+        places: where each shard begins.
+        refuse_equal: called with the numbers of two shards whose first rows are equal, and how many these are.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Iterator[ShardPart]],
+        places: Sequence[ShardPlace],
+        refuse_equal: Callable[[int, int, int], None],
+    ) -> None:
+        self._shards = [_ShardRows(each, place) for each, place in zip(parts, places)]
+        self._digests, self._counts = [""] * len(parts), [0] * len(parts)
+        self._refuse_equal = refuse_equal
+        self._compares = not any(place.taken for place in places)
+
+    def rows(self) -> Iterator[Any]:
+        """The rows of all shards."""
+        running = [number for number, shard in enumerate(self._shards) if not shard.place.ended]
+        turn = min((self._shards[number].place.taken for number in running), default=0)
+        while running:
+            for number in list(running):
+                shard = self._shards[number]
+                if shard.place.taken > turn:
+                    continue
+                try:
+                    row = shard.next_row()
+                except StopIteration:
+                    running.remove(number)
+                    self._compare(number)
+                    continue
+                if self._compares and self._counts[number] < COMPARED_ITEMS:
+                    self._counts[number] += 1
+                    self._digests[number] = running_digest(self._digests[number], row)
+                    if self._counts[number] == COMPARED_ITEMS:
+                        self._compare(number)
+                yield row
+            turn += 1
+
+    def _compare(self, number: int) -> None:
+        """Compare the first rows of a shard with those of the shards before it."""
+        count = self._counts[number]
+        for other in range(number):
+            if self._digests[other] and (self._counts[other], self._digests[other]) == (count, self._digests[number]):
+                self._refuse_equal(other, number, count)
+
+    def state(self) -> str | None:
+        """The place of each shard; None if shards cannot tell their states."""
+        told = {shard.keeps_state for shard in self._shards}
+        if False in told or True not in told:
+            return None
+        return json.dumps({_SHARDS: [_packed(shard.place) for shard in self._shards]})
+
+
+def _packed(place: ShardPlace) -> list[Any]:
+    if place.ended:
+        return [place.taken]
+    return [place.taken, place.row, None if place.state is None else json.loads(place.state)]
+
+
+def open_round(source: Source, epoch: int, shard: int, num_shards: int, state: str | None) -> Opened:
+    """Open a round of a source.
+
+    Args:
+        source: of which the states may come from a reading by another number of processes.
+        epoch: see `Source.open`.
+        shard: see `Source.open`.
+        num_shards: see `Source.open`.
+        state: see `places_in`.
+    """
+    places = places_in(state, 1)
+    if len(places) != 1:
+        return source.open(epoch, shard, num_shards, state)
+    rows, save = source.open(epoch, shard, num_shards, places[0].state)
+    for _ in islice(rows, places[0].taken - places[0].row):
+        pass
+    return rows, save
+
+
+def places_in(state: str | None, shards: int) -> list[ShardPlace]:
+    """The places in a state.
+
+    Args:
+        state: what `Interleaved.state` returned, or the state of a source that was read as a whole; None for the
+            beginning.
+        shards: how many there are.
+    """
+    if state is None:
+        return [ShardPlace()] * shards
+    saved = json.loads(state)
+    if not (isinstance(saved, dict) and _SHARDS in saved):
+        return [ShardPlace(state=state)]
+    return [
+        ShardPlace(each[0], ended=True)
+        if len(each) == 1
+        else ShardPlace(each[0], each[1], None if each[2] is None else json.dumps(each[2]))
+        for each in saved[_SHARDS]
+    ]
