@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from libai_data.config import try_get_key
 from libai_data.config.signatures import parameters_of, target_of
+from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.engine.loaders import as_three_loaders, build_configured_test_loaders, build_configured_train_loader
 from libai_data.engine.running_stages import stages_of
 from libai_data.engine.setup import complete_train_config, set_key
@@ -68,6 +69,9 @@ def one_rank_loaders(
         _set_argument(section, "num_workers", num_workers)
         _set_argument(section, "readers", "every_rank")
     loaders = _built(cfg, split, tokenizer)
+    for loader in loaders:
+        if isinstance(getattr(loader, "stream", None), StreamSampler):
+            loader.stream.take_turns(data_parallel_size)
     if split != "train":
         return OneRank(loaders, plan)
     cut = {

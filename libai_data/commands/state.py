@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from libai_data.commands.console import print_lines
-from libai_data.commands.one_rank import one_rank_loaders
+from libai_data.commands.one_rank import OneRank, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.data.samplers.ledger import Ledger
@@ -73,7 +74,8 @@ def _verify(asked: argparse.Namespace) -> list[str]:
 
 def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
     """Restore the data state into the loader that a config describes."""
-    cfg, loader = _configured_loader(saved, config_file, opts)
+    cfg, opened = _configured_loader(saved, config_file, opts)
+    loader = opened.loaders[0]
     notes = _Notes()
     sampler_log = logging.getLogger("libai_data.data.samplers")
     sampler_log.addHandler(notes)
@@ -86,27 +88,33 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
     return [f"A run of {config_file} would continue from it {end}", *notes.lines]
 
 
-def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> tuple[Any, Any]:
+def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> tuple[Any, OneRank]:
     """The config, and the train loader that it describes, on this one process."""
     cfg = load_config(config_file, opts)
     ranks = try_get_key(cfg, "train.dist.data_parallel_size") or saved.content.get("mesh", {}).get("data", 1)
-    loader = one_rank_loaders(cfg, ranks).loaders[0]
-    return cfg, loader
+    return cfg, one_rank_loaders(cfg, ranks)
 
 
-def _sources(saved: SavedState, config: list[str] | None) -> list[tuple[str, int]]:
-    """Names and lengths of the datasets that a config puts together, or of those that the checkpoint lists."""
+def _ledger_and_sources(saved: SavedState, config: list[str] | None) -> tuple[Ledger, list[tuple[str, int]]]:
+    """The ledger; names and lengths of the datasets that a config puts together, or that the checkpoint lists."""
     if not config:
-        return sources_of(saved.data)
-    _, loader = _configured_loader(saved, config[0], config[1:])
-    loader.close()
+        return Ledger(saved.stream), sources_of(saved.data)
+    _, opened = _configured_loader(saved, config[0], config[1:])
+    loader = opened.loaders[0]
+    opened.close()
     parts = getattr(loader.dataset, "datasets", [loader.dataset])
     if sum(map(len, parts)) != saved.stream.order.size:
         raise ConfigError(
             f"the dataset of {config[0]} has {sum(map(len, parts))} samples, that of the checkpoint "
             f"{saved.stream.order.size}"
         )
-    return [(type(part).__name__, len(part)) for part in parts]
+    stream, batches = saved.stream, {}
+    if not stream.order.can_locate:
+        # The config has what the checkpoint has no room for.
+        loader.load_state_dict(saved.data)
+        stream = replace(stream, order=loader.stream.state.order)
+        batches = {size: sizes.num_accumulation_steps for size, sizes in opened.plan.sizes.items()}
+    return Ledger(stream, batches), [(type(part).__name__, len(part)) for part in parts]
 
 
 class _Notes(logging.Handler):
@@ -134,7 +142,7 @@ def _edit(asked: argparse.Namespace) -> list[str]:
 
 def _samples(asked: argparse.Namespace) -> list[str]:
     saved = SavedState.read(asked.checkpoint)
-    ledger, sources = Ledger(saved.stream), _sources(saved, asked.config_file)
+    ledger, sources = _ledger_and_sources(saved, asked.config_file)
     if asked.sample is not None:
         uses = ledger.uses_of(asked.sample, saved.step)
         name, own = source_of(sources, asked.sample)

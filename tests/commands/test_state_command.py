@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from libai_data.commands.state import main
-from libai_data.data.samplers import Order
+from libai_data.config import LazyCall, LazyConfig
+from libai_data.data.samplers import CyclicSampler, Order
 from libai_data.engine.checkpoint.directory import verify
 from tests.engine.data_runs import config_of, train
 
@@ -189,3 +190,20 @@ def test_samples_of_several_sources_are_named_by_source_and_own_index(folder: Pa
     for index in indices_of_step(4):
         source, own = ("0:Web", index) if index < 100 else ("1:Books", index - 100)
         assert f"index {index}  source {source}  {own}\n" in shown
+
+
+def test_a_config_lists_samples_in_lanes_as_the_steps_took_them(tmp_path: Path, capsys: Any) -> None:
+    def in_lanes(folder: Path) -> Any:
+        cfg = config_of(folder, length=160, num_accumulation_steps=2, train_micro_batch_size=4)
+        cfg.dataloader.train.sampler = LazyCall(CyclicSampler)(shuffle=True, lanes=4, block=2)
+        return cfg
+
+    steps = train(in_lanes(tmp_path / "run"), stop_after=5).steps
+    config = tmp_path / "config.yaml"
+    LazyConfig.save(in_lanes(tmp_path / "unused"), str(config))
+    assert "--config-file" in said(capsys, "samples", tmp_path / "run", "--step", "4", code=1)
+    assert "in 4 lanes, blocks of 2 shards, shuffled in each epoch" in said(capsys, "show", tmp_path / "run")
+    shown = said(capsys, "samples", tmp_path / "run", "--step", "4", "--config-file", config)
+    assert [int(index) for index in re.findall(r"index (\d+)  source", shown)] == steps[4]
+    uses = said(capsys, "samples", tmp_path / "run", "--sample", steps[4][3], "--config-file", config)
+    assert "step 4  row 3  epoch 0" in uses

@@ -208,6 +208,9 @@ class CyclicSampler(StreamSampler):
             raise TypeError("how many batches an epoch makes of a stream transform is not known in advance")
         return ceil(self.order.epoch_size / self.global_batch_size)
 
+    def _counted_from(self, position: int) -> int:
+        return self._stretches[bisect_right(self._starts, position) - 1].position
+
     def batch_at(self, position: int) -> IndexBatch | None:
         start, rows, first = self._stretches[bisect_right(self._starts, position) - 1]
         number = first + (position - start) // rows

@@ -74,7 +74,7 @@ class LaneOrder(Order):
         if self.lengths is None:
             raise CheckpointError(
                 "the samples come in lanes, and the data state holds only a digest of the shards' lengths; build the "
-                "loader of this dataset to find samples"
+                "loader of this dataset to find samples (with a command: --config-file)"
             )
         row = ShardRow.of(self.lengths, self.seed, self.shuffle)
         return LaneVisits(row, self.block, self.seed, self.shuffle, _TABLES_OF_LANE * self.lanes)

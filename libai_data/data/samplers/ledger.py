@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,12 +26,14 @@ class Ledger:
 
     Args:
         state: of a stream whose steps have sizes, such as that of a checkpoint.
+        batches: global batch size -> batches that a step of this size is cut into, if not 1. Only the rows of a stream
+            in lanes depend on this: the rows of each batch are sorted.
 
     Raises:
         CheckpointError: The state knows of no steps.
     """
 
-    def __init__(self, state: StreamState) -> None:
+    def __init__(self, state: StreamState, batches: Mapping[int, int] | None = None) -> None:
         if state.schedule is None:
             raise CheckpointError(
                 "the data state knows the place in the stream, but no steps: it was saved by a loader without a "
@@ -43,6 +46,7 @@ class Ledger:
             )
         self.state = state
         self.schedule: StepSchedule = state.schedule
+        self._batches = batches or {}
 
     def samples_of(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """The samples that make up a step.
@@ -61,8 +65,9 @@ class Ledger:
 
     def _places_of(self, step: int) -> np.ndarray:
         """The places of a step, int64 [global batch size], in the order of rows."""
-        positions = self.schedule.position_of(step) + np.arange(self.schedule.size_of(step))
-        return self.state.order.in_rows(self.state.left_out.places_of(positions)[None])[0]
+        size = self.schedule.size_of(step)
+        places = self.state.left_out.places_of(self.schedule.position_of(step) + np.arange(size))
+        return self.state.order.in_rows(places.reshape(self._batches.get(size, 1), -1)).ravel()
 
     def uses_of(self, index: int, until_step: int) -> list[Use]:
         """The steps before `until_step` that use a sample.

@@ -105,6 +105,7 @@ class StreamSampler:
 
     endless: bool
     _walk: Walk | None = None
+    _ranks_in_turn = 1
 
     def __init__(
         self,
@@ -213,7 +214,7 @@ class StreamSampler:
             yield batch
             batch = self.batch_at(batch.position + batch.size)
 
-    def _part(self, position: int, size: int, valid: int, number: int) -> IndexBatch:
+    def _part(self, position: int, size: int, valid: int, number: int, end: int | None = None) -> IndexBatch:
         """Cut out this reader's rows; rows past `valid` repeat the last valid sample.
 
         Args:
@@ -221,20 +222,52 @@ class StreamSampler:
             size: its rows.
             valid: those that count.
             number: of the batch since the stream's beginning.
+            end: of a round; no batch has rows of the next one.
         """
-        if valid < size:
-            rows = np.minimum(self._rows_of(size), valid - 1)
-            epochs, indices = self.order.locate(self._places_of_rows(np.array([position]), valid, rows).ravel())
+        if end is not None and self._first_of_turns(position, size) + size * self._ranks_in_turn > end:
+            places = self._places_of_rows(np.array([position]), size, self._rows_of(size), end)
+            epochs, indices = self.order.locate(places.ravel())
         else:
             epochs, indices = self._full_part(position, size)
         epoch = int(self.left_out.places_of(np.array([position]))[0]) if self.left_out.ranges else position
         return IndexBatch(number, epoch // self.order.epoch_size, position, size, valid, epochs, indices)
 
-    def _places_of_rows(self, positions: np.ndarray, size: int, rows: np.ndarray) -> np.ndarray:
-        """The places of some rows of the global batches that begin at these positions, int64 [batches, rows]."""
+    def _places_of_rows(self, positions: np.ndarray, size: int, rows: np.ndarray, end: int | None = None) -> np.ndarray:
+        """The places of some rows of the batches that begin at these positions, int64 [batches, rows].
+
+        Args:
+            positions: of the batches, ascending.
+            size: rows of a batch.
+            rows: which of them.
+            end: position behind the last row that counts, of a single batch; rows behind it repeat the last one.
+        """
         if self.order.lanes == 1:
+            rows = rows if end is None else np.minimum(rows, end - 1 - positions[0])
             return self.left_out.places_of(positions[:, None] + rows)
-        return self.order.in_rows(self.left_out.places_of(positions[:, None] + np.arange(size)))[:, rows]
+        firsts = np.array([self._first_of_turns(position, size) for position in positions.tolist()])
+        count = size * self._ranks_in_turn
+        count = count if end is None else min(count, end - int(firsts[0]))
+        places = self.order.in_rows(self.left_out.places_of(firsts[:, None] + np.arange(count)))
+        return np.take_along_axis(places, np.minimum((positions - firsts)[:, None] + rows, count - 1), axis=1)
+
+    def _first_of_turns(self, position: int, size: int) -> int:
+        """Where the global batch begins of which the batch at a position is a part."""
+        if self._ranks_in_turn == 1:
+            return position
+        return position - (position - self._counted_from(position)) % (size * self._ranks_in_turn)
+
+    def _counted_from(self, position: int) -> int:
+        """Where the first of the batches begins that follow each other up to a position."""
+        return position // self.order.epoch_size * self.order.epoch_size
+
+    def take_turns(self, ranks: int) -> None:
+        """Let each batch be the part of one data-parallel rank, one rank after the other, instead of a global batch.
+
+        Args:
+            ranks: batches that follow each other and together have the rows of one global batch.
+        """
+        self._ranks_in_turn = ranks
+        self._forget_window()
 
     def _full_part(self, position: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Locate this rank's rows for many batches at once: a numpy call costs as much for 4,000 samples as for 40."""

@@ -117,7 +117,8 @@ class SingleRoundSampler(StreamSampler):
         if self.drop_last and valid < size:
             return None
         epoch, offset = divmod(position, self.order.epoch_size)
-        return self._part(position, self._rows_for(valid), valid, epoch * len(self) + offset // size)
+        number = epoch * len(self) + offset // size
+        return self._part(position, self._rows_for(valid), valid, number, self._end_of_epoch(position))
 
     def _rows_for(self, valid: int) -> int:
         """Rows of a global batch of which so many count."""

@@ -60,7 +60,7 @@ class WeightedOrder(Order):
         if self.weights is None:
             raise CheckpointError(
                 "the samples are drawn by weights, of which the data state holds only a digest; build the loader with "
-                "these weights to find samples"
+                "these weights to find samples (with a command: --config-file)"
             )
         return self.weights
 

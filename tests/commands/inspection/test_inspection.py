@@ -18,7 +18,7 @@ from libai_data.commands.one_rank import mesh_of
 from libai_data.config import LazyCall
 from libai_data.data.datasets import ConcatDataset, ImageFolderDataset, random_split
 from libai_data.data.random.sample_random import sample_generator
-from libai_data.data.samplers import Order
+from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
 from libai_data.data.transforms import ImageToFloat
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import ConfigError
@@ -29,6 +29,7 @@ from libai_data.loader.schema import array_of
 from libai_data.structures import fields_of
 from tests.commands.inspection.data import Compose, Planted, Sentences, Words, config_with
 from tests.engine.data_runs import config_of, train
+from tests.engine.tiny import TinyDataset
 
 
 def indices(found: Any) -> list[int]:
@@ -122,6 +123,26 @@ def test_each_row_is_given_to_the_rank_that_takes_it() -> None:
     few = inspect_config(cfg, samples=2)
     assert [card.origin.shard for card in few.cards] == [0, 1]
     assert found.reports["input_ids"].shape == (8, 12)
+
+
+def test_rows_in_lanes_are_those_that_each_rank_takes(tmp_path: Path) -> None:
+    cfg = config_of(tmp_path, length=150, global_batch_size=16, num_accumulation_steps=2)
+    cfg.dataloader.train.sampler = LazyCall(CyclicSampler)(shuffle=True, lanes=4, block=2)
+    cfg.train.dist.data_parallel_size = 2
+    dataset = TinyDataset(150)
+    ranks = [CyclicSampler(dataset, 4, True, 0, rank, 2, seed=1234, lanes=4, block=2) for rank in range(2)]
+    for step in (0, 3):
+        batches = [rank.batch_at(16 * step + 8 * number) for number in range(2) for rank in ranks]
+        expected = [index for batch in batches if batch is not None for index in batch.indices.tolist()]
+        assert indices(inspect_config(cfg, step=step)) == expected
+    cfg.dataloader.test[0].sampler = LazyCall(SingleRoundSampler)(shuffle=True, lanes=4)
+    cfg.dataloader.test[0].dataset.length = 21
+    cfg.dataloader.test[0].test_batch_size = 4
+    rounds = [SingleRoundSampler(TinyDataset(21), 4, True, rank, 2, seed=1234, lanes=4) for rank in range(2)]
+    for step in (0, 2):
+        batches = [rank.batch_at(8 * step) for rank in rounds]
+        expected = [index for batch in batches if batch is not None for index in batch.indices.tolist()]
+        assert indices(inspect_config(cfg, split="test", step=step)) == expected[: 21 - 8 * step]
 
 
 @pytest.mark.parametrize(("step", "rows"), [(0, 8), (2, 5)])
