@@ -274,7 +274,7 @@ def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
     if getattr(dataset, "is_stream_transform", False):
         for name in ("weights", "lanes"):
             if name in arguments:
-                raise ConfigError(f"{name}: they are for a dataset of single samples, not for a filter or packer")
+                raise ConfigError(f"{name} is for single samples; give the filter or packer a dataset without {name}")
         return TransformRounds(dataset, ends=ends, **arguments)
     kind = ShortEndSampler if ends == "short" else SingleRoundSampler
     return kind(dataset, drop_last=ends == "drop", **arguments)
