@@ -74,6 +74,19 @@ def check_end(ended: Ended, folder: Path) -> None:
     assert seconds < SECONDS_TO_END, ended.output
 
 
+def test_a_rank_that_exits_with_a_code_after_the_last_collective_ends_the_job_with_it(tmp_path: Path) -> None:
+    ended = run("launcher", 2, "exit 3 at the end:1", "iterable", tmp_path)
+    check_end(ended, tmp_path)
+    assert ended.codes == [3], ended.output
+    assert "rank 1 ends: it called sys.exit(3)" in ended.output
+
+
+@pytest.mark.slow
+def test_a_sys_exit_that_was_caught_ends_nothing(tmp_path: Path) -> None:
+    ended = run("launcher", 2, "caught:0", "iterable", tmp_path)
+    assert ended.codes == [0], ended.output
+
+
 @pytest.mark.slow
 def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_path: Path) -> None:
     ended = run("launcher", 3, "late:1", "stream+node", tmp_path)

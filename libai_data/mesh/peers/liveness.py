@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 from libai_data.errors import MeshError
 from libai_data.launch.job_environment import seconds_from_environment
@@ -139,6 +139,7 @@ def begin_to_watch() -> Liveness | None:
             _liveness = Liveness(rank, world_size, flow.env.get_node_size(), flow.cuda.is_available())
             if world_size > 1:
                 atexit.register(say_farewell)
+                sys.exit = partial(_exit, _liveness)  # type: ignore[assignment]
                 sys.excepthook = partial(_end_after, sys.excepthook, rank)
     return _liveness
 
@@ -180,6 +181,17 @@ def _end_after(print_exception: Callable[..., Any], rank: int, *exception: Any) 
     print_exception(*exception)
     if not _forked:
         end_process(1, f"rank {rank} ends: see the exception above")
+
+
+def _exit(liveness: Liveness, code: Any = None) -> NoReturn:
+    """What `sys.exit` is on a rank.
+
+    OneFlow's would note the code for good. Then this rank would not meet the others at its end, even if the program has
+    caught the SystemExit, and they would wait for it.
+    """
+    if not _forked:
+        liveness.note_exit(code)
+    raise SystemExit(code)
 
 
 def say_farewell() -> None:

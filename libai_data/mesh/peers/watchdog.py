@@ -89,6 +89,7 @@ class Liveness:
         self.stop = StopAgreement()
         self._met = world_size == 1
         self._collectives = 0
+        self._exit_asked: tuple[Any, int] = (None, 0)
         # What the main thread and the one that watches share.
         self._changed = threading.Condition()
         self._connections: dict[int, Connection] = {}
@@ -328,10 +329,18 @@ class Liveness:
         sys.stdout.flush()
         os._exit(1)
 
+    def note_exit(self, code: Any) -> None:
+        """Note that this rank calls `sys.exit` now."""
+        self._exit_asked = code, self._collectives
+
     def farewell(self) -> None:
         """Say to the others that this rank ends, and after how many collectives."""
         if self._world_size == 1:
             return
+        code, collectives = self._exit_asked
+        # If collectives followed, the program has caught the SystemExit.
+        if code not in (None, 0) and collectives == self._collectives:
+            end_process(code if isinstance(code, int) else 1, f"rank {self._rank} ends: it called sys.exit({code!r})")
         if getattr(sys, "last_value", None) is not None:
             # An exception that nobody caught, and that a handler of somebody else's has printed.
             end_process(1, f"rank {self._rank} ends: see the exception above")

@@ -5,6 +5,7 @@ Just before something goes wrong on the rank, the time is written to `FOLDER/fau
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from pathlib import Path
@@ -73,4 +74,10 @@ if CASE == "late" and HERE:
     # Longer than ranks may wait for one that has left: this one needs nobody any more.
     time.sleep(8)
     print("the slowest rank is done")
+if is_time_for("caught"):
+    with contextlib.suppress(SystemExit):
+        sys.exit(3)
+to_global(batch)
 print(f"rank {RANK} is at its end")
+if is_time_for("exit 3 at the end"):
+    sys.exit(3)
