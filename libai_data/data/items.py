@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import abc, namedtuple
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -46,6 +47,12 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
     kind = TupleFields if _is_tuple(item) else dict
     if names is None or isinstance(names, ArgumentNames):
         used = {name: value for name, value in fields.items() if not str(name).startswith("__")}
+        for name in used:
+            if not isinstance(name, str):
+                raise SchemaError(
+                    f"the item has a field of the name {name!r}, a {type(name).__name__}; name fields by texts, after "
+                    "the arguments of model.forward"
+                )
         if not used:
             raise SchemaError(
                 f"the item is a {type(item).__name__} without a field: {list(fields)} (names that begin with '__' do "
@@ -115,6 +122,41 @@ def selected(sample: Any, names: Sequence[str]) -> Any:
 @lru_cache(maxsize=16)
 def _tuple_of(names: tuple[str, ...]) -> Any:
     return namedtuple("Sample", names)
+
+
+def contents_of(sample: Any) -> dict[Any, bytes]:
+    """What the arrays of a sample hold now, by the name or number of their field."""
+    fields: Any = fields_in(sample)
+    if fields is None:
+        fields = dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
+    contents: dict[Any, bytes] = {}
+    for name, value in fields.items():
+        tensor = value.tensor if isinstance(value, DistTensorData) else value
+        if is_flow_tensor(tensor) or hasattr(tensor, "__array__"):
+            with suppress(SchemaError):  # It is for a collator, not for a tensor.
+                contents[name] = as_array(tensor).tobytes()
+    return contents
+
+
+def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: str) -> None:
+    """Refuse a dataset whose newer sample has overwritten an array of an earlier one.
+
+    Args:
+        sample: the earlier one.
+        before: its contents when it was read.
+        newest: the newer one.
+        dataset: its name.
+
+    Raises:
+        SchemaError: Naming the field.
+    """
+    now = contents_of(sample)
+    changed = [name for name in now if now[name] != before.get(name)]
+    for name in changed:
+        if now[name] == contents_of(newest).get(name):
+            raise SchemaError(
+                f"field {name!r} of a sample of {dataset} overwrites that of an earlier one; return a copy of it"
+            )
 
 
 def as_leaf(value: Any, path: str) -> Any:

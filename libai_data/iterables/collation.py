@@ -34,11 +34,15 @@ class PieceCollator:
     Args:
         names: of the fields; see `named`.
         collate_fn: makes a batch of samples as they come; by default `default_collate`.
+
+    Attributes:
+        needs_no_copy: nothing writes into its batches later.
     """
 
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn
+        self.needs_no_copy = collate_fn is None
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
         """Make a batch: name -> value, nested as the samples are.

@@ -184,6 +184,8 @@ class RowReader:
                     raise ConfigError(f"{self._source.name} yields nothing, so that it cannot be cycled through")
                 self._open(self._epoch + 1, None)
                 continue
+            if not self._waiting:  # The iterable has yielded a batch without rows.
+                continue
             row = self._waiting.popleft()
             self._has_had_rows = True
             digest = running_digest(self.place.digest if row.number else "", row.piece, self._options.names)

@@ -200,6 +200,9 @@ class TaskRunner:
             # Bare, a StopIteration would end the trainer's loop without a word.
             name = self._name or "stacking"
             raise SampleError(f"{name} of samples {task.indices.tolist()}: {error_text(error)}") from error
+        if task.slot is None and not getattr(collator, "needs_no_copy", False):
+            # It may keep its memory, and write the next batch into it.
+            collated = replace(collated, arrays={name: array.copy() for name, array in collated.arrays.items()})
         if self._batch_transform is not None:
             arrays = {name: np.require(array, requirements=["C", "W"]) for name, array in collated.arrays.items()}
             collated = replace(collated, arrays=arrays)
@@ -243,14 +246,14 @@ class TaskRunner:
         return arrays
 
 
-def wants_to_end(task: Task, error: BaseException) -> SampleError:
+def wants_to_end(indices: list[int], error: BaseException) -> SampleError:
     """What becomes of a SystemExit or the like that a dataset raises where it cannot end the trainer.
 
     Args:
-        task: the task that was being done.
+        indices: of the samples that were being read.
         error: what was raised.
     """
-    wrapped = SampleError(f"one of the samples {task.indices.tolist()}: {error_text(error)}")
+    wrapped = SampleError(f"one of the samples {indices}: {error_text(error)}")
     wrapped.__cause__ = error
     return wrapped
 
@@ -297,7 +300,10 @@ class InProcessExecutor(Executor):
         self._waiting: deque[Task] = deque()
 
     def first_sample(self, epoch: int, index: int) -> SampleForm:
-        return self._runner.reader.first_sample(epoch, index)
+        try:
+            return self._runner.reader.first_sample(epoch, index)
+        except SystemExit as error:
+            raise wants_to_end([index], error) from error
 
     def use_schema(self, schema: SampleSchema) -> None:
         self._runner.schema = schema
@@ -306,7 +312,12 @@ class InProcessExecutor(Executor):
         self._waiting.append(task)
 
     def next_result(self) -> TaskResult:
-        return self._runner.run(self._waiting.popleft())
+        task = self._waiting.popleft()
+        try:
+            return self._runner.run(task)
+        except SystemExit as error:
+            # Else a dataset that calls `sys.exit(0)` would end the training as if all were done.
+            return TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
 
     def has_result(self) -> bool:
         """False: a result takes the caller's own time."""

@@ -77,7 +77,7 @@ class ThreadExecutor(Executor):
                 share_generators(task.number >= _ORDINARY)
                 result = self._do(runner, task)
             except BaseException as error:
-                result = TaskResult(task.number, wants_to_end(task, error))
+                result = TaskResult(task.number, wants_to_end(task.indices.tolist(), error))
             doubt = take_doubt()
             if task.number >= _ORDINARY:
                 self._results.put((task, result, doubt))

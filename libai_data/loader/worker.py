@@ -211,7 +211,7 @@ class _Worker:
         try:
             result = self._runner.run(task)
         except BaseException as unusual:
-            result = TaskResult(task.number, wants_to_end(task, unusual))
+            result = TaskResult(task.number, wants_to_end(task.indices.tolist(), unusual))
         if result.says_only_done:
             return result.times
         error: Any = result.error

@@ -623,6 +623,13 @@ def test_an_iterable_may_yield_the_same_item_again() -> None:
     loader.close()
 
 
+def test_batches_without_rows_add_nothing() -> None:
+    sizes = [0, 2, 0, 0, 3, 1, 0]
+    loader = from_iterable(lambda: ({"x": np.full((size, 1), size)} for size in sizes), 2, batches=True)
+    assert [batch.get_fields()["x"].tensor.numpy().ravel().tolist() for batch in loader] == [[2, 2], [3, 3], [3, 1]]
+    loader.close()
+
+
 @pytest.mark.parametrize("item", [{}, {"__key__": np.ones(3)}, Instance()])
 def test_an_item_without_a_field_is_refused(item: Any) -> None:
     loader = from_iterable(lambda: iter([item] * 8), 2)

@@ -102,10 +102,12 @@ def test_failing_read_batch_names_samples(workers: dict[str, Any]) -> None:
         stream(FailingFilled(bad=[9]), batches=4, **workers)
 
 
-@pytest.mark.parametrize("workers", WORKERS[1:3], ids=WORKER_NAMES[1:3])
-def test_a_dataset_that_exits_the_interpreter_does_not_take_its_worker_along(workers: dict[str, Any]) -> None:
+@WITHOUT_SPAWN
+def test_a_dataset_that_exits_the_interpreter_ends_neither_its_worker_nor_the_trainer(workers: dict[str, Any]) -> None:
     with pytest.raises(SampleError, match=r"(?s)9.*SystemExit: goodbye"):
         stream(ExitingPolitely(bad=[9]), batches=4, **workers)
+    with pytest.raises(SampleError, match=r"(?s)0.*SystemExit: goodbye"):
+        stream(ExitingPolitely(bad=[0]), batches=1, **workers)
 
 
 @EVERYWHERE

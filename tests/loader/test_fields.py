@@ -389,3 +389,52 @@ def test_a_sample_nested_in_another_way_is_refused_by_index(workers: dict[str, A
     missing = r"(?s)sample 6 of .*missing \['a.b'\], unexpected \['a.c'\]"
     with pytest.raises(SampleError, match=missing), loading(dataset, **workers) as loader:
         list(islice(iter(loader), 2))
+
+
+class Reusing:
+    """Returns one array again and again."""
+
+    def __init__(self, overwrites: bool) -> None:
+        self._array, self._overwrites = np.zeros(2), overwrites
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self._array += self._overwrites
+        return {"x": self._array, "index": np.array(index)}
+
+
+class ReusingCollator:
+    """Makes each batch in the same memory."""
+
+    def __init__(self) -> None:
+        self._memory = np.zeros(4)
+
+    def __call__(self, samples: list[Any]) -> dict[str, np.ndarray]:
+        self._memory[:] = [sample["index"] for sample in samples]
+        return {"index": self._memory}
+
+
+@WITHOUT_SPAWN
+def test_a_dataset_that_overwrites_its_samples_is_refused_where_a_collator_gets_several(
+    workers: dict[str, Any],
+) -> None:
+    with pytest.raises(DataPipelineError, match=r"field 'x' of a sample of Reusing overwrites .* return a copy"):
+        batch_of(Reusing(overwrites=True), collate_fn=stack_dicts, **workers)
+    assert batch_of(Reusing(overwrites=True), **workers)["x"].shape == (4, 2)
+    assert not batch_of(Reusing(overwrites=False), collate_fn=stack_dicts, **workers)["x"].any()
+
+
+@WITHOUT_SPAWN
+def test_batches_stay_when_a_collator_uses_its_memory_again(workers: dict[str, Any]) -> None:
+    with loading(Reusing(overwrites=False), collate_fn=ReusingCollator(), **workers) as loader:
+        batches = list(islice(loader, 3))
+    indices = [np.asarray(batch.get("index").tensor.numpy()).tolist() for batch in batches]
+    assert len(set(map(tuple, indices))) > 1 and all(len(set(each)) == 4 for each in indices), indices
+
+
+@pytest.mark.parametrize("name", [1, None, ("x", "y")])
+def test_a_name_of_a_field_that_is_no_text_is_refused(name: Any) -> None:
+    with pytest.raises(DataPipelineError, match="name fields by texts"):
+        batch_of([{name: np.zeros(2)}] * 8)

@@ -139,7 +139,7 @@ def begin_to_watch() -> Liveness | None:
             _liveness = Liveness(rank, world_size, flow.env.get_node_size(), flow.cuda.is_available())
             if world_size > 1:
                 atexit.register(say_farewell)
-                sys.exit = partial(_exit, _liveness)  # type: ignore[assignment]
+                sys.exit = partial(_exit, _liveness)
                 sys.excepthook = partial(_end_after, sys.excepthook, rank)
     return _liveness
 
