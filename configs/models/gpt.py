@@ -60,6 +60,7 @@ class GPT(nn.Module):
         loss_mask: Any | None = None,
         cu_seqlens: Any | None = None,
         segment_ids: Any | None = None,
+        max_seqlen: Any | None = None,
     ) -> dict[str, Any]:
         """Predicts the token after each one; the arguments are the fields of `GPTDataset`, or of packed conversations.
 
@@ -74,6 +75,7 @@ class GPT(nn.Module):
                 of which sees itself alone.
             segment_ids: `[batch, length]`, int64, on the first stage: the number of each token's conversation, each of
                 which sees itself alone; 0 is padding.
+            max_seqlen: `[batch]`, int32, the longest document of each sample, for kernels of variable length; not used.
 
         Returns:
             `"losses"`, the mean over the global batch's tokens that count, where there are labels; and in evaluation

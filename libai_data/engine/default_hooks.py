@@ -32,6 +32,7 @@ def default_hooks(owner: Any) -> list[HookBase | None]:
             owner.global_batch_size,
             train.log_period,
             owner.tokens.take,
+            lambda: trainer.tokens.sources,
         ),
         hooks.LRScheduler(),
     ]

@@ -16,7 +16,7 @@ class _StepTrainer(TrainerBase):
     """What both trainers do.
 
     Attributes:
-        on_inputs: called with the model's inputs of each micro-batch, or of several that are joined.
+        on_inputs: called with the model's inputs of each micro-batch, or of several that are joined, and how many.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class _StepTrainer(TrainerBase):
         self.grad_acc_steps = grad_acc_steps
         self.inputs = StepInputs(data_loader)
         self._check_inputs = check_inputs
-        self.on_inputs: Callable[[dict[str, Any]], None] = lambda inputs: None
+        self.on_inputs: Callable[[dict[str, Any], int], None] = lambda inputs, batches: None
 
     def run_step(  # type: ignore[override]
         self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
@@ -49,7 +49,7 @@ class _StepTrainer(TrainerBase):
             if self._check_inputs is not None:
                 self._check_inputs(inputs)
                 self._check_inputs = None
-            self.on_inputs(inputs)
+            self.on_inputs(inputs, batches)
             return inputs
 
         self.write_metrics(self._step(take), self.inputs.seconds)

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
+import numpy as np
+
+from libai_data.data.datasets.blend_table import name_of
+from libai_data.data.datasets.combine import ConcatDataset
+from libai_data.data.datasets.packing import PackedDataset
+from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.samplers.blend_order import BlendOrder
+from libai_data.data.samplers.stream_state import StreamState
+from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
+from libai_data.mesh.current import get_data_parallel_size, is_main_process, tensor_to_rank0
 
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 # Nonzero for real tokens. The first two have the shape of the tokens; the last is a matrix for each sample, whose
 # first row is that of the first token, which sees all.
 _MASKS = ("attention_mask", "segment_ids", "encoder_attn_mask")
+
+
+_NONE = np.empty(0, np.int64)
 
 
 class TokenCounter:
@@ -22,6 +36,9 @@ class TokenCounter:
 
     Args:
         loader: the train loader.
+
+    Attributes:
+        sources: on rank 0, the tokens of each dataset of a blend, or of several datasets one behind the other.
     """
 
     may_be_absent = True  # From checkpoints of earlier versions.
@@ -32,14 +49,27 @@ class TokenCounter:
         self._counted = 0
         self._new = 0
         self._unread: Any = None
+        self._rows: list[tuple[Any, int]] = []
+        self._mark: StreamState | None = None
+        self.sources: dict[str, int] = {}
 
-    def add(self, inputs: Mapping[str, Any]) -> None:
-        """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...]."""
-        count = _real_tokens(inputs)
-        if count is not None:
-            self._unread = count if self._unread is None else self._unread + count
-        elif self._per_sample is None:
-            self._per_sample = tokens_per_sample(self._loader, inputs)
+    def add(self, inputs: Mapping[str, Any], batches: int = 1) -> None:
+        """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...].
+
+        Args:
+            inputs: of the model.
+            batches: that were joined along dim 0, each rank its own part.
+        """
+        rows = _real_tokens(inputs)
+        if rows is None:
+            if self._per_sample is None:
+                self._per_sample = tokens_per_sample(self._loader, inputs)
+            return
+        count = rows.sum()
+        self._unread = count if self._unread is None else self._unread + count
+        state = stream_state_of(self._loader)
+        if state is not None and state.start is None and isinstance(state.order, BlendOrder):
+            self._rows.append((rows, batches))
 
     def take(self, samples: int, new_samples: int) -> tuple[int, int]:
         """Tokens of the whole training and those since the last call, on rank 0; 0 if they are not known. Collective.
@@ -55,19 +85,72 @@ class TokenCounter:
         return samples * (self._per_sample or 0), new_samples * (self._per_sample or 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted by masks. Collective."""
+        """What was counted by masks, and of each source. Collective."""
         self._read()
-        return {"tokens": self._counted}
+        return {"tokens": self._counted, "sources": dict(self.sources)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue to count."""
         self._counted, self._new, self._unread = int(state["tokens"]), 0, None
+        self.sources, self._mark, self._rows = dict(state.get("sources", {})), None, []
 
     def _read(self) -> None:
         if self._unread is not None:
             count, self._unread = int(number_on_rank0(self._unread)), None
             self._counted += count
             self._new += count
+        rows = [_in_stream_order(tensor, batches) for tensor, batches in self._rows]
+        self._rows = []
+        before, self._mark = self._mark, stream_state_of(self._loader)
+        if before is None or self._mark is None or not is_main_process():
+            return
+        parts = parts_of(getattr(self._loader, "dataset", None))
+        if parts and before.order.size == self._mark.order.size:
+            self._add_sources(parts, *self._tokens_since(before, self._mark, rows))
+
+    def _tokens_since(
+        self, before: StreamState, now: StreamState, rows: list[np.ndarray]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The samples between two states, and the tokens of each, int64 [n] each; none where they are not known."""
+        if before.start is not None and now.start is not None:
+            dataset = self._loader.dataset
+            if min(before.start, now.start) >= 0 and isinstance(dataset, PackedDataset):
+                return dataset.amounts_between(before.start, now.start)
+            return _NONE, _NONE
+        _, indices = now.order.locate(now.left_out.places_of(np.arange(before.position, now.position)))
+        if not rows:
+            return indices, np.full(len(indices), self._per_sample or 0)
+        tokens = np.concatenate(rows)
+        return (indices, tokens) if len(tokens) == len(indices) else (_NONE, _NONE)
+
+    def _add_sources(self, parts: list[tuple[str, int]], indices: np.ndarray, tokens: np.ndarray) -> None:
+        numbers = np.searchsorted(np.cumsum([size for _, size in parts]), indices, side="right")
+        sums = np.bincount(numbers, tokens, len(parts)).astype(np.int64)
+        if sums.any() or self.sources:
+            for (name, _), count in zip(parts, sums.tolist()):
+                self.sources[name] = self.sources.get(name, 0) + count
+
+
+def parts_of(dataset: Any) -> list[tuple[str, int]]:
+    """Name and length of each dataset of a blend, or of several one behind the other; [] for any other dataset."""
+    whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
+    if not isinstance(whole, ConcatDataset) or len(whole.datasets) < 2:
+        return []
+    names = [PurePath(name_of(part)).name for part in whole.datasets]
+    return [
+        (name if names.count(name) == 1 else f"{name}#{number}", len(part))
+        for number, (name, part) in enumerate(zip(names, whole.datasets))
+    ]
+
+
+def _in_stream_order(rows: Any, batches: int) -> np.ndarray:
+    """A number for each row of joined batches, on rank 0, in the order of the stream. Collective."""
+    local = tensor_to_rank0(rows, device="cpu", to_local=True)
+    if not is_main_process():
+        return _NONE
+    # Each rank has its own rows of all these batches one behind the other.
+    by_rank = local.numpy().reshape(get_data_parallel_size(), batches, -1)
+    return np.asarray(by_rank.transpose(1, 0, 2).ravel())
 
 
 def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
@@ -86,26 +169,33 @@ def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
 
 
 def _real_tokens(inputs: Mapping[str, Any]) -> Any:
-    """The number of real tokens, a tensor of no dims, or None if the inputs do not say."""
+    """The number of real tokens of each sample, a tensor [samples], or None if the inputs do not say."""
+    # Of pairs of answers, both are tokens.
+    found = [_of_one_kind(inputs, prefix) for prefix in ("", "chosen_", "rejected_")]
+    known = [counts for counts in found if counts is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def _of_one_kind(inputs: Mapping[str, Any], prefix: str) -> Any:
     import oneflow as flow
 
-    shape = next((tuple(inputs[name].shape) for name in _TOKEN_FIELDS if name in inputs), ())
+    shape = next((tuple(inputs[prefix + name].shape) for name in _TOKEN_FIELDS if prefix + name in inputs), ())
     if len(shape) != 2:
         return None
     for name in _MASKS:
-        mask = inputs.get(name)
+        mask = inputs.get(prefix + name)
         if mask is not None and tuple(mask.shape) == shape:
             return _number_of_nonzero(mask)
         if mask is not None and name == "encoder_attn_mask" and tuple(mask.shape) == (*shape, shape[1]):
             return _number_of_nonzero(mask[:, 0, :])
-    bounds = inputs.get("cu_seqlens")
+    bounds = inputs.get(prefix + "cu_seqlens")
     if bounds is not None and tuple(bounds.shape) == (shape[0], shape[1] + 1):
         # Bounds ascend; the last one is the number of tokens of a row.
-        return flow.amax(bounds.to(flow.int64), dim=1).sum()
+        return flow.amax(bounds.to(flow.int64), dim=1)
     return None
 
 
 def _number_of_nonzero(mask: Any) -> Any:
     import oneflow as flow
 
-    return mask.to(flow.bool).to(flow.int64).sum()
+    return mask.to(flow.bool).to(flow.int64).sum(dim=1)

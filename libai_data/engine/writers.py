@@ -16,6 +16,9 @@ from libai_data.atomic_files import AppendFile, written_whole
 from libai_data.engine.events import EventStorage, get_event_storage
 from libai_data.engine.logging_setup import ON_BAR
 
+SOURCE = "consumed_tokens/"
+"""Begins the names of numbers that are the tokens of one dataset."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -185,6 +188,9 @@ class CommonMetricPrinter(EventWriter):
         ):
             if name in new:
                 parts.append(form.format(new[name][0]))
+            if name == "consumed_tokens":
+                sources = [f"{key[len(SOURCE) :]} {new[key][0]:.0f}" for key in new if key.startswith(SOURCE)]
+                parts += [f"({', '.join(sources)})"] if sources else []
         if "eta_seconds" in new:
             parts.append(f"ETA {datetime.timedelta(seconds=round(new['eta_seconds'][0]))}")
         logger.info("  ".join(parts), extra=ON_BAR)

@@ -11,8 +11,10 @@ import oneflow as flow
 import pytest
 
 from libai_data.config import LazyCall
+from libai_data.data.datasets import BlendedDataset, PackedDataset
+from libai_data.data.samplers import CyclicSampler
 from libai_data.engine.token_count import TokenCounter, tokens_per_sample
-from libai_data.loader import PadCollator
+from libai_data.loader import BatchLoader, PadCollator
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset, TinyModel
@@ -57,6 +59,88 @@ def test_padding_is_not_counted_and_a_resume_continues_the_count(sizes: dict[str
     assert f"tokens {lengths[11]}" in (tmp_path / "log.txt").read_text()
 
 
+class Numbered(Sentences):
+    """With a name, and an index that tells the corpus."""
+
+    def __init__(self, length: int, name: str, first: int = 0, samples: int = 0) -> None:
+        super().__init__(length)
+        self.source, self._first, self._samples = SimpleNamespace(prefix=f"data/{name}"), first, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, index: int) -> Instance:
+        return super().__getitem__(self._first + index)
+
+
+def blend() -> BlendedDataset:
+    """60 and 40 samples, and their indices of 100."""
+    return BlendedDataset([Numbered(100, "web", 0, 60), Numbered(100, "books", 60, 40)], [3, 1], max_epochs=[None, 0.5])
+
+
+@pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
+def test_tokens_of_each_dataset_of_a_blend_are_counted_and_a_resume_continues(
+    sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    def config() -> Any:
+        cfg = config_of(tmp_path, log_period=4, checkpointer={"period": 3}, **sizes)
+        cfg.dataloader.train.dataset = LazyCall(blend)()
+        cfg.dataloader.train.collate_fn = LazyCall(PadCollator)(
+            fields={"input_ids": {"value": 0}, "attention_mask": {"value": 0}}
+        )
+        cfg.model._target_ = Reader
+        return cfg
+
+    steps = train(config(), stop_after=6).steps
+    steps.update(train(config(), resume=True).steps)
+    indices = np.array([steps[step] for step in range(12)])
+    tokens = np.cumsum((1 + indices % 5) * (indices >= 60), axis=0).sum(axis=1)
+    assert metric(tmp_path, "consumed_tokens/books") == {step: tokens[step] for step in (3, 7, 11)}
+    both = np.cumsum((1 + indices % 5).sum(axis=1))
+    assert metric(tmp_path, "consumed_tokens/web") == {step: both[step] - tokens[step] for step in (3, 7, 11)}
+    assert f"tokens {both[11]}  (web {both[11] - tokens[11]}, books {tokens[11]})" in (tmp_path / "log.txt").read_text()
+
+
+class Lengths:
+    """Texts of given lengths."""
+
+    def __init__(self, lengths: list[int], name: str) -> None:
+        self.lengths, self.source = lengths, SimpleNamespace(prefix=name)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"input_ids": np.arange(self.lengths[index])}
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("options", [{}, {"cut": False}, {"cut": False, "window": 0}, {"cut": False, "window": 3}])
+def test_tokens_of_each_dataset_of_a_packed_blend_are_counted(options: dict[str, Any], known: bool) -> None:
+    lengths = [[3, 1, 4, 1, 5, 0, 2, 6], [5, 3, 5, 8]]
+    parts = [Lengths(lengths[0], "a/same"), Lengths(lengths[1], "b/same")]
+    packs = PackedDataset(
+        BlendedDataset(parts, [2, 1]), 8, lengths=[*lengths[0], *lengths[1]] if known else None, **options
+    )
+    loader = BatchLoader(packs, CyclicSampler(packs, 2, shuffle=True, seed=1))
+    counter = TokenCounter(loader)
+    counter.take(0, 0)
+    expected = [0, 0]
+    batches = iter(loader)
+    for step in range(1, 13):
+        batch = next(batches)
+        ids, segments = (field.tensor.numpy() for field in (batch.input_ids, batch.segment_ids))
+        counter.add({"input_ids": flow.from_numpy(ids), "segment_ids": flow.from_numpy(segments)})
+        expected[0] += int((segments > 0).sum())
+        if step % 3 == 0:
+            assert counter.take(0, 0)[0] == expected[0]
+            assert sum(counter.sources.values()) == expected[0]
+    assert list(counter.sources) == ["same#0", "same#1"]
+    # In proportion to samples times mean lengths, 2 * 22 / 8 to 21 / 4.
+    assert abs(counter.sources["same#0"] / expected[0] - 5.5 / 10.75) < 0.15
+    loader.close()
+
+
 @pytest.mark.parametrize(
     ("mask", "tokens"),
     [
@@ -67,15 +151,21 @@ def test_padding_is_not_counted_and_a_resume_continues_the_count(sizes: dict[str
         ({"attention_mask": np.tril(np.ones((2, 3, 3)))}, 6),
         # Of packed documents: two of one token, and one of two.
         ({"cu_seqlens": np.array([[0, 1, 2, 2], [0, 2, 2, 2]], np.int32)}, 4),
+        # Pairs of answers.
+        ({"chosen_segment_ids": [[1, 1, 0], [1, 0, 0]], "rejected_segment_ids": [[1, 0, 0], [1, 1, 1]]}, 7),
         ({}, 6),
     ],
 )
 def test_the_inputs_say_which_tokens_are_real(mask: dict[str, Any], tokens: int) -> None:
     counter = TokenCounter(SimpleNamespace(collates=False))
     for _ in range(2):
-        inputs = {"input_ids": np.zeros((2, 3), np.int64), **{name: np.array(value) for name, value in mask.items()}}
+        names = {f"{name.rpartition('segment_ids')[0]}input_ids" for name in mask} or {"input_ids"}
+        inputs = {
+            **dict.fromkeys(names, np.zeros((2, 3), np.int64)),
+            **{name: np.array(value) for name, value in mask.items()},
+        }
         counter.add({name: flow.from_numpy(value) for name, value in inputs.items()})
-    assert counter.take(4, 2) == (2 * tokens, tokens if counter.state_dict() == {"tokens": 0} else 2 * tokens)
+    assert counter.take(4, 2) == (2 * tokens, tokens if counter.state_dict()["tokens"] == 0 else 2 * tokens)
 
 
 def test_without_a_mask_tokens_are_those_of_the_field_that_is_called_so_unless_a_collator_may_pad() -> None:

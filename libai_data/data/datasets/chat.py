@@ -45,8 +45,9 @@ class ChatDataset:
 
     Fields of a sample of n + 1 tokens: `input_ids` int64 [n], `labels` int64 [n], the tokens that come next, and
     `loss_mask` float32 [n], 1 where a label counts: what an assistant says, with the token that ends it. `labels` and
-    `loss_mask` are for the last pipeline stage. With `pad`, n is `max_seq_length`. Without it, a `PackedDataset` with
-    `cut=False` packs conversations, with `segment_ids` and `position_ids`, and a `PadCollator` pads them.
+    `loss_mask` are for the last pipeline stage. With `pad`, n is `max_seq_length`, and `segment_ids` int64 [n] is 1 for
+    the conversation and 0 for padding. Without it, a `PackedDataset` with `cut=False` packs conversations, with
+    `segment_ids` and `position_ids`, and a `PadCollator` pads them.
 
     Args:
         conversations: JSON lines (files, globs or folders), or a dataset of mappings.
@@ -56,6 +57,7 @@ class ChatDataset:
         loss_roles: the roles whose messages carry loss.
         too_long: what becomes of longer samples: "refuse" raises, "cut_end" and "cut_start" cut tokens off.
         pad: whether samples are padded to `max_seq_length`.
+        segments: with `pad`, name of the field that tells padding; None to leave it out, and count padding as tokens.
 
     Raises:
         ConfigError: An argument is out of range, there is no template, or the tokenizer is of another kind.
@@ -71,6 +73,7 @@ class ChatDataset:
         loss_roles: Sequence[str] = ("assistant",),
         too_long: str = REFUSE,
         pad: bool = True,
+        segments: str | None = "segment_ids",
     ) -> None:
         check_types(ChatDataset, locals())
         check(_RULES, max_seq_length=max_seq_length, too_long=too_long, pad=pad)
@@ -86,6 +89,7 @@ class ChatDataset:
         named = bool(paths) and all(isinstance(path, (str, PathLike)) for path in paths)
         self.conversations = JsonLinesSource(conversations) if named else conversations
         self.max_seq_length, self._too_long, self._pad = max_seq_length, too_long, pad
+        self._segments = segments if pad else None
         self._loss_roles = tuple(loss_roles)
         self._tokenizer = tokenizer
         self._template = ChatTemplate(template, tokenizer.special_texts)
@@ -150,6 +154,8 @@ class ChatDataset:
             "labels": (labels, self._pad_id, -1),
             "loss_mask": (loss, 0, -1),
         }
+        if self._segments:
+            fields[self._segments] = np.ones_like(inputs), 0, 0
         rest = longest - len(inputs) if self._pad else 0
         return {
             prefix + name: DistTensorData(np.pad(values, (0, rest), constant_values=filler), placement_idx=stage)

@@ -36,7 +36,8 @@ class GPTDataset:
     - `loss_mask`, float32 [L], 0 where a label does not count;
     - `cu_seqlens`, int32 [L + 1], also with `packing`: where the documents of a sample, or what it has of them, begin
       and end. The last end is repeated up to the length that L documents of one token need, so that all samples, of all
-      corpora, are alike.
+      corpora, are alike;
+    - `max_seqlen`, int32 [], with `cu_seqlens`: tokens of the longest of these documents.
 
     `labels` and `loss_mask` are for the last pipeline stage, all others for the first. Tensor parallel ranks read just
     their tokens of fields that `layouts` splits along the sequence.
@@ -56,7 +57,8 @@ class GPTDataset:
         pad_last: fill up the last sample, and give `loss_mask`, instead of leaving it out.
         pad_id: the token to fill up with, also as a label.
         cache_dir: folder for the indices; by default `<data_prefix>.cache`; see `record_index.index_folder`.
-        cu_seqlens: give `cu_seqlens`, which says the same as `attention_mask`, in L + 1 numbers instead of L * L.
+        cu_seqlens: give `cu_seqlens` and `max_seqlen`, which say the same as `attention_mask`, in L + 2 numbers
+            instead of L * L.
 
     Raises:
         ConfigError: A file is missing, an argument is out of range, or there are fewer tokens than one sample needs.
@@ -145,7 +147,7 @@ class GPTDataset:
         self._filler.fill(np.array([index]), rows, {})
         return Instance(
             **{
-                name: DistTensorData(array[0], placement_idx=-1 if name in ("labels", "loss_mask") else 0)
+                name: DistTensorData(np.asarray(array[0]), placement_idx=-1 if name in ("labels", "loss_mask") else 0)
                 for name, array in rows.items()
             }
         )

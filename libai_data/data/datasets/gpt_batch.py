@@ -15,6 +15,8 @@ from libai_data.data.sources.indexed import IndexedSource
 # From so many on, copying them together costs less than finding the place of each.
 _TOKENS_A_SLICE = 256
 
+_OF_WHOLE_SAMPLES = ("cu_seqlens", "max_seqlen")
+
 Parts = Mapping[str, tuple[slice, ...]]
 
 
@@ -24,7 +26,8 @@ class SampleForm:
 
     Args:
         length: tokens.
-        position_ids, attention_mask, loss_mask, cu_seqlens: whether there is such a field.
+        position_ids, attention_mask, loss_mask, cu_seqlens: whether there is such a field; `max_seqlen` is there with
+            `cu_seqlens`.
         masks_ends: whether the last token of a piece predicts nothing.
         pad_id: the token to fill up with.
     """
@@ -104,6 +107,7 @@ class BatchFiller:
             fields["loss_mask"] = np.float32, vector
         if form.cu_seqlens:
             fields["cu_seqlens"] = np.int32, (form.length + 1,)
+            fields["max_seqlen"] = np.int32, ()
         return fields
 
     def fill(self, indices: np.ndarray, out: Mapping[str, np.ndarray], parts: Parts) -> None:
@@ -113,7 +117,7 @@ class BatchFiller:
             tokens = self._tokens_from(indices * self._form.length, self._form.length + 1)
             _assign_shifted(tokens, out, dict.fromkeys(out, whole))
             return
-        wanted = {name: parts.get(name, whole) for name in out if name != "cu_seqlens"}
+        wanted = {name: parts.get(name, whole) for name in out if name not in _OF_WHOLE_SAMPLES}
         # What is read is what all fields need together; as a rule they need the same.
         low = min((one.start for name in wanted for one in wanted[name]), default=0)
         high = max((one.stop for name in wanted for one in wanted[name]), default=0)
@@ -129,8 +133,8 @@ class BatchFiller:
         self, indices: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts, low: int, width: int
     ) -> None:
         begins = indices * self._form.length
-        if "cu_seqlens" in out:
-            self._fill_bounds(begins, out["cu_seqlens"])
+        if self._form.cu_seqlens:
+            _fill_bounds(self._bounds(begins), out)
         if not width:
             return
         places = begins + low
@@ -155,13 +159,13 @@ class BatchFiller:
         _assign_shifted(tokens, out, wanted)
         self._fill_by_pieces(stretch, begins, ~behind[:, :-1], ~behind[:, 1:], out, wanted)
 
-    def _fill_bounds(self, begins: np.ndarray, out: np.ndarray) -> None:
-        """Where pieces begin and end in samples of the stream that begin at some places, int32 [rows, length + 1]."""
+    def _bounds(self, begins: np.ndarray) -> np.ndarray:
+        """Where pieces begin and end in samples of the stream that begin at some places, int64 [rows, length + 1]."""
         starts = self._pieces.starts
         first = np.searchsorted(starts, begins, side="right") - 1
         bounds = starts[np.minimum(first[:, None] + np.arange(self._form.length + 1), len(starts) - 1)]
         used = np.minimum(self._pieces.total - begins, self._form.length)
-        out[...] = np.clip(bounds - begins[:, None], 0, used[:, None])
+        return np.clip(bounds - begins[:, None], 0, used[:, None])
 
     def _fill_packed(
         self,
@@ -175,9 +179,8 @@ class BatchFiller:
         starts = self._pieces.starts
         first_pieces, next_pieces = firsts[indices], firsts[indices + 1]
         begins = starts[first_pieces]
-        if "cu_seqlens" in out:
-            bounds = first_pieces[:, None] + np.arange(self._form.length + 1)
-            out["cu_seqlens"][...] = starts[np.minimum(bounds, next_pieces[:, None])] - begins[:, None]
+        bounds = first_pieces[:, None] + np.arange(self._form.length + 1)
+        _fill_bounds(starts[np.minimum(bounds, next_pieces[:, None])] - begins[:, None], out)
         if not width:
             return
         places = begins + low
@@ -258,6 +261,14 @@ class BatchFiller:
             shape, strides = (len(tokens) - width + 1, width), tokens.strides * 2
             self._windows[width] = np.lib.stride_tricks.as_strided(tokens, shape, strides, writeable=False)
         return self._windows[width][offsets]
+
+
+def _fill_bounds(bounds: np.ndarray, out: Mapping[str, np.ndarray]) -> None:
+    """Fill what depends on where documents begin and end in samples, int64 [rows, length + 1]."""
+    if "cu_seqlens" in out:
+        out["cu_seqlens"][...] = bounds
+    if "max_seqlen" in out:
+        out["max_seqlen"][...] = np.diff(bounds).max(axis=1)
 
 
 def _assign_shifted(tokens: np.ndarray, out: Mapping[str, np.ndarray], wanted: Parts) -> None:

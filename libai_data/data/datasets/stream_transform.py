@@ -35,7 +35,7 @@ Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
-_PLANNED_KEPT = 1 << 16
+_REMEMBERED = 1 << 16
 _WINDOWS_KEPT = 4
 _DRAWS_OF_INPUTS = 1
 _LEFT_OUT = object()
@@ -84,6 +84,12 @@ class _Replacement(NamedTuple):
     chosen: int
     reason: str
     kind: str
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
+    known[key] = value
+    while len(known) > most:
+        known.popitem(last=False)
 
 
 def starts_in(window: _Window, numbers: np.ndarray) -> np.ndarray:
@@ -135,6 +141,7 @@ class StreamTransform:
         self.cuts = cuts
         self.window = window
         self._windows: OrderedDict[int, _Window] = OrderedDict()
+        self._amounts: OrderedDict[tuple[int, int], int] = OrderedDict()
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
         self._order: InputOrder | None = None
@@ -148,7 +155,7 @@ class StreamTransform:
 
     def __getstate__(self) -> dict[str, Any]:
         # Found again by whoever needs it.
-        return {**self.__dict__, "_windows": OrderedDict()}
+        return {**self.__dict__, "_windows": OrderedDict(), "_amounts": OrderedDict()}
 
     @property
     def blend(self) -> Any:
@@ -185,6 +192,7 @@ class StreamTransform:
         """
         self._known_bad = known_bad
         self._windows.clear()
+        self._amounts.clear()
 
     def planned_replacement(self, epoch: int, index: int) -> int | None:
         """The sample that `amounts` has measured in the place of one that failed."""
@@ -206,45 +214,75 @@ class StreamTransform:
             found[kept] = self._known_amounts(indices[kept])
             return found
         for row in np.flatnonzero(kept).tolist():
-            found[row] = self._measured_amount(int(epochs[row]), int(indices[row]))[0]
+            epoch, index = int(epochs[row]), int(indices[row])
+            amount = self._amounts.get((epoch, index))
+            found[row] = self._measured_amount(epoch, index)[0] if amount is None else amount
         return found
 
     def _measured_amount(self, epoch: int, index: int) -> tuple[int, Any]:
         """The units of a sample that has to be read, and what was read."""
         sample, replacement = read = self._read(epoch, index)
+        amount = 0 if sample is _LEFT_OUT else self._measured(sample)
+        _remember(self._amounts, (epoch, index), amount)
         if replacement is not None:
-            self._planned[epoch, index] = replacement.chosen
-            while len(self._planned) > _PLANNED_KEPT:
-                self._planned.popitem(last=False)
-        return 0 if sample is _LEFT_OUT else self._measured(sample), read
+            _remember(self._planned, (epoch, index), replacement.chosen)
+        return amount, read
+
+    def amounts_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The samples of which outputs are made, from where one begins to where a later one does.
+
+        Args:
+            first: where the first output begins.
+            end: where the one behind the last begins.
+
+        Returns:
+            Indices, and units of each that these outputs hold, int64 [n] each.
+        """
+        (place, offset), (last, behind) = place_and_offset(first), place_and_offset(end)
+        if not self.window:
+            epochs, indices = self._given_order.locate(np.arange(place, last + (behind > 0)))
+            amounts = self.amounts(epochs, indices)
+            if behind:
+                amounts[-1] = behind
+            if len(amounts):
+                amounts[0] -= offset
+            return indices, amounts
+        places = [np.empty(0, np.int64)]
+        begin, stop = self._window_bounds(place)
+        while begin < last:
+            places += self._packed(begin, stop)[0][offset : behind if last < stop else None]
+            offset, (begin, stop) = 0, self._window_bounds(stop)
+        epochs, indices = self._given_order.locate(np.concatenate(places))
+        return indices, self.amounts(epochs, indices)
 
     def window_at(self, place: int) -> _Window:
         """The window that holds a place, by best fit; a few are remembered, with the samples that were read."""
+        begin, end = self._window_bounds(place)
+        window = self._windows.get(begin)
+        if window is None:
+            window = _Window(begin, end, *self._packed(begin, end))
+            _remember(self._windows, begin, window, _WINDOWS_KEPT)
+        return window
+
+    def _window_bounds(self, place: int) -> tuple[int, int]:
         size, wide = len(self), self.window
         first = place // size * size if self._in_rounds else 0
         begin = first + (place - first) // wide * wide
-        window = self._windows.get(begin)
-        if window is None:
-            end = min(begin + wide, first + size) if self._in_rounds else begin + wide
-            window = self._windows[begin] = self._found_window(begin, end)
-            while len(self._windows) > _WINDOWS_KEPT:
-                self._windows.popitem(last=False)
-        return window
+        return begin, min(begin + wide, first + size) if self._in_rounds else begin + wide
 
-    def _found_window(self, begin: int, end: int) -> _Window:
+    def _packed(self, begin: int, end: int) -> tuple[list[np.ndarray], dict[int, Any]]:
+        """The outputs of a window, and its samples where they had to be read."""
         samples: dict[int, Any] = {}
         epochs, indices = self._given_order.locate(np.arange(begin, end))
         if self.reads_to_measure:
-            amounts = np.zeros(len(indices), np.int64)
-            for row, (epoch, index) in enumerate(zip(epochs.tolist(), indices.tolist())):
-                if self._kept is None or self._kept[index]:
-                    amounts[row], samples[begin + row] = self._measured_amount(epoch, index)
-        else:
-            amounts = self.amounts(epochs, indices)
+            for place, epoch, index in zip(range(begin, end), epochs.tolist(), indices.tolist()):
+                if (self._kept is None or self._kept[index]) and (epoch, index) not in self._amounts:
+                    samples[place] = self._measured_amount(epoch, index)[1]
+        amounts = self.amounts(epochs, indices)
         full = np.flatnonzero(amounts)
         order, firsts = best_fit(amounts[full], self.units, max(len(full), 1))
         places = begin + full[order]
-        return _Window(begin, end, np.split(places, firsts[1:-1]) if len(full) else [], samples)
+        return np.split(places, firsts[1:-1]) if len(full) else [], samples
 
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         raise NotImplementedError
@@ -398,7 +436,7 @@ class OneRound:
         self._transform = copy(transform)
         # Of their own, so that what is drawn from the outputs is something else than what their samples drew.
         self._transform._order = _InOrder(size, combine64(int(seed), _DRAWS_OF_INPUTS))
-        self._transform._windows = OrderedDict()
+        self._transform._windows, self._transform._amounts = OrderedDict(), OrderedDict()
         if transform.window:
             windows = map(self._transform.window_at, range(0, size, transform.window))
             starts = [starts_in(window, np.arange(len(window.outputs))) for window in windows]

@@ -6,12 +6,14 @@ import datetime
 import logging
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Callable
 
 from libai_data.config.argument_rules import check, whole
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
+from libai_data.engine.writers import SOURCE
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +104,8 @@ class DataProgress(HookBase):
     """On each logging step, puts where the stream stands behind it; the same numbers on every mesh.
 
     Puts "epoch" (with its fraction that is done), "position" (the place in the order behind the last sample, what was
-    left out on purpose included), "consumed_tokens" and "tokens_per_second", as far as they are known.
+    left out on purpose included), "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each
+    dataset of a blend, as far as they are known.
     "consumed_samples" is put by `IterationTimer`, which comes before this hook.
 
     Args:
@@ -111,6 +114,7 @@ class DataProgress(HookBase):
         period: in steps.
         tokens: called with the samples of the whole training and those since the last call; returns their tokens, 0 if
             they are not known.
+        sources: called after `tokens`; returns the tokens of each dataset so far.
     """
 
     def __init__(
@@ -119,17 +123,20 @@ class DataProgress(HookBase):
         global_batch_size: int,
         period: int,
         tokens: Callable[[int, int], tuple[int, int]] = lambda samples, new: (0, 0),
+        sources: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         check({"period": whole(1)}, period=period)
         self._loader = loader
         self._schedule = schedule_of(loader, global_batch_size)
         self._period = period
         self._tokens = tokens
+        self._sources = sources
         self._last_put = -1
 
     def before_train(self) -> None:
         """Note where the training begins."""
         self._last_put = self.trainer.start_iter - 1
+        self._tokens(self._schedule.position_of(self.trainer.start_iter), 0)
 
     def after_step(self) -> None:
         """Put, where it is due."""
@@ -147,6 +154,7 @@ class DataProgress(HookBase):
             seconds, measured_at = storage.latest().get("time", (0.0, -1))
             if measured_at == iteration and seconds > 0:
                 numbers["tokens_per_second"] = new / (seconds * (iteration - self._last_put))
+            numbers.update((f"{SOURCE}{name}", count) for name, count in self._sources().items())
         storage.put_scalars(smoothing_hint=False, **numbers)
         self._last_put = iteration
 

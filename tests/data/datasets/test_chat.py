@@ -60,7 +60,19 @@ def test_loss_is_on_the_assistants_words_and_the_token_that_ends_them(
     text = backend.decode([*sample["input_ids"][:count], sample["labels"][count - 1]], skip_special_tokens=False)
     assert text == dataset._template.render(conversation(*spoken)["messages"])
     assert not sample["loss_mask"][count:].any()
+    assert sample["segment_ids"].tolist() == [1] * count + [0] * (512 - count)
     assert all(len(array) == 512 for array in sample.values())
+
+
+def test_the_field_of_padding_may_have_another_name_or_none(tokenizer: TextTokenizer) -> None:
+    chats = [conversation("a", "b")]
+    for options, names in (
+        ({"segments": None}, set()),
+        ({"segments": "real"}, {"real"}),
+        ({"pad": False}, set()),
+    ):
+        dataset = ChatDataset(chats, tokenizer, 64, **options)
+        assert set(dataset[0].get_fields()) == {"input_ids", "labels", "loss_mask"} | names
 
 
 WORDS = st.text("ab \n.中é<|", min_size=1, max_size=20)
@@ -158,7 +170,7 @@ def test_pairs_carry_loss_where_they_differ(folder: Path, tokenizer: TextTokeniz
     assert layouts == {
         f"{kind}_{name}": stage
         for kind in ("chosen", "rejected")
-        for name, stage in (("input_ids", 0), ("labels", -1), ("loss_mask", -1))
+        for name, stage in (("input_ids", 0), ("labels", -1), ("loss_mask", -1), ("segment_ids", 0))
     }
 
 

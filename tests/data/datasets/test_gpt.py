@@ -24,6 +24,7 @@ from tests.data.datasets.gpt_corpora import Documents, corpora, samples, write
 from tests.properties import examples
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
+WHOLE = ("cu_seqlens", "max_seqlen")
 SOME = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -138,6 +139,7 @@ def test_packed_samples_hold_whole_documents_and_cu_seqlens_says_where(
         positions = [place for start, stop in zip(bounds[:-1], bounds[1:]) for place in range(stop - start)]
         assert sample["position_ids"].tolist() == positions + [0] * (length - used)
         own = [stop - start for start, stop in zip(bounds[:-1], bounds[1:]) if stop > start]
+        assert sample["max_seqlen"] == max(own)
         fills.append(used)
         pieces += own
         inputs += sample["input_ids"][:used].tolist()
@@ -163,13 +165,14 @@ def test_cu_seqlens_of_the_stream_says_what_the_attention_mask_says(
     prefix = write(tmp_path / "a", documents)
     dense = samples(GPTDataset(prefix, length, reset_attention_mask=True, **options))
     short = samples(GPTDataset(prefix, length, cu_seqlens=True, **options))
-    assert set(short[0]) == {"input_ids", "labels", "loss_mask", "cu_seqlens"}
+    assert set(short[0]) == {"input_ids", "labels", "loss_mask", "cu_seqlens", "max_seqlen"}
     stream = epochs * sum(map(len, documents))
     for number, (one, other) in enumerate(zip(short, dense)):
         assert (one["input_ids"] == other["input_ids"]).all()
         bounds = one["cu_seqlens"].tolist()
         used = min(length, stream - number * length)
         assert bounds[0] == 0 and bounds == sorted(bounds) and bounds[-1] == used
+        assert one["max_seqlen"] == np.diff(bounds).max() and one["max_seqlen"].dtype == np.int32
         seen = np.zeros((length, length), bool)
         for start, stop in zip(bounds, bounds[1:]):
             seen[start:stop, start:stop] = np.tri(stop - start, dtype=bool)
@@ -187,7 +190,7 @@ def test_tensor_ranks_that_read_parts_read_what_a_whole_sample_has_there(
     dataset = GPTDataset(write(tmp_path / "a", documents), length, shuffle_documents=shuffled, num_epochs=2, **options)
     chosen = data.draw(st.lists(st.integers(0, len(dataset) - 1), min_size=1, max_size=5))
     whole = [samples_of(dataset, index) for index in chosen]
-    split = [name for name in whole[0] if name != "cu_seqlens"]
+    split = [name for name in whole[0] if name not in WHOLE]
     names = data.draw(st.lists(st.sampled_from(split), unique=True))
     for rank in range(ranks):
         own = slice(rank * length // ranks, (rank + 1) * length // ranks)
@@ -276,7 +279,7 @@ def test_with_split_1_a_loader_gives_a_tensor_rank_its_tokens_and_cu_seqlens_sta
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 40, 100)]
     dataset = GPTDataset(write(tmp_path / "a", documents), 32, **options)
-    names = [name for name in samples_of(dataset, 0) if name != "cu_seqlens"]
+    names = [name for name in samples_of(dataset, 0) if name not in WHOLE]
     layouts = {name: {"sbp_list": ["split_0", "split_1"]} for name in names}
     for rank in range(2):
         place = TensorPart(rank, 2)
@@ -286,7 +289,7 @@ def test_with_split_1_a_loader_gives_a_tensor_rank_its_tokens_and_cu_seqlens_sta
         own = slice(16 * rank, 16 * rank + 16)
         for row, index in enumerate(indices.tolist()):
             for name, whole in samples_of(dataset, index).items():
-                expected = whole if name == "cu_seqlens" else whole[own]
+                expected = whole if name in WHOLE else whole[own]
                 np.testing.assert_array_equal(batch[name].tensor.numpy()[row], expected, err_msg=name)
         loader.close()
 
@@ -339,9 +342,9 @@ def test_tokens_copied_in_slices_are_those_found_one_by_one(
     found = []
     for tokens_a_slice in (1, 1 << 30):
         rows = {name: np.asarray(field.tensor) for name, field in dataset[0].get_fields().items()}
-        parts = {name: (own,) for name in rows if name != "cu_seqlens"}
+        parts = {name: (own,) for name in rows if name not in WHOLE}
         out = {
-            name: np.empty((4, len(array) if name == "cu_seqlens" else own.stop - own.start), array.dtype)
+            name: np.empty((4, *(array.shape if name in WHOLE else (own.stop - own.start,))), array.dtype)
             for name, array in rows.items()
         }
         with mock.patch.object(gpt_batch, "_TOKENS_A_SLICE", tokens_a_slice):
