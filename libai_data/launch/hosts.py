@@ -227,7 +227,8 @@ class Hosts:
             self._see_who_ended()
             if self._first is not None and not told:
                 told = True
-                self._tell("fail")
+                # The node that failed repeats its own error; told of another's failure, it would not.
+                self._tell("fail", [node for node in self._nodes if node.name != self._first])
                 kill_at = now + FAILURE_GRACE_SECONDS + _SECONDS_LATER
             if kill_at is not None and now > kill_at:
                 for node in self._nodes:
@@ -240,8 +241,8 @@ class Hosts:
                 self._first = node.name
                 say(f"{node.name}: ended with {described(code or 0)}; stopping the other machines")
 
-    def _tell(self, word: str) -> None:
-        for node in self._nodes:
+    def _tell(self, word: str, nodes: Sequence[RemoteNode] | None = None) -> None:
+        for node in self._nodes if nodes is None else nodes:
             if node.process.poll() is None:
                 node.tell(word)
 

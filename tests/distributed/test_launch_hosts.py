@@ -28,6 +28,7 @@ from tests.distributed.secure_shell import (
     why_no_sshd,
 )
 from tests.distributed.slow_link import SECONDS_TO_READ_THE_DELAY
+from tests.properties import slowly
 
 TRAINING = Path(__file__).parent / "scripts" / "noting_training.py"
 MODES = ("every_rank", "node", "rank0")
@@ -204,9 +205,11 @@ def test_a_link_that_is_cut_ends_both_sides_with_a_message_that_says_so(cluster:
     assert told[1] in ended[1].output, ended[1].output
 
 
-def test_a_rank_that_fails_ends_all_with_its_code_and_its_error_last(cluster: Cluster) -> None:
+@pytest.mark.parametrize("speaks_last", [2, slowly(0)])
+def test_a_rank_that_fails_ends_all_with_its_code_and_its_error_last(cluster: Cluster, speaks_last: int) -> None:
     script = cluster.plain(
-        "signal.signal(signal.SIGTERM, lambda *_: (say('told'), sys.exit(1)))\n"
+        f"late = rank == '{speaks_last}'\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(late), say('told'), sys.exit(1)))\n"
         "say('ready')\n"
         "if rank == '3':\n"
         "    time.sleep(0.5)\n"
@@ -220,9 +223,10 @@ def test_a_rank_that_fails_ends_all_with_its_code_and_its_error_last(cluster: Cl
     assert ended.codes == [7], ended.output
     assert "[10.77.0.1] told 0" in ended.output
     assert "[10.77.0.2] libai_data.launch: local rank 1 ended with exit code 7; stopping the others" in ended.output
-    last = ended.output.partition("libai_data.launch: 10.77.0.2 failed first; the end of what it wrote:\n")[2]
-    assert re.search(r"^  \| .*the culprit speaks$", last, re.MULTILINE), ended.output
-    assert not re.search(r"^(?!  \| )", last.rstrip("\n"), re.MULTILINE), ended.output
+    # The node says it again behind its own ranks, and the launcher where another node has spoken since.
+    last = re.split(r"failed first.*; the end of what it wrote:\n", ended.output)[-1].rstrip("\n")
+    assert re.search(r"  \| .*the culprit speaks$", last, re.MULTILINE), ended.output
+    assert not re.search(r"^(?!(\[10\.77\.0\.2\] )?  \| )", last, re.MULTILINE), ended.output
 
 
 def interrupt(job: Job) -> None:
