@@ -30,6 +30,7 @@ from libai_data.mesh.peers.network_link import (
 )
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
 from libai_data.structures import BatchInfo
+from tests.deadline import Deadline
 
 SHARDS = 4
 ROWS = 3
@@ -164,9 +165,9 @@ def test_the_end_of_a_pass_and_a_broken_off_one_are_told_apart(link: Link) -> No
 
 def test_batches_arrive_ahead_of_need(link: Link) -> None:
     link.publisher.publish(batch(0))
-    deadline = time.monotonic() + 10
+    deadline = Deadline(10)
     got = link.feed.next_if_ready()
-    while got is None and time.monotonic() < deadline:
+    while got is None and not deadline.has_passed:
         time.sleep(0.001)
         got = link.feed.next_if_ready()
     assert got is not None

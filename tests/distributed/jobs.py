@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Callable
 
 from libai_data.launch.launcher import free_port
+from tests.deadline import Deadline
 from tests.distributed.processes import BOOTSTRAP, ranks_environment, session_members
 
 SECONDS_TO_LISTEN = 60.0
@@ -78,18 +79,18 @@ class Job:
         Raises:
             AssertionError: It hung; with its output.
         """
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         awaited = [process for place, process in enumerate(self.processes) if place not in but]
         while any(process.poll() is None for process in awaited):
-            if time.monotonic() > deadline:
+            if deadline.has_passed:
                 hung = [place for place, process in enumerate(awaited) if process.poll() is None]
                 raise AssertionError(
                     f"processes {hung} did not end within {timeout:g} s:\n" + "\n".join(self._outputs())
                 )
             time.sleep(0.01)
         # What the ranks started notices that they are gone, but not in the same instant.
-        patience = time.monotonic() + SECONDS_TO_NOTICE
-        while self._members(awaited) and time.monotonic() < patience:
+        patience = Deadline(SECONDS_TO_NOTICE)
+        while self._members(awaited) and not patience.has_passed:
             time.sleep(0.01)
         return Ended([process.poll() or 0 for process in awaited], self._outputs(), time.time(), self._members(awaited))
 
@@ -107,8 +108,8 @@ class Job:
 
     def __exit__(self, *error: object) -> None:
         for process in self.processes:
-            deadline = time.monotonic() + 10
-            while (members := session_members(process.pid)) and time.monotonic() < deadline:
+            deadline = Deadline(10)
+            while (members := session_members(process.pid)) and not deadline.has_passed:
                 for pid in members:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
@@ -155,8 +156,8 @@ def start_by_hand(
 
 def _wait_until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
     """A rank of OneFlow 0.9 that comes before rank 0 listens sleeps for 10 seconds."""
-    deadline = time.monotonic() + SECONDS_TO_LISTEN
-    while time.monotonic() < deadline and process.poll() is None:
+    deadline = Deadline(SECONDS_TO_LISTEN)
+    while not deadline.has_passed and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return

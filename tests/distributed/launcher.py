@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.deadline import Deadline
 from tests.distributed.pool import pool_of
 from tests.distributed.processes import (
     BOOTSTRAP,
@@ -71,15 +73,17 @@ def launch_ranks(
             cwd=cwd,
             start_new_session=True,
         )
+        deadline = Deadline(timeout)
         try:
-            process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            dump_stacks(process.pid)
-            kill_session(process)
-            raise LaunchTimeout(
-                f"{nproc} ranks of {script.name} did not end within {timeout:g} s; output and stacks:\n"
-                + content_of(output.fileno())
-            ) from None
+            while process.poll() is None:
+                if deadline.has_passed:
+                    dump_stacks(process.pid)
+                    kill_session(process)
+                    raise LaunchTimeout(
+                        f"{nproc} ranks of {script.name} did not end within {timeout:g} s; output and stacks:\n"
+                        + content_of(output.fileno())
+                    )
+                time.sleep(0.01)
         finally:
             kill_session(process)
         return LaunchResult(process.returncode, content_of(output.fileno()))

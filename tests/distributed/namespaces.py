@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deadline import Deadline
 from tests.distributed.slow_link import CARDS
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -113,8 +114,8 @@ def _end_with_parent() -> None:
 
 
 def _wait_for_namespace(pid: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = Deadline(10)
     while os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-        if time.monotonic() > deadline:
+        if deadline.has_passed:
             raise TimeoutError(f"process {pid} has made no network namespace")
         time.sleep(0.005)

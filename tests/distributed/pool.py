@@ -10,12 +10,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any, cast
 
+from tests.deadline import Deadline
 from tests.distributed.processes import (
     BOOTSTRAP,
     LaunchResult,
@@ -57,9 +57,9 @@ class RankPool:
 
     def _await_ranks(self, listener: Listener, nproc: int) -> None:
         accepting = listener._listener._socket  # type: ignore[attr-defined]  # to wait for a limited time
-        deadline = time.monotonic() + SECONDS_TO_START
+        deadline = Deadline(SECONDS_TO_START)
         while len(self._ranks) < nproc:
-            accepting.settimeout(max(0.1, deadline - time.monotonic()))
+            accepting.settimeout(max(0.1, deadline.seconds_left))
             try:
                 self._ranks.append(listener.accept())
             except OSError:
@@ -93,11 +93,11 @@ class RankPool:
 
     def _codes(self, timeout: float) -> list[int] | None:
         """The exit codes that ranks report, or None if they hang; after the first failure nobody is waited for."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         waiting: list[Any] = list(self._ranks)
         codes: list[int] = []
         while waiting and not any(codes):
-            ready = wait(waiting, max(0.0, deadline - time.monotonic()))
+            ready = wait(waiting, deadline.seconds_left)
             if not ready:
                 return None
             for rank in ready:

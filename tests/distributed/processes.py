@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.deadline import Deadline
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOOTSTRAP = Path(__file__).resolve().with_name("bootstrap.py")
 
@@ -56,8 +58,8 @@ def dump_stacks(launcher_pid: int) -> None:
 
 def kill_session(process: subprocess.Popen[bytes]) -> None:
     """Kill the launcher and whatever it left behind. Returns when nothing of it runs any more."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
+    deadline = Deadline(10)
+    while not deadline.has_passed:
         members = session_members(process.pid)
         for pid in members:
             _send(pid, signal.SIGKILL)

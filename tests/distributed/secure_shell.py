@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.deadline import Deadline
 from tests.distributed.namespaces import Node, _end_with_parent
 
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"]))
@@ -114,16 +115,16 @@ def of_the_job(node: Node) -> list[str]:
 
 def wait_until_nothing_runs(nodes: Sequence[Node], seconds: float) -> list[str]:
     """Wait until nothing but sshd runs on the nodes; returns what still does after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while (left := [each for node in nodes for each in of_the_job(node)]) and time.monotonic() < deadline:
+    deadline = Deadline(seconds)
+    while (left := [each for node in nodes for each in of_the_job(node)]) and not deadline.has_passed:
         time.sleep(0.05)
     return left
 
 
 def kill_all_on(node: Node) -> None:
     """Kill everything on a node at once, as if somebody had pulled its plug; the namespace stays."""
-    deadline = time.monotonic() + 10
-    while (pids := processes_on(node)) and time.monotonic() < deadline:
+    deadline = Deadline(10)
+    while (pids := processes_on(node)) and not deadline.has_passed:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -131,9 +132,9 @@ def kill_all_on(node: Node) -> None:
 
 
 def _wait_until_it_listens(node: Node, server: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = Deadline(10)
     probe = node.command("bash", "-c", f"exec 3<>/dev/tcp/{node.address}/22")
     while subprocess.run(probe, capture_output=True).returncode:
-        if server.poll() is not None or time.monotonic() > deadline:
+        if server.poll() is not None or deadline.has_passed:
             raise RuntimeError(f"sshd does not listen on {node.address} (exit code {server.poll()})")
         time.sleep(0.02)

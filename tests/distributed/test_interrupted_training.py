@@ -17,6 +17,7 @@ import pytest
 
 from libai_data.data.samplers import Order
 from libai_data.launch.launcher import STOPPED
+from tests.deadline import Deadline
 from tests.distributed.jobs import Ended, Job, start_by_launcher
 from tests.distributed.processes import children_of
 from tests.properties import is_long_run
@@ -78,11 +79,11 @@ def start(job: Job, *trainings: str) -> subprocess.Popen:
 
 def await_steps(folder: Path, lines: int, process: subprocess.Popen) -> bool:
     """Wait until rank 0 has noted so many lines; False if the training ended before."""
-    path, deadline = folder / "taken-0", time.monotonic() + WATCHDOG
+    path, deadline = folder / "taken-0", Deadline(WATCHDOG)
     while not path.exists() or path.read_bytes().count(b"\n") < lines:
         if process.poll() is not None:
             return False
-        assert time.monotonic() < deadline, "the training makes no steps"
+        assert not deadline.has_passed, "the training makes no steps"
         time.sleep(0.001)
     return True
 

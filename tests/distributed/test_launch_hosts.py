@@ -18,6 +18,7 @@ import pytest
 
 from libai_data.data.samplers import Order
 from libai_data.launch.exit_codes import STOPPED
+from tests.deadline import Deadline
 from tests.distributed.jobs import Job
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, children_of, command_of, ranks_environment
@@ -91,18 +92,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def await_words(job: Job, word: str, times: int) -> None:
-    deadline = time.monotonic() + WATCHDOG
+    deadline = Deadline(WATCHDOG)
     while job._outputs()[0].count(word) < times:
         assert job.processes[0].poll() is None, job._outputs()[0]
-        assert time.monotonic() < deadline, job._outputs()[0]
+        assert not deadline.has_passed, job._outputs()[0]
         time.sleep(0.02)
 
 
 def await_path(job: Job, path: Path) -> None:
-    deadline = time.monotonic() + WATCHDOG
+    deadline = Deadline(WATCHDOG)
     while not path.exists():
         assert job.processes[0].poll() is None, job._outputs()[0]
-        assert time.monotonic() < deadline, job._outputs()[0]
+        assert not deadline.has_passed, job._outputs()[0]
         time.sleep(0.005)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import pytest
 
 from libai_data.launch.launcher import free_port
+from tests.deadline import Deadline
 from tests.distributed.delivered import (
     COUNTED_BATCHES,
     MODES,
@@ -193,8 +194,8 @@ def test_two_nodes_are_gone_with_whoever_made_them() -> None:
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
     holders = [int(pid) for pid in killed.stdout.split()]
     assert len(holders) == 2, killed.stderr
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}/ns/net").exists() for pid in holders) and time.monotonic() < deadline:
+    deadline = Deadline(10)
+    while any(Path(f"/proc/{pid}/ns/net").exists() for pid in holders) and not deadline.has_passed:
         time.sleep(0.01)
     assert not any(Path(f"/proc/{pid}/ns/net").exists() for pid in holders)
     assert sorted(os.listdir("/sys/class/net")) == cards
@@ -230,8 +231,8 @@ def test_a_network_that_vanishes_without_a_word_ends_both_nodes(tmp_path: Path) 
     """Nothing is closed: packets are lost, and no side hears of the other any more."""
     with two_nodes() as nodes, Job() as job:
         start_on(job, nodes, FAULTS, "hang:1", "rank0", "0", str(tmp_path), ranks=1)
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "fault").exists() and time.monotonic() < deadline:
+        deadline = Deadline(60)
+        while not (tmp_path / "fault").exists() and not deadline.has_passed:
             time.sleep(0.02)
         nodes[0].run("ip", "link", "set", "veth0", "down")
         vanished = time.time()

@@ -14,6 +14,7 @@ import pytest
 
 from libai_data.launch import output
 from libai_data.launch.output import Output
+from tests.deadline import Deadline
 from tests.distributed.processes import REPOSITORY
 
 WATCHDOG = 100.0
@@ -40,9 +41,9 @@ def test_a_reader_that_is_stuck_holds_up_nobody_and_learns_what_was_left_out(mon
     lines = [f"{number:09d}\n".encode() for number in range(400_000)]
     out.write(b"".join(lines[:200_000]))
     assert not out.has_room()
-    deadline = time.monotonic() + WATCHDOG
+    deadline = Deadline(WATCHDOG)
     while not out.has_room():
-        assert time.monotonic() < deadline
+        assert not deadline.has_passed
         time.sleep(0.01)
     out.write(b"".join(lines[200_000:]))
     read = b""
@@ -90,10 +91,10 @@ def count(folder: Path, rank: int) -> int:
 
 
 def await_count(folder: Path, least: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + WATCHDOG
+    deadline = Deadline(WATCHDOG)
     while min(count(folder, 0), count(folder, 1)) < least:
         assert process.poll() is None
-        assert time.monotonic() < deadline, (count(folder, 0), count(folder, 1))
+        assert not deadline.has_passed, (count(folder, 0), count(folder, 1))
         time.sleep(0.05)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.loader import BatchLoader
 from libai_data.structures import batch_info
+from tests.deadline import Deadline
 
 Content = tuple[Any, dict[str, tuple[Any, ...]]]
 
@@ -90,9 +91,9 @@ def is_running(pid: int) -> bool:
 
 def eventually(condition: Callable[[], Any], seconds: float = 20.0) -> bool:
     """Whether something that the system, or OneFlow's own thread, brings about comes true in time."""
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while not condition():
-        if time.monotonic() > deadline:
+        if deadline.has_passed:
             return False
         time.sleep(0.001)
     return True

@@ -18,6 +18,7 @@ from libai_data.launch import parent_pipe
 from libai_data.loader import arena, shipping, starting, worker_pool
 from libai_data.mesh.peers import channel
 from libai_data.structures import DistTensorData, Instance
+from tests.deadline import Deadline
 from tests.distributed.processes import children_of
 from tests.loader.interrupting import interrupted_at
 from tests.loader.streams import (
@@ -141,8 +142,8 @@ def test_an_interrupt_while_workers_start_leaves_no_process_descriptor_or_blocke
             except KeyboardInterrupt:
                 interruptions += 1
         assert descriptors() == before, f"interrupted at line {line}"
-        give_up = time.monotonic() + 30
-        while method == "spawn" and children() != processes and time.monotonic() < give_up:
+        deadline = Deadline(30)
+        while method == "spawn" and children() != processes and not deadline.has_passed:
             time.sleep(0.01)  # A program notices the trainer's closed end when it has started.
         assert children() == processes, f"interrupted at line {line}"
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == blocked, f"interrupted at line {line}"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Callable
 
 from libai_data.launch.ports import free_port
+from tests.deadline import Deadline
 from tests.distributed.namespaces import _end_with_parent
 
 PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
@@ -117,9 +118,9 @@ def one_machine_slurm(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def _wait_for(is_there: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 30
+    deadline = Deadline(30)
     while not is_there():
-        if time.monotonic() > deadline:
+        if deadline.has_passed:
             raise TimeoutError(f"{what} did not start")
         time.sleep(0.05)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.samplers import Order
+from tests.deadline import Deadline
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 from tests.tools.slurm import one_machine_slurm, why_no_slurm
 
@@ -119,14 +120,14 @@ def test_a_job_that_slurm_stops_is_queued_again_and_goes_on_exactly(tmp_path: Pa
         submit = ["sbatch", "--parsable", "--nodes=1", f"--output={log}", str(SCRIPT), str(TRAINING), str(config), "2"]
         job = subprocess.run(submit, check=True, capture_output=True, text=True, cwd=REPOSITORY, env=env).stdout.strip()
         told = hurried = False
-        deadline = time.monotonic() + WATCHDOG
+        deadline = Deadline(WATCHDOG)
         while True:
             state = subprocess.run(["scontrol", "show", "job", job], capture_output=True, text=True, env=env).stdout
             if "JobState=COMPLETED" in state:
                 break
             logs = [log, *(Path(folder) / name for name in ("slurmctld.log", "slurmd.log"))]
             shown = state + "\n".join(path.read_text() for path in logs if path.exists())
-            assert "JobState=FAILED" not in state and time.monotonic() < deadline, shown
+            assert "JobState=FAILED" not in state and not deadline.has_passed, shown
             if not told and any(4 in run for run in runs_of(output / "taken-0")):
                 told = True
                 subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True, env=env)

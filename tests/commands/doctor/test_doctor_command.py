@@ -15,6 +15,7 @@ import pytest
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.launcher import free_port
 from tests.commands.doctor.data import SICK
+from tests.deadline import Deadline
 from tests.distributed.jobs import Ended, Job
 from tests.distributed.namespaces import two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, ranks_environment
@@ -147,13 +148,13 @@ def test_strangers_at_the_port_are_sent_away() -> None:
 
 
 def stranger_says(port: int, words: bytes) -> socket.socket:
-    deadline = time.monotonic() + 20
+    deadline = Deadline(20)
     while True:
         try:
             stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
             break
         except OSError:
-            assert time.monotonic() < deadline
+            assert not deadline.has_passed
             time.sleep(0.05)
     stranger.sendall(words)
     return stranger
