@@ -112,7 +112,7 @@ def start(tmp_path: Path) -> Iterator[Any]:
 
 @PROCESSES
 def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, workers: dict[str, Any]) -> None:
-    trainers = [start("go_on_for_ever", **workers) for _ in range(4)]
+    trainers = [start("go_on_for_ever", numpy=True, **workers) for _ in range(4)]
     for trainer in trainers:
         trainer.wait_until_begun()
         assert len(trainer.family()) == 3
@@ -124,7 +124,7 @@ def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, worke
 @SPAWNED_TOO
 def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
-        trainer = start("go_on_for_ever", **workers)
+        trainer = start("go_on_for_ever", numpy=True, **workers)
         assert eventually(lambda: len(trainer.family()) > 1)  # noqa: B023
         time.sleep(random.random() * 0.3)
         os.kill(trainer.process.pid, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: 
 
 @SPAWNED_TOO
 def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers: dict[str, Any]) -> None:
-    trainer = start("wait_for_a_held_up_sample", **workers)
+    trainer = start("wait_for_a_held_up_sample", numpy=True, **workers)
     trainer.wait_until_begun()
     time.sleep(0.3)  # A worker is within the sample that never ends, and holds its interpreter there.
     os.kill(trainer.process.pid, signal.SIGKILL)
@@ -143,7 +143,7 @@ def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers
 
 @PROCESSES
 def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: dict[str, Any]) -> None:
-    trainer = start("go_on_for_ever", **workers)
+    trainer = start("go_on_for_ever", numpy=True, **workers)
     trainer.wait_until_begun()
     for pid in trainer.family():
         os.kill(pid, signal.SIGSTOP)
@@ -208,7 +208,7 @@ ENDS = {
 }
 
 
-@ALL
+@pytest.mark.parametrize("workers", [FORK, slowly(SPAWN), slowly(THREADS)], ids=["fork", "spawn", "thread"])
 @pytest.mark.parametrize("how", ENDS)
 def test_every_other_end_is_clean_and_quick(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
