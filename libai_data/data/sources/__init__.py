@@ -9,6 +9,7 @@ from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for, merge_indexed
 from libai_data.data.sources.json_lines import JsonLinesSource
+from libai_data.data.sources.mds import MDSSource
 from libai_data.data.sources.memory import InMemorySource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.numpy_files import NumpySource
@@ -33,6 +34,7 @@ __all__ = [
     "IndexedWriter",
     "JsonLinesSource",
     "LocalFile",
+    "MDSSource",
     "MNIST",
     "MNISTSource",
     "NumpySource",

@@ -22,6 +22,7 @@ class MappedFile:
 
     Args:
         source: path or address; a file of a store is read from a copy, see `storage.LocalFile`.
+        local: where it can be opened, if not by a `LocalFile` of `source`.
 
     Attributes:
         source: path or address.
@@ -32,8 +33,8 @@ class MappedFile:
         OSError: It may not be read.
     """
 
-    def __init__(self, source: PathLike) -> None:
-        self._local = LocalFile(source)
+    def __init__(self, source: PathLike, local: LocalFile | None = None) -> None:
+        self._local = LocalFile(source) if local is None else local
         self.source = self._local.source
         self.identity = self.current_identity()
         self._status = FileStatus.of(self.path)

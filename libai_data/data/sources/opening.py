@@ -14,6 +14,7 @@ from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.sources.image_records import ImageRecords
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.json_lines import JsonLinesSource
+from libai_data.data.sources.mds import MDSSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.numpy_files import NumpySource
 from libai_data.data.sources.parquet import ParquetSource
@@ -42,6 +43,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "array_record": ArrayRecordSource,
     "webdataset": WebDatasetSource,
     "parquet": ParquetSource,
+    "mds": MDSSource,
     "arrow": ArrowSource,
     "jsonl": JsonLinesSource,
     "numpy": NumpySource,
@@ -56,6 +58,7 @@ _OF_ENDING = {
     ".arrayrecord": "array_record",
     ".tar": "webdataset",
     ".parquet": "parquet",
+    ".mds": "mds",
     ".arrow": "arrow",
     ".feather": "arrow",
     ".jsonl": "jsonl",
@@ -63,7 +66,7 @@ _OF_ENDING = {
     ".npy": "numpy",
     ".npz": "numpy",
 }
-# What datasets writes beside its Arrow files.
+# What datasets writes beside its Arrow files, and Streaming beside MDS shards.
 _NOTES = (".json",)
 
 
@@ -98,6 +101,6 @@ def source_format(paths: Paths, format: str = "") -> str:
 
 
 def _format_of(path: str) -> str:
-    # Shards of ArrayRecord are often called "x.array_record-00001-of-00008".
-    _, ending = os.path.splitext(path)
+    # Shards of ArrayRecord are often called "x.array_record-00001-of-00008", compressed ones of MDS "x.mds.zstd".
+    _, ending = os.path.splitext(path.removesuffix(".zstd") if path.endswith(".mds.zstd") else path)
     return _OF_ENDING.get(ending, "") or _OF_ENDING.get(ending.partition("-")[0], "")

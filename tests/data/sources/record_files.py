@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Callable
 
@@ -13,6 +14,7 @@ from libai_data.data.sources import (
     ArrayRecordSource,
     ArrowSource,
     JsonLinesSource,
+    MDSSource,
     NumpySource,
     ParquetSource,
     WebDatasetSource,
@@ -25,6 +27,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "arrow": ArrowSource,
     "jsonl": JsonLinesSource,
     "numpy": NumpySource,
+    "mds": MDSSource,
 }
 ENDINGS = {
     "array_record": "array_record",
@@ -33,6 +36,7 @@ ENDINGS = {
     "arrow": "arrow",
     "jsonl": "jsonl",
     "numpy": "npy",
+    "mds": "mds",
 }
 
 
@@ -119,6 +123,73 @@ def _numpy(path: Path, contents: Sequence[str]) -> list[Any]:
     return [{"data": row} for row in array]
 
 
+_SIZES = {"uint8": 1, "float64": 8}
+
+
+def _mds(path: Path, contents: Sequence[str], compress: bool = False) -> list[Any]:
+    rows: list[dict[str, Any]] = [
+        {"flag": number % 2, "list": list(range(number % 4)), "real": number / 3, "text": content}
+        for number, content in enumerate(contents)
+    ]
+    encoded = [
+        [
+            np.uint8(row["flag"]).tobytes(),
+            json.dumps(row["list"]).encode(),
+            np.float64(row["real"]).tobytes(),
+            row["text"].encode(),
+        ]
+        for row in rows
+    ]
+    write_mds(path, {"flag": "uint8", "list": "json", "real": "float64", "text": "str"}, encoded, compress)
+    return rows
+
+
+def write_mds(
+    path: Path, columns: Mapping[str, str], values: Sequence[Sequence[bytes]], compress: bool = False
+) -> None:
+    """Write encoded values as a shard of MDS, and add it to the index of its folder.
+
+    Args:
+        path: of the shard.
+        columns: name -> encoding.
+        values: of each sample, those of all columns.
+        compress: by zstd, into a file whose name ends with ".zstd".
+    """
+    sizes = [_SIZES.get(encoding) for encoding in columns.values()]
+    samples = [
+        np.array([len(value) for value, size in zip(row, sizes) if size is None], "<u4").tobytes() + b"".join(row)
+        for row in values
+    ]
+    described = json.dumps({"column_names": list(columns)}).encode()
+    starts = np.cumsum([0, *map(len, samples)]) + 4 * len(samples) + 8 + len(described)
+    shard = np.uint32(len(samples)).tobytes() + starts.astype("<u4").tobytes() + described + b"".join(samples)
+    packed = None
+    if compress:
+        import pyarrow
+
+        packed = pyarrow.Codec("zstd").compress(shard, asbytes=True)
+        Path(f"{path}.zstd").write_bytes(packed)
+    else:
+        path.write_bytes(shard)
+    index = path.parent / "index.json"
+    shards = json.loads(index.read_text())["shards"] if index.exists() else []
+    entry = {
+        "column_encodings": list(columns.values()),
+        "column_names": list(columns),
+        "column_sizes": sizes,
+        "compression": "zstd:3" if compress else None,
+        "format": "mds",
+        "hashes": ["sha1"],
+        "raw_data": {"basename": path.name, "bytes": len(shard), "hashes": {"sha1": hashlib.sha1(shard).hexdigest()}},
+        "samples": len(samples),
+        "size_limit": 1 << 26,
+        "version": 2,
+        "zip_data": packed and {"basename": f"{path.name}.zstd", "bytes": len(packed), "hashes": {}},
+    }
+    shards = [each for each in shards if each["raw_data"]["basename"] != path.name] + [entry]
+    index.write_text(json.dumps({"shards": shards, "version": 2}))
+
+
 WRITERS: dict[str, Callable[..., list[Any]]] = {
     "array_record": _array_record,
     "webdataset": _webdataset,
@@ -126,6 +197,7 @@ WRITERS: dict[str, Callable[..., list[Any]]] = {
     "arrow": _arrow,
     "jsonl": _json_lines,
     "numpy": _numpy,
+    "mds": _mds,
 }
 
 

@@ -27,12 +27,13 @@ from libai_data.data.sources import (
     IndexedWriter,
     InMemorySource,
     JsonLinesSource,
+    MDSSource,
     MNISTSource,
     NumpySource,
 )
 from libai_data.errors import DataPipelineError
 from tests.data.sources.published_files import jpeg, tar_of, write_cifar10, write_cifar100, write_mnist
-from tests.data.sources.record_files import ENDINGS, SOURCES, texts, write
+from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, texts, write
 from tests.properties import examples
 
 pytest.importorskip("array_record")
@@ -71,6 +72,14 @@ def arrow_file(folder: Path) -> list[Path]:
     with pyarrow.OSFile(str(folder / "a.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table, max_chunksize=7)
     return [folder / "a.arrow"]
+
+
+def mds(compress: bool, *names: str) -> Kind:
+    def make(folder: Path) -> list[Path]:
+        WRITERS["mds"](folder / "a.mds", texts(8), compress)
+        return [folder / name for name in names]
+
+    return Kind(make, MDSSource)
 
 
 def saved_dataset(folder: Path) -> list[Path]:
@@ -123,6 +132,8 @@ KINDS = {
     "npz": npz(np.savez),
     "compressed npz": npz(np.savez_compressed),
     "arrow file": Kind(arrow_file, lambda folder: ArrowSource(folder / "a.arrow")),
+    "index of mds": mds(False, "index.json"),
+    "compressed mds": mds(True, "a.mds.zstd"),
     "saved dataset": Kind(saved_dataset, ArrowSource),
     "indexed": Kind(indexed, lambda folder: IndexedSource(folder / "a")),
     "imagenet train": Kind(lambda folder: imagenet(folder)[2:], lambda folder: ImageNetTarSource(folder)),

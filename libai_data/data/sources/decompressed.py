@@ -1,0 +1,104 @@
+"""Files that are compressed by zstd, decompressed into the cache of this node."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from libai_data.atomic_files import PathLike
+from libai_data.data.files.identity import file_identity, key_of
+from libai_data.data.sources.arrow_columns import import_pyarrow
+from libai_data.data.sources.local_cache import LocalCache
+from libai_data.data.sources.remote import is_remote, look_up
+from libai_data.data.sources.storage import LocalFile, Storage
+from libai_data.errors import FormatError, StorageError
+
+_AT_ONCE = 1 << 20
+
+
+class DecompressedFile(LocalFile):
+    """A compressed file as it was before; a copy in the cache, bounded and shared like all others.
+
+    Args:
+        source: path or address of the compressed file.
+        size: bytes when decompressed.
+        digests: name of an algorithm -> hexadecimal digest of the decompressed bytes; unknown ones are passed over.
+        storage: where copies are kept; by default as the environment sets it.
+        identity: what the file must still have; by default any.
+
+    Raises:
+        ConfigError: There is no such file, or pyarrow is not installed.
+        FormatError: It cannot be decompressed, or does not become what was said.
+        StorageError: It cannot be fetched, has another identity, or finds no room in the cache.
+    """
+
+    def __init__(
+        self,
+        source: PathLike,
+        size: int,
+        digests: Mapping[str, str],
+        storage: Storage | None = None,
+        identity: str = "",
+    ) -> None:
+        import_pyarrow("a file that is compressed by zstd")
+        self.source, self._size, self._digests, self._storage = str(source), size, dict(digests), storage
+        kept = storage or Storage.from_environment()
+        version = ""
+        if is_remote(self.source):
+            version = look_up(self.source, kept.attempts).identity
+            self.identity = key_of("zstd", self.source, version, size)
+        else:
+            self.identity = key_of("zstd", file_identity(LocalFile(self.source).path), size)
+        if identity and identity != self.identity:
+            raise StorageError(
+                f"{self.source} has changed since it was first opened; start again with the current file"
+            )
+
+        def make(part: Path) -> None:
+            with LocalFile(self.source, storage, version) as packed:
+                _decompress(self.source, packed.path, part)
+            self._check(part)
+
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", self.source.rpartition("/")[2])[-100:].removesuffix(".zstd")
+        self.path, release = LocalCache(kept.directory, kept.size).hold(self.identity, name, size, make)
+        self._release = weakref.finalize(self, release)
+
+    def _check(self, part: Path) -> None:
+        if part.stat().st_size != self._size:
+            raise FormatError(
+                f"{self.source} has {part.stat().st_size} bytes when decompressed; there should be {self._size}"
+            )
+        for name, expected in self._digests.items():
+            if name in hashlib.algorithms_guaranteed:
+                digest = hashlib.new(name)
+                with part.open("rb") as file:
+                    for block in iter(lambda: file.read(_AT_ONCE), b""):
+                        digest.update(block)
+                if digest.hexdigest() != expected:
+                    found = digest.hexdigest()
+                    raise FormatError(f"{self.source}, decompressed, has the {name} {found}; it should be {expected}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.source, self._size, self._digests, self._storage, self.identity)
+
+
+def _decompress(source: str, packed: Path, target: Path) -> None:
+    import pyarrow
+
+    try:
+        with pyarrow.OSFile(str(packed)) as file, target.open("wb") as out:
+            stream = pyarrow.CompressedInputStream(file, "zstd")
+            while block := stream.read(_AT_ONCE):
+                out.write(block)
+    except (OSError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StorageError(
+                f"{source} cannot be decompressed: {error}; make room on the disk, or set LIBAI_DATA_CACHE_DIR to "
+                "another folder"
+            ) from error
+        raise FormatError(f"{source} is no zstd file, or it is cut short: {error}") from error

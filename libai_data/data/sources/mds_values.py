@@ -1,0 +1,101 @@
+"""The values of MDS columns, from their bytes; the encodings are those of `streaming/base/format/mds/encodings.py`."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.errors import FormatError, nearest
+
+Decode = Callable[[bytes], Any]
+
+_NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_DTYPE_OF_NUMBER = dict(zip((8, 16, 32, 64, 9, 17, 33, 65, 18, 34, 66), _NUMBERS))
+
+
+def decoder_of(encoding: str, what: str) -> Decode:
+    """What makes a value of bytes.
+
+    Args:
+        encoding: name, and for arrays what they have in common, such as "ndarray:float32:3,4".
+        what: is encoded so, for errors.
+
+    Raises:
+        FormatError: There is no such encoding, or it would run code of the file.
+    """
+    name, _, details = encoding.partition(":")
+    if name == "ndarray":
+        dtype, _, shape = details.partition(":")
+        if dtype and dtype not in _NUMBERS:
+            raise FormatError(f"{what} is encoded as {encoding!r}; arrays have one of {_NUMBERS}")
+        return _arrays(dtype, tuple(map(int, shape.split(","))) if shape else None)
+    if encoding == "pkl":
+        raise FormatError(
+            f"{what} holds pickled objects, which can run any code; read the other columns (columns=[...])"
+        )
+    if encoding not in _DECODERS:
+        known = [*_DECODERS, "ndarray"]
+        raise FormatError(f"{what} is encoded as {encoding!r}; known are {known}.{nearest(encoding, known)}")
+    return _DECODERS[encoding]
+
+
+def _number(name: str) -> Decode:
+    dtype = np.dtype(name).newbyteorder("<")
+    return lambda data: np.frombuffer(data, dtype)[0].item()
+
+
+def _arrays(dtype: str, shape: tuple[int, ...] | None) -> Decode:
+    def decode(data: bytes) -> np.ndarray:
+        kind, dims, place = dtype, shape, 0
+        if not kind:
+            kind, place = _DTYPE_OF_NUMBER[data[0]], 1
+        if dims is None:
+            count, width = divmod(data[place], 4)
+            end = place + 1 + count * 2**width
+            dims = tuple(np.frombuffer(data[place + 1 : end], f"<u{2**width}").tolist())
+            place = end
+        return np.frombuffer(data[place:], np.dtype(kind).newbyteorder("<")).reshape(dims)
+
+    return decode
+
+
+def _image(data: bytes) -> np.ndarray:
+    """A raw image: width, height, size of the mode's name, this name, pixels."""
+    from PIL import Image
+
+    width, height, size = np.frombuffer(data[:12], "<u4").tolist()
+    mode = data[12 : 12 + size].decode()
+    return np.asarray(Image.frombytes(mode, (width, height), data[12 + size :]))
+
+
+def _pieces(data: bytes, first: int) -> list[bytes]:
+    """Pieces of which the number and the sizes come before them; the number is at `first`."""
+    count = int.from_bytes(data[first : first + 4], "little")
+    place = first + 4 + 4 * count
+    found = []
+    for size in np.frombuffer(data[first + 4 : place], "<u4", count).tolist():
+        found.append(data[place : place + size])
+        place += size
+    if place != len(data):
+        raise ValueError(f"its pieces have {place} bytes, and it has {len(data)}")
+    return found
+
+
+_DECODERS: dict[str, Decode] = {
+    **dict.fromkeys(("bytes", "jpeg", "png"), bytes),
+    "str": lambda data: str(data, "utf-8"),
+    "int": _number("int64"),
+    **{name: _number(name) for name in _NUMBERS},
+    "str_int": lambda data: int(str(data, "utf-8")),
+    "str_float": lambda data: float(str(data, "utf-8")),
+    "str_decimal": lambda data: Decimal(str(data, "utf-8")),
+    "json": json.loads,
+    "pil": _image,
+    "jpeg_array": lambda data: _pieces(data, 0),
+    # The first number of a list is kept for later versions.
+    **dict.fromkeys(("list[jpeg]", "list[png]"), lambda data: _pieces(data, 4)),
+    "list[pil]": lambda data: list(map(_image, _pieces(data, 4))),
+}
