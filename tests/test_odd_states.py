@@ -26,9 +26,10 @@ ODD: list[Any] = [None, "1", "x", 1.5, float("nan"), -3, True, [], {}, [[1, 2, 3
 
 WORDS = (
     "not those from before the checkpoint",  # of a digest
+    "differ from the rows before the checkpoint",
     "Rows raised TypeError",  # of the iterable's own state
     "was that of samples and is now that of a stream transform",
-    "there are the loaders ['a']",
+    "the loaders are ['a']",
     "because it has no state_dict",
 )
 

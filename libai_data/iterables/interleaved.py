@@ -1,8 +1,9 @@
-"""The rows of several shards in turn, with a place of each shard to return to."""
+"""The rows of several shards in turn, and the place of each shard."""
 
 from __future__ import annotations
 
 import json
+import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any, Callable, NamedTuple
 
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.iterable_source import Opened, Source
+from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.prefetcher import COMPARED_ITEMS
 
 _SHARDS = "__shards__"
@@ -48,12 +50,12 @@ class ShardPart(NamedTuple):
 
 
 def part_of(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPart:
-    """The part that was read from a place on, and ended there, or with this state."""
+    """The part that was read from `place` on. Its shard has ended, or has this state after it."""
     return ShardPart(rows, place.row, place.state, None if ended else state is not None)
 
 
 def place_after(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPlace:
-    """The place behind such a part."""
+    """The place after a part that was read from `place` on."""
     taken = place.taken + len(rows)
     return ShardPlace(taken, place.row, place.state, ended) if state is None else ShardPlace(taken, taken, state, ended)
 
@@ -134,7 +136,7 @@ class Interleaved:
                 self._refuse_equal(other, number, count)
 
     def state(self) -> str | None:
-        """The place of each shard; None if shards cannot tell their states."""
+        """The place of each shard, as JSON text; None if the shards have no states."""
         told = {shard.keeps_state for shard in self._shards}
         if False in told or True not in told:
             return None
@@ -176,12 +178,16 @@ def places_in(state: str | None, shards: int) -> list[ShardPlace]:
     """
     if state is None:
         return [ShardPlace()] * shards
-    saved = json.loads(state)
-    if not (isinstance(saved, dict) and _SHARDS in saved):
-        return [ShardPlace(state=state)]
-    return [
-        ShardPlace(each[0], ended=True)
-        if len(each) == 1
-        else ShardPlace(each[0], each[1], None if each[2] is None else json.dumps(each[2]))
-        for each in saved[_SHARDS]
-    ]
+    with saved_in(state) as saved:
+        if not (isinstance(saved, dict) and _SHARDS in saved):
+            if shards > 1:
+                raise ValueError(f"no places of {shards} shards")
+            return [ShardPlace(state=state)]
+        return [
+            ShardPlace(operator.index(taken), ended=True)
+            if not rest
+            else ShardPlace(
+                operator.index(taken), operator.index(rest[0]), None if rest[1] is None else json.dumps(rest[1])
+            )
+            for taken, *rest in saved[_SHARDS]
+        ]

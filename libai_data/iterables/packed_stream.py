@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -16,6 +17,7 @@ from libai_data.data.datasets.stream_transform import start_of
 from libai_data.errors import ConfigError
 from libai_data.iterables.iterable_source import Opened, SaveState, Source
 from libai_data.iterables.kinds import is_map_style
+from libai_data.iterables.plain_state import saved_in
 
 _END = object()
 
@@ -29,7 +31,7 @@ class _Stage(Protocol):
         """The state of the source, within a state of this stage."""
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        """The changed rows, and what gives their state, if the source can tell its own."""
+        """The changed rows, and a function that saves their state; None if the source has no state."""
 
 
 class FilteredStream:
@@ -89,7 +91,8 @@ class PackedStream:
         return source_of(self).open(0, 0, 1)[0]
 
     def inner_state(self, state: str) -> str:
-        return json.dumps(json.loads(state)["source"])
+        with saved_in(state) as saved:
+            return json.dumps(saved["source"])
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
         samples: list[Any] = []
@@ -125,9 +128,9 @@ class _Packing:
         self._marks: deque[tuple[int, str | None]] = deque()
         self._first, self._offset = 0, 0
         if state is not None:
-            saved = json.loads(state)
-            self._first, self._offset = int(saved["skip"]), int(saved["offset"])
-            self._marks.append((0, json.dumps(saved["source"])))
+            with saved_in(state) as saved:
+                self._first, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
+                self._marks.append((0, json.dumps(saved["source"])))
             for _ in islice(rows, self._first):
                 pass
 
@@ -167,7 +170,7 @@ class _Packing:
             self._marks.popleft()
 
     def state(self) -> str | None:
-        """Where the next sequence begins; None if the source cannot tell its state."""
+        """Where the next sequence begins, as JSON text; None if the source has no state."""
         row, source = self._marks[0] if self._marks else (0, None)
         if source is None:
             return None
@@ -175,10 +178,10 @@ class _Packing:
 
 
 class WrappedSource(Source):
-    """A source whose rows are made of those of another one.
+    """A source that changes the rows of another source.
 
     Args:
-        inner: the other one.
+        inner: the other source.
     """
 
     def __init__(self, inner: Source) -> None:

@@ -1,17 +1,19 @@
-"""States of other libraries' objects as JSON text, from which nothing but plain values is ever made again.
+"""States of other libraries' objects as JSON text. Loading it makes plain values only.
 
-A checkpoint may come from anywhere, and a pickle would run what whoever wrote it put there.
+A checkpoint may come from anywhere, and loading a pickle runs any code that its writer put there.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from libai_data.errors import CheckpointError
+from libai_data.errors import CheckpointError, error_text
 
 _TAG = "__kind__"
 
@@ -24,7 +26,7 @@ def encoded(state: Any) -> str:
             these.
 
     Raises:
-        CheckpointError: It holds anything else; its type and where it stands are named.
+        CheckpointError: The state has a value of another type; the type and its place are named.
     """
     return json.dumps(_packed(state, "state"))
 
@@ -39,6 +41,19 @@ def decoded(text: str) -> Any:
         return _unpacked(json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"a saved state cannot be read: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def saved_in(text: str) -> Iterator[Any]:
+    """The content of a state of this package, as JSON; an error in the block means that the state is damaged.
+
+    Raises:
+        CheckpointError: It is no JSON, or the block finds values missing or of another type.
+    """
+    try:
+        yield json.loads(text)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"a saved state cannot be read: {error_text(error)} in {text:.200}") from error
 
 
 def _packed(value: Any, where: str) -> Any:
@@ -61,8 +76,8 @@ def _packed(value: Any, where: str) -> Any:
     if type(value).__module__ == "torch" and type(value).__name__ == "Tensor":
         return _packed_array(value.detach().cpu().numpy(), "torch")
     raise CheckpointError(
-        f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint does not keep, "
-        "since it holds no pickles; return numbers, strings, bytes, arrays, and lists and dicts of these"
+        f"{where} is of type {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot "
+        "store, since it has no pickles. Return numbers, strings, bytes, arrays, and lists and dicts of these"
     )
 
 

@@ -1,7 +1,7 @@
-"""A stream in shards: read by as many processes or threads as asked for, and put together by one rule.
+"""A stream in shards, read by processes or threads.
 
-Row by row the shards take turns; one that has ended is left out from then on. So the stream depends on the number of
-shards, and not on who reads them.
+The stream has one row of each shard in turn, and skips a shard that has ended. So the stream depends on the number of
+shards, and not on the processes that read them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from libai_data.iterables.interleaved import (
 )
 from libai_data.iterables.iterable_source import Opened, SaveState
 from libai_data.iterables.packed_stream import WrappedSource, source_of
+from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.prefetcher import COMPARED_ITEMS, check_kept, field_digests
 from libai_data.iterables.shard_lanes import ShardLanes
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
@@ -48,7 +49,7 @@ _SECONDS_AT_ONCE = 0.02
 _BYTES_AT_ONCE = 8 << 20
 
 _one_answer = threading.Lock()
-"""Held while this process answers `get_worker_info` for a shard."""
+"""Locked while `get_worker_info` of this process returns a shard."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,10 @@ class Sharding:
     """How a stream is read.
 
     Args:
-        num_shards: that it is put together of; None for one, which is the whole.
-        shuffle_buffer: samples that are kept to draw the next one of; 0 keeps the order.
+        num_shards: number of shards; None reads the stream as a whole.
+        shuffle_buffer: size of the buffer from which the next sample is drawn; 0 keeps the order.
         seed: of the draws.
-        num_workers: who read the shards; 0 reads them in turn, in the thread that reads ahead.
+        num_workers: processes or threads that read the shards; with 0, the thread that reads ahead reads them in turn.
         worker_type: "process" or "thread".
         worker_init_fn: called with the number of each shard before it is opened.
     """
@@ -77,7 +78,7 @@ class Sharding:
         return self.num_shards or 1
 
     def words(self) -> dict[str, int] | None:
-        """What decides the rows, which a state keeps; None if it is the source alone."""
+        """The parameters that decide the rows, for the state; None if only the source decides them."""
         if self.shards == 1 and not self.shuffle_buffer:
             return None
         shuffling = {"shuffle_buffer": self.shuffle_buffer, "seed": self.seed} if self.shuffle_buffer else {}
@@ -103,14 +104,14 @@ class Part(NamedTuple):
 
 
 class ShardReader:
-    """Reads parts of shards; each process has a copy, which keeps the shards open that it has begun.
+    """Reads parts of shards. Each process has a copy, which keeps its shards open.
 
     Args:
-        pickled: the source, and what is called before a shard is opened.
+        pickled: the source, and the `worker_init_fn`.
         num_shards: of the stream.
-        seed: told to who asks `get_worker_info`.
-        is_process: whether a process of its own reads.
-        asks: whether the source has to ask `get_worker_info` which shard it is to yield.
+        seed: for `get_worker_info`.
+        is_process: whether this is a worker process.
+        asks: whether the source calls `get_worker_info` to find out its shard.
     """
 
     def __init__(self, pickled: bytes, num_shards: int, seed: int, is_process: bool, asks: bool) -> None:
@@ -159,7 +160,7 @@ class ShardReader:
 
     @contextmanager
     def _being(self, shard: int, thing: Any) -> Iterator[None]:
-        """Let whoever asks which worker this is, of this package or of PyTorch, hear the number of the shard."""
+        """Let `get_worker_info`, of this package and of PyTorch, return the shard."""
         if not (self._asks or self.is_process):
             yield
             return
@@ -187,16 +188,16 @@ class ShardReader:
 
 
 class ShardedSource(WrappedSource):
-    """A source whose rounds are put together of shards, or shuffled, or both.
+    """A source that is read in shards, or shuffled, or both.
 
     Args:
-        thing: see `Source`. If it takes `shard` and `num_shards`, it is called for each shard. Any other must ask
-            `get_worker_info`, of this package or of PyTorch, which part of the samples to yield.
+        thing: see `Source`. A function with `shard` and `num_shards` is called for each shard. Any other source must
+            call `get_worker_info`, of this package or of PyTorch, to find out which samples to yield.
         batches: whether it yields batches.
         sharding: how it is read.
 
     Raises:
-        ConfigError: It cannot be read so.
+        ConfigError: It cannot be read in this way.
     """
 
     def __init__(self, thing: Any, batches: bool | None, sharding: Sharding) -> None:
@@ -209,36 +210,37 @@ class ShardedSource(WrappedSource):
             raise ConfigError(f"shuffle_buffer shuffles samples, but {self.name} yields batches; shuffle its samples")
         if self._takes_shard and sharding.num_shards is None:
             raise ConfigError(
-                f"{self.name} takes shard and num_shards: say num_shards too, of which its stream is put together, "
-                "or leave num_workers and shuffle_buffer out to call it for each data-parallel rank"
+                f"{self.name} has the parameters shard and num_shards: set num_shards, the number of shards to read; "
+                "or remove num_workers and shuffle_buffer to call it for each data-parallel rank"
             )
         if sharding == Sharding(None, sharding.shuffle_buffer, sharding.seed):
             return
         by_threads = sharding.num_workers and sharding.worker_type == "thread"
         if by_threads and sharding.shards > 1 and not self._takes_shard:
             raise ConfigError(
-                f"worker_type='thread': {self.name} has to ask which shard it is to yield, and gets one answer in a "
-                "process. Pass a function that takes shard and num_shards, or use worker_type='process'"
+                f"worker_type='thread': {self.name} must call get_worker_info to find out its shard, and this has one "
+                "answer in a process. Pass a function with shard and num_shards, or use worker_type='process'"
             )
         try:
             pickled = cloudpickle.dumps((thing, sharding.worker_init_fn))
         except Exception as error:
             raise ConfigError(
-                f"{self.name} cannot be sent to those that read its shards: {error_text(error)}. Pass a function that "
-                "opens what cannot be pickled, or leave num_workers and num_shards out"
+                f"{self.name} cannot be sent to the workers that read its shards: {error_text(error)}. Pass a function "
+                "that opens what cannot be pickled, or remove num_workers and num_shards"
             ) from error
         is_process = bool(sharding.num_workers) and not by_threads
         self._reader = ShardReader(pickled, sharding.shards, sharding.seed, is_process, not self._takes_shard)
 
     def rounds_to_replay(self, epoch: int) -> int:
-        """0 if shards are opened anew in each round."""
+        """0 if shards are opened again in each epoch."""
         return super().rounds_to_replay(epoch) if self._reader is None else 0
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
-        """Begin a round. Its state is made of those of the shards, if these can be told."""
+        """Begin an epoch. Its state has the state of each shard, if the shards have states."""
         buffer, inner = self._sharding.shuffle_buffer, state
         if buffer and state is not None:
-            inner = json.dumps(json.loads(state)["source"])
+            with saved_in(state) as saved:
+                inner = json.dumps(saved["source"])
         if self._reader is None:
             rows, save = open_round(self.inner, epoch, 0, 1, inner)
         else:
@@ -262,16 +264,16 @@ class ShardedSource(WrappedSource):
         return self._lanes.begin(partial(Part, epoch), places)
 
     def _refuse_equal(self, one: int, other: int, count: int) -> None:
-        """Refuse an iterable that does not split itself, and so yields all samples in each shard."""
+        """Raise an error if each shard yields all samples, because the iterable does not split itself."""
         if not self._takes_shard:
             raise SchemaError(
                 f"shards {one} and {other} of {self.name} begin with the same {count} sample(s): it does not split "
                 "itself. Let it yield the samples of get_worker_info().id of get_worker_info().num_workers (of "
-                "torch.utils.data or libai_data), or pass a function that takes shard and num_shards"
+                "torch.utils.data or libai_data), or pass a function with shard and num_shards"
             )
 
     def close(self) -> None:
-        """End those that read."""
+        """End the workers."""
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
@@ -279,7 +281,7 @@ class ShardedSource(WrappedSource):
 
 
 def _bytes_of(item: Any) -> int:
-    """About how much memory an item takes, as far as its fields tell."""
+    """The approximate size of an item in memory."""
     fields = fields_in(item)
     values = fields.values() if fields is not None else item if isinstance(item, (tuple, list)) else (item,)
     return sum(int(getattr(getattr(value, "tensor", value), "nbytes", 0)) for value in values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.errors import CheckpointError
 from libai_data.iterables.iterable_source import SaveState
+from libai_data.iterables.plain_state import saved_in
 
 _END = object()
 _DRAWN_AT_ONCE = 256
@@ -27,7 +29,7 @@ class ShuffleBuffer:
 
     Args:
         rows: the stream, from its beginning, or from the state.
-        save: gives the state of the stream, if it can be told.
+        save: saves the state of the stream; None if it has no state.
         size: of the buffer.
         key: decides the draws.
         state: what `state` returned.
@@ -40,7 +42,11 @@ class ShuffleBuffer:
         self._marks: deque[tuple[int, str | None]] = deque()
         self._read = self._drawn = 0
         self._total: int | None = None
-        self._saved: dict[str, Any] | None = None if state is None else json.loads(state)
+        if state is not None:
+            with saved_in(state) as saved:
+                self._drawn, self._read = operator.index(saved["drawn"]), operator.index(saved["row"])
+                self._total = None if saved["total"] is None else operator.index(saved["total"])
+                self._marks.append((self._read, json.dumps(saved["source"])))
 
     def rows(self) -> Iterator[Any]:
         """The rows, in their new order."""
@@ -61,11 +67,8 @@ class ShuffleBuffer:
 
     def _fill(self) -> int:
         """Fill the buffer; returns how many of its rows were drawn after the stream had ended."""
-        size, replaced, total = self._size, 0, None
-        if self._saved is not None:
-            self._drawn, total, self._read = (self._saved[name] for name in ("drawn", "total", "row"))
-            replaced = self._drawn if total is None else min(self._drawn, max(0, total - size))
-            self._marks.append((self._read, json.dumps(self._saved["source"])))
+        size, total, is_restored = self._size, self._total, bool(self._marks)
+        replaced = self._drawn if total is None else min(self._drawn, max(0, total - size))
         last = replaced + size if total is None else min(total, replaced + size)
         numbers = self._numbers_at(replaced)[: last - replaced]
         slots = {number: slot for slot, number in enumerate(numbers.tolist())}
@@ -76,15 +79,13 @@ class ShuffleBuffer:
                 break
             if number in slots:
                 found[slots[number]] = row
-        if self._saved is not None and len(found) < len(numbers):
+        if is_restored and len(found) < len(numbers):
             raise CheckpointError(
                 f"the stream that a shuffle buffer reads has become shorter: it ended after {self._read} rows, but the "
                 f"checkpoint was saved after row {last - 1}"
             )
         self._kept = [found[slot] for slot in range(len(found))]
         self._numbers = numbers[: len(found)]
-        if total is not None:
-            self._total = total
         return self._drawn - replaced
 
     def _next(self) -> Any:
@@ -105,7 +106,7 @@ class ShuffleBuffer:
             self._marks.popleft()
 
     def _slots(self, start: int, stop: int) -> np.ndarray:
-        """The slots that these draws take from."""
+        """The slots of these draws."""
         words = np.uint64(self._key) + np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         return (mix64_array(words) % np.uint64(self._size)).astype(np.int64)
 
@@ -122,7 +123,8 @@ class ShuffleBuffer:
         return np.where(numbers < 0, np.arange(self._size), numbers)
 
     def state(self) -> str | None:
-        """The number of draws, and from where to read the rows of the buffer; None if the stream tells no state."""
+        """The number of draws, and where to read the rows of the buffer, as JSON text; None without a state of the
+        stream."""
         if not self._marks:
             return None
         self._forget_marks()

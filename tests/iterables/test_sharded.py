@@ -165,6 +165,20 @@ def test_a_resume_reads_no_row_before_the_states_of_the_shards(
         loader.close()
 
 
+@pytest.mark.parametrize("text", ["x", "[]", "{}", '{"__shards__": [[]]}', '{"__shards__": 3}', "null"])
+@pytest.mark.parametrize("how", [{"num_shards": 2}, {"shuffle_buffer": 4}, {"num_shards": 2, "shuffle_buffer": 4}])
+def test_a_damaged_state_of_the_shards_is_an_error(how: dict[str, Any], text: str) -> None:
+    loader = from_iterable(Stateful(900), 10, **how)
+    rows(loader, 80)
+    state = loader.state_dict()
+    state["iterable"]["source"]["state"] = text
+    loader.load_state_dict(state)
+    with pytest.raises(SampleError, match=r"CheckpointError .*saved state") as error:
+        rows(loader)
+    assert isinstance(error.value.__cause__, CheckpointError)
+    loader.close()
+
+
 def test_a_shuffle_buffer_holds_the_rows_that_follow_from_the_number_of_draws() -> None:
     for size, drawn in ((1, 5), (7, 0), (7, 3), (50, 1000)):
         buffer = shuffle_buffer.ShuffleBuffer(iter(()), None, size, 9, None)
@@ -343,15 +357,15 @@ def test_a_state_of_other_shards_or_another_buffer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (numbers, {"num_workers": 2}, "takes shard and num_shards: say num_shards too"),
-        (numbers, {"shuffle_buffer": 3}, "say num_shards too"),
-        (Asks(), {"num_workers": 2, "num_shards": 2, "worker_type": "thread"}, "gets one answer in a process"),
+        (numbers, {"num_workers": 2}, "has the parameters shard and num_shards: set num_shards"),
+        (numbers, {"shuffle_buffer": 3}, "set num_shards, the number"),
+        (Asks(), {"num_workers": 2, "num_shards": 2, "worker_type": "thread"}, "has one answer in a process"),
         (Asks(), {"num_shards": 0}, "num_shards is 0"),
         (Asks(), {"shuffle_buffer": -1}, "shuffle_buffer is -1"),
         (Asks(), {"num_workers": 1, "worker_type": "fibre"}, "worker_type is 'fibre'"),
         ([sample(0)], {"num_shards": 2}, "num_shards=2 is for streams"),
         (torch.utils.data.DataLoader(Asks(), 2), {"shuffle_buffer": 2}, "yields batches; shuffle its samples"),
-        ((sample(0) for _ in range(2)), {"num_workers": 1}, "cannot be sent to those that read its shards"),
+        ((sample(0) for _ in range(2)), {"num_workers": 1}, "cannot be sent to the workers that read its shards"),
     ],
 )
 def test_what_makes_no_sense_is_refused(source: Any, options: dict[str, Any], message: str) -> None:
