@@ -16,6 +16,7 @@ from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, nearest
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
+from libai_data.iterables.kinds import dataset_name, is_map_style
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
@@ -47,8 +48,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
         shuffle: another order each epoch.
         sampler: yields the index of each sample of an epoch, for all ranks together; rank 0 asks it. Its own `seed` or
             `generator` must decide its order, if the job is to resume.
-        batch_sampler: yields lists of indices, those of this data-parallel rank; or a sampler of this package.
-        num_workers: processes that read; an iterable is read ahead by a thread instead.
+        batch_sampler: yields lists of indices for this data-parallel rank; or a sampler of this package.
+        num_workers: processes that read. With 0, a thread reads an iterable ahead; with more, set `num_shards` too.
         collate_fn: makes a batch of a list of samples; by default samples are stacked.
         pin_memory, pin_memory_device: not needed; `to_global` moves batches to the device.
         drop_last: leave out the last batch of an epoch if it is not full. By default it is short, and padded by at most
@@ -66,7 +67,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         readers: who reads: "every_rank", "node" or "rank0"; see `ReadPlan`.
         weights: a number of at least 0 for each sample, by which samples are drawn, instead of a WeightedRandomSampler.
         num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
-        replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
+        replacement: with weights, whether an epoch may repeat a sample; if False, set `num_samples`.
         lanes: read shard file by shard file, in so many lanes; see docs/order.md.
         block: with lanes, shard files that a lane shuffles together; by default 4.
         **options: further arguments of `from_iterable`, such as `fields`, and of `BatchLoader`, such as `on_error`.
@@ -157,6 +158,11 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if sampler is not None:
             if batch_size is None:
                 raise ConfigError("batch_size is None, but a sampler names single samples; give a batch_size")
+            if not is_map_style(dataset) and (callable(dataset) or hasattr(dataset, "__iter__")):
+                raise ConfigError(
+                    f"sampler names samples by their index, but {dataset_name(dataset)} is a stream without an index; "
+                    "remove sampler"
+                )
             if hasattr(sampler, "weights"):
                 tell_once(
                     f"DataLoader: rank 0 draws all indices of the {type(sampler).__name__}, and a resume draws them "
@@ -221,11 +227,13 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
     if not excluded and given["global_batch_size"] and given["batch_size"]:
         who, excluded = "global_batch_size", ["batch_size"]
     if excluded:
-        raise ConfigError(f"DataLoader: {who} decides {' and '.join(excluded)} too; leave {' and '.join(excluded)} out")
+        raise ConfigError(
+            f"DataLoader: {who} already decides {' and '.join(excluded)}; remove {' and '.join(excluded)}"
+        )
     if hasattr(sampler, "num_replicas"):
         raise ConfigError(
-            f"sampler is a {type(sampler).__name__}, which deals out samples to ranks; leave it out, and say "
-            "shuffle=True: the loader deals them out over the mesh"
+            f"sampler is a {type(sampler).__name__}, which splits samples over ranks. Remove it and set shuffle=True: "
+            "the loader splits the samples over the mesh"
         )
 
 

@@ -234,14 +234,15 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"weights": [1] * 10, "sampler": [0]}, "sampler decides weights too; leave weights out"),
-        ({"num_samples": 3, "batch_sampler": [[0]]}, "batch_sampler decides num_samples too"),
-        ({"shuffle": True, "sampler": [0]}, "sampler decides shuffle too; leave shuffle out"),
+        ({"dataset": iter(()), "sampler": [0]}, "is a stream without an index; remove sampler"),
+        ({"weights": [1] * 10, "sampler": [0]}, "sampler already decides weights; remove weights"),
+        ({"num_samples": 3, "batch_sampler": [[0]]}, "batch_sampler already decides num_samples"),
+        ({"shuffle": True, "sampler": [0]}, "sampler already decides shuffle; remove shuffle"),
         (
             {"batch_size": 2, "drop_last": True, "batch_sampler": [[0]]},
-            "batch_sampler decides batch_size and drop_last",
+            "batch_sampler already decides batch_size and drop_last",
         ),
-        ({"batch_size": 2, "global_batch_size": 4}, "global_batch_size decides batch_size too"),
+        ({"batch_size": 2, "global_batch_size": 4}, "global_batch_size already decides batch_size"),
         ({"batch_size": None, "sampler": [0]}, "give a batch_size"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": True}, "batch_size is True"),
@@ -253,12 +254,12 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
 )
 def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises((ConfigError, TypeError), match=message):
-        DataLoader(Pictures(), **arguments)
+        DataLoader(**{"dataset": Pictures(), **arguments})
 
 
 def test_a_distributed_sampler_is_refused_with_its_replacement() -> None:
     sampler = torch.utils.data.DistributedSampler(Pictures(), num_replicas=2, rank=0)
-    with pytest.raises(ConfigError, match=r"leave it out, and say shuffle=True"):
+    with pytest.raises(ConfigError, match=r"Remove it and set shuffle=True"):
         DataLoader(Pictures(), 2, sampler=sampler)
 
 

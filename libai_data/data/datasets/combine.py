@@ -206,7 +206,7 @@ def length_of(dataset: Any) -> int:
     except Exception as error:
         raise ConfigError(
             f"dataset is a {name}, whose len() raises {error_text(error)}; give it a __len__ that returns an int, 0 to "
-            f"{sys.maxsize}, or pass it to from_iterable, which does not need a length"
+            f"{sys.maxsize}, or read it as a stream, which needs no length: from_iterable, FilteredStream, PackedStream"
         ) from error
 
 
