@@ -90,7 +90,7 @@ class DistTensorData:
 
 
 class _UnlessAField:
-    """A method whose name gives the field of that name where there is one: models have arguments named `values`."""
+    """A method that gives way to a field of the same name: models have arguments named `values`."""
 
     def __init__(self, method: Callable[[Any], Any]) -> None:
         self._method, self._name, self.__doc__ = method, method.__name__, method.__doc__
@@ -289,7 +289,7 @@ class BatchInfo(NamedTuple):
         position: position of the global batch's first sample.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
-        next_start: of a stream transform, where the output behind the batch begins.
+        next_start: of a stream transform, where the output after the batch begins.
     """
 
     step: int
@@ -309,17 +309,17 @@ class RowIndices(NamedTuple):
 
 @dataclass
 class Agreement:
-    """What the ranks have found out about each other's batches; shared by all batches of a loader.
+    """The results of comparisons between ranks; shared by all batches of a loader.
 
     Args:
-        per_batch: shapes may change from batch to batch, as with a padding collator or a sampler of the user's own, so
-            that fields and places are compared each time instead of once.
-        check_every: batches from one comparison of contents to the next; 0 never compares them.
+        per_batch: shapes may change from batch to batch, as with a padding collator or a user's own sampler. Then
+            fields and positions are compared for each batch instead of once.
+        check_every: contents are compared after this many batches; 0 never compares them.
         order: what decides the order of the samples, such as the seed, in words.
         data_parallel_size: of the mesh that the loader was built for; None if it is not known.
         fields_agree: all ranks have the same fields.
-        batches: how many were made global so far. Counted, and not taken from the batches' own numbers, since all ranks
-            must come to a comparison together even if one of them has lost its place.
+        batches: the number of batches that were made global. It is counted here, because all ranks must compare at the
+            same time even if one of them is at another position.
     """
 
     per_batch: bool = False
@@ -331,14 +331,14 @@ class Agreement:
 
 
 class Origin(NamedTuple):
-    """What a loader attaches to a batch, for whoever makes the batch global, joins it with others or counts its rows.
+    """Information that a loader attaches to a batch, for `to_global`, accumulation and evaluation.
 
     Args:
-        info: where the batch stands in the stream.
-        rows: which samples the rows are, where this rank read them.
+        info: the position of the batch in the stream.
+        rows: which samples the rows are, if this rank read them.
         agreement: shared by all batches of the loader.
-        parts: fields of which the tensors hold this tensor-parallel rank's part alone.
-        absent: fields whose bytes this rank was not sent, since its pipeline stage does not need them.
+        parts: fields whose tensors have only this tensor-parallel rank's part.
+        absent: fields whose bytes were not sent to this rank, because its pipeline stage does not need them.
     """
 
     info: BatchInfo | None = None

@@ -1,4 +1,4 @@
-"""Finding keys in a config, and refusing those that nobody reads."""
+"""Finding keys in a config, and raising errors for keys that no code reads."""
 
 from __future__ import annotations
 

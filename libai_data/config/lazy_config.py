@@ -25,8 +25,8 @@ _PACKAGED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 class LazyConfig:
     """Loads, changes and saves configs whose objects are built later.
 
-    A config file is Python (or YAML). What it defines at its top level as a dict or a config is the config; names that
-    start with an underscore are the file's own affair.
+    A config file is Python (or YAML). Dicts and configs at its top level are the config, except names that
+    start with an underscore.
 
     Example:
 
@@ -137,7 +137,7 @@ def _read_yaml(path: str) -> Mapping[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold a mapping of sections at its top; it holds a {type(values).__name__}.")
+        raise ConfigError(f"{path} must be a mapping of sections at its top level; it is a {type(values).__name__}.")
     return values
 
 

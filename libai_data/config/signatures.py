@@ -50,7 +50,7 @@ class Parameters:
 
 
 def parameters_of(target: Callable[..., Any]) -> Parameters:
-    """The arguments of a callable; of one that does not tell (some builtins), anything is taken to be accepted."""
+    """The arguments of a callable. If they are unknown (some builtins), any argument is accepted."""
     try:
         # A wrapper is asked, not what it wraps: it may take arguments of its own.
         signature = inspect.signature(target, follow_wrapped=False)

@@ -175,7 +175,9 @@ def as_leaf(value: Any, path: str) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) or is_flow_tensor(value):
         return as_array(value, path)
     if value is None or isinstance(value, TEXT):
-        raise SchemaError(f"field '{path}' is {value!r:.40}, which is no tensor; leave it out (fields=[...])")
+        raise SchemaError(
+            f"field '{path}' is {value!r:.40}, which is no tensor; select the other fields with fields=[...]"
+        )
     try:
         if hasattr(value, "detach") and hasattr(value, "cpu"):
             value = value.detach().cpu()

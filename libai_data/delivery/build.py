@@ -77,16 +77,16 @@ def build_nlp_train_loader(
         train_batch_size: samples of a batch for one data-parallel rank.
         test_batch_size: unused; trainers set it on every training loader.
         sampler: config of the sampler; dataset, batch size, rank and seed are filled in.
-        num_workers: processes that read; 0 reads in the trainer's own.
+        num_workers: processes that read; with 0, the trainer's process reads.
         consumed_samples: samples that all ranks together have used so far.
-        seed: decides the order and what random transforms draw.
+        seed: decides the order and the draws of random transforms.
         collate_fn: makes a batch of a list of samples; by default they are stacked.
-        dataset_mixer: makes one dataset of several.
-        mixup_func: `Mixup`, or another `BatchTransform`, applied to each batch by whoever reads it; or what takes and
-            returns images and labels, applied to each rank's own rows by the trainer; or the config of either.
+        dataset_mixer: makes one dataset from several.
+        mixup_func: `Mixup` or another `BatchTransform`, applied by the reader; or a function of images and labels that
+            returns both, applied to each rank's rows by the trainer; or a config of one of these.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of the dataset's layouts.
         readers: who reads: "every_rank" (every rank its own shard), "node" or "rank0"; see `ReadPlan`.
-        weights: a number for each sample, by which the sampler draws; `sampler` may say `num_samples` and
+        weights: a number for each sample, by which the sampler draws; `sampler` may set `num_samples` and
             `replacement` of `CyclicSampler`.
         **loader_options: further arguments of `DataLoader`, such as `prefetch` or `on_error`.
 

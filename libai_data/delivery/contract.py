@@ -1,4 +1,4 @@
-"""Whether the ranks are being fed what the layout promises: looked at every so many batches while training."""
+"""Compares the batches of the ranks with the layout, every few batches of a training."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ _Form = tuple[tuple[ArraySpec, ...], dict[str, Layout], Optional[Skeleton]]
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error as the ranks that did not cause it are told of it; the rank that did prints its traceback."""
+    """An error in one line, for the other ranks; the rank that caused it prints its traceback."""
     return error_text(error).strip().partition(chr(10))[0]
 
 
@@ -217,7 +217,7 @@ class LinkFeed(Feed):
         return numbers
 
     def close(self) -> None:
-        """Take leave of the leader, and let go of the memory; batches that are in use stay as they are."""
+        """Disconnect from the leader and release the memory. Batches that are in use stay valid."""
         self._let_go()
         with suppress(OSError):
             self._channel.send(("leave", self._in_use))
@@ -271,7 +271,7 @@ class NodePublisher:
         self._tell("end", None)
 
     def fail(self, error: BaseException) -> None:
-        """Say that reading failed, to whoever is still there."""
+        """Tell the followers that are still there that reading failed."""
         for channel in self._followers.values():
             with suppress(OSError):
                 channel.send(("error", self._generation, in_one_line(error)))

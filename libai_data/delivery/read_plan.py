@@ -1,4 +1,4 @@
-"""The plan: which ranks read which part of each global batch, where each finds its own, and what nodes exchange."""
+"""The read plan: which ranks read which part of a global batch, where each rank finds its rows, what nodes send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ReadPlan:
     """Who reads what. A *shard* is the part of a global batch that belongs to one coordinate of the data axis.
 
     Args:
-        mesh: of the job; its rank is not looked at.
+        mesh: of the job; its rank is ignored.
         readers: "every_rank" (earlier "data_parallel"): every rank reads its own shard; "node": the first rank of each
             node reads for all of its node; "rank0": rank 0 reads for all.
 
@@ -58,15 +58,15 @@ class ReadPlan:
         return range(first, first + self.mesh.ranks_per_node)
 
     def leader_of(self, rank: int) -> int:
-        """The rank that hands batches out on a rank's node."""
+        """The rank that delivers batches on the node of a rank."""
         return self.ranks_of(self.node_of(rank))[0]
 
     def shards_of_node(self, node: int) -> tuple[int, ...]:
-        """The shards that the ranks of a node work on, ascending: what is delivered there."""
+        """The shards that are delivered on a node, ascending."""
         return tuple(sorted({self.shard_of(rank) for rank in self.ranks_of(node)}))
 
     def shards_read_by(self, rank: int) -> tuple[int, ...]:
-        """The shards that a rank reads from the dataset; none if another reads for it."""
+        """The shards that a rank reads from the dataset; none if another rank reads for it."""
         if self.readers == "every_rank":
             return (self.shard_of(rank),)
         if self.readers == "rank0":

@@ -122,13 +122,12 @@ def check_forward_fields(forward: Callable[..., Any], field_names: Iterable[str]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     problems = [
-        f"forward takes no field '{name}' (it takes {known}).{nearest(name, known)}"
+        f"forward takes no field '{name}' (its arguments are {known}).{nearest(name, known)}"
         for name in names
         if name not in known and not takes_any
     ]
     problems += [
-        f"forward needs '{parameter.name}', which the dataset does not give (it gives {names})."
-        f"{nearest(parameter.name, names)}"
+        f"forward needs '{parameter.name}', but the samples have only {names}.{nearest(parameter.name, names)}"
         for parameter in parameters
         if parameter.kind is not parameter.VAR_KEYWORD
         and parameter.default is parameter.empty

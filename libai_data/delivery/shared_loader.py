@@ -44,7 +44,7 @@ _HANDED_OUT_AHEAD = 1
 
 
 class DatasetSummary:
-    """What a rank that does not open the dataset knows of it.
+    """What a rank that does not open the dataset knows about it.
 
     Args:
         name: of its class.

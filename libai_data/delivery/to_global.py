@@ -78,11 +78,11 @@ def _all_global(batch: Fields, fields: dict[str, DistTensorData], device_type: s
 
 
 def compare_with_other_ranks(batch: Instance) -> None:
-    """Make the comparison of `to_global`, for whoever makes the fields global one by one. Collective, main thread.
+    """Make only the comparison of `to_global`, for code that makes fields global one by one. Collective, main thread.
 
     Raises:
         SchemaError: The ranks' fields differ (on every rank); the field is named.
-        ContractError: So do their contents; looked at every `check_every` batches.
+        ContractError: Their contents differ; compared every `check_every` batches.
     """
     leaves: dict[str, Any] = {}
     taken_apart(fields_of(batch), leaves)

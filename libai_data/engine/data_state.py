@@ -60,8 +60,8 @@ class DataState:
             return
         if state is None:
             raise CheckpointError(
-                "the checkpoint holds no place in the train data, as the train loader had no state_dict when it was "
-                f"written; to restart the data, or if the loader resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
+                "the checkpoint has no position in the train data, because the train loader had no state_dict when it "
+                f"was written. To restart the data, or if the loader resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
             )
         if self._restored is not None and self._restored == self._as_text(state):
             return
@@ -103,10 +103,10 @@ def has_state(thing: Any) -> bool:
 
 
 class CountedLoader:
-    """A train loader that cannot tell its own place: its batches are counted, and gone through again by a resume.
+    """A train loader without a state: its batches are counted, and a resume reads them again.
 
-    So are those of the rounds before, unless the loader knows its rounds (`knows_its_rounds`). A digest of the batches
-    tells whether they are those from before. What the loader has, this has too.
+    A resume also reads the epochs before, unless the loader knows its epoch (`knows_its_rounds`). A digest shows
+    whether the batches are the same as before. Attributes of the loader are also attributes of this one.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -155,13 +155,15 @@ class CountedLoader:
     def _differs(self, what: str) -> CheckpointError:
         return CheckpointError(
             f"the train loader ({type(self.counted).__name__}) has no state_dict, so its batches of round "
-            f"{self._round} were read again, but  {what}. Seed its shuffling, or give it state_dict and "
-            f"load_state_dict. To continue at the same batch though the batches are others: {OVERRIDE_KEY}=[seed]. To "
+            f"{self._round} were read again, but {what}. Seed its shuffling, or give it state_dict and "
+            f"load_state_dict. To continue at the same batch although the batches differ: {OVERRIDE_KEY}=[seed]. To "
             f"restart its data, or if it resumes by itself: {OVERRIDE_KEY}=[{RESTART_DATA}]"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The round, the batches of it that were taken, a digest of them, and the rank whose batches they were."""
+        """The epoch, the number of its batches that were used, a digest of them, and the rank whose batches they
+        are.
+        """
         if self._restored is not None:
             return dict(self._restored)
         return {"round": self._round, "batches": self._batches, "digest": self._digest, "rank": get_rank()}

@@ -273,8 +273,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """Build `cfg.dataloader.train`.
 
         Returns:
-            (train, validation, test) loaders, the latter two or None; overriding methods may return a train loader
-            alone.
+            (train, validation, test) loaders; validation and test may be None. Overriding methods may return only a
+            train loader.
         """
         return build_configured_train_loader(cfg, tokenizer)
 
@@ -289,7 +289,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     @classmethod
     def auto_scale_hyperparams(cls, cfg: Any, data_loader: Any) -> None:
-        """Turn what the config says in epochs into steps."""
+        """Convert the epochs of the config into steps."""
         scale_to_epochs(cfg, data_loader)
 
     @classmethod

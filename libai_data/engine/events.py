@@ -65,7 +65,7 @@ class EventStorage:
     """Scalars put by trainers and hooks, for writers to read.
 
     Attributes:
-        iter: the iteration to which `put_scalar` assigns a value unless told otherwise.
+        iter: the iteration to which `put_scalar` assigns a value by default.
         samples: samples consumed so far, over all ranks and since the training's first step.
     """
 
@@ -78,8 +78,8 @@ class EventStorage:
         """Put one value.
 
         Args:
-            name: e.g. "lr"; what contains "loss" is shown on the console.
-            value: a number, or whatever `float` turns into one.
+            name: e.g. "lr"; names with "loss" are shown on the console.
+            value: a number, or a value that `float` accepts.
             smoothing_hint: whether writers should average the values between two writings.
             iteration: the iteration it belongs to; by default the current one.
         """

@@ -80,7 +80,7 @@ def as_three_loaders(built: Any) -> tuple[Any, Any, Any]:
 
 
 def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
-    """Turn what the config says in epochs and ratios into steps: `LiBai`'s automatic scaling.
+    """Convert the epochs and ratios of the config into steps: `LiBai`'s automatic scaling.
 
     `train.train_iter` becomes the larger of itself and `train.train_epoch` epochs; warm-up, milestones, evaluation and
     checkpoint periods follow.

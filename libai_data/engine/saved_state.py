@@ -72,7 +72,7 @@ class SavedState:
         if position != self.stream.position:
             raise CheckpointError(
                 f"{self.path} continues with step {self.step}, which begins at position {position}, but its data state "
-                f"stands at position {self.stream.position}"
+                f"is at position {self.stream.position}"
             )
 
 

@@ -69,7 +69,7 @@ class StepPlan:
         if not callable(getattr(stream, "follow", None)) or not callable(getattr(loader, "follow", None)):
             problem = f"the train loader ({type(loader).__name__}) is not one with libai_data's CyclicSampler"
         elif getattr(loader, "global_batch_size", None) != rows:
-            problem = f"the train loader's batches have {loader.global_batch_size} rows, those of the config {rows}"
+            problem = f"the train loader's batches have {loader.global_batch_size} rows, but the config has {rows}"
         if not problem:
             counts = {size: sizes.num_accumulation_steps for size, sizes in self.sizes.items()}
             loader.follow(self.schedule, self.skip_steps, counts)

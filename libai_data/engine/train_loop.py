@@ -34,8 +34,8 @@ class HookBase:
         hook.after_train()          # or hook.on_stop(), when a hook's before_step raised TrainingStopped
         hook.close()
 
-    Time-consuming work belongs into `after_step`, so that hooks which measure the step measure nothing else. After a
-    step that failed, `after_train` is left out, since the other ranks may never come to it, and only `close` is called.
+    Do time-consuming work in `after_step`, so that hooks which measure the step measure nothing else. If a step fails,
+    only `close` is called, and not `after_train`, because the other ranks may never reach it.
 
     Attributes:
         trainer: the trainer, set when the hook is registered (a weak reference).
@@ -59,7 +59,7 @@ class HookBase:
         """Called after each step."""
 
     def close(self) -> None:
-        """Called at the very end, failed or not: close files, without a word to other ranks."""
+        """Called at the very end, also after a failure: close files. Do not communicate with other ranks."""
 
 
 class TrainerBase:

@@ -1,4 +1,4 @@
-"""The collator of a loader over an iterable: of samples, or of rows of batches that the iterable made."""
+"""The collator of a loader over an iterable: for samples, or for rows of batches that the iterable yielded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from libai_data.structures import DistTensorData
 
 
 class BatchRow(NamedTuple):
-    """A row of a batch that the iterable made.
+    """A row of a batch that the iterable yielded.
 
     Args:
         leaves: path -> array or `DistTensorData` [rows, ...], or list of strings.
@@ -62,7 +62,7 @@ class PieceCollator:
 
 
 def _joined(pieces: Sequence[BatchRow]) -> dict[str, Any]:
-    """Rows of batches as one batch; a view where they lie one behind the other in one."""
+    """Rows of batches as one batch; a view if the rows are consecutive rows of one batch."""
     runs: list[list[BatchRow]] = []
     for piece in pieces:
         if runs and runs[-1][-1].leaves is piece.leaves and runs[-1][-1].row + 1 == piece.row:
@@ -89,8 +89,7 @@ def _concatenated(parts: list[Any], path: str) -> Any:
     if len({(part.shape[1:], part.dtype) for part in parts}) > 1:
         found = [f"{part.dtype} {list(part.shape)}" for part in parts]
         raise SchemaError(
-            f"field '{path}': rows of batches of different shapes cannot be put together: {found}; let the iterable "
-            "yield batches of the size of a global batch, without a short one at the end of a round, or pad to one "
-            "length"
+            f"field '{path}': rows of batches of different shapes cannot be joined: {found}. Let the iterable yield "
+            "batches of the size of a global batch, without a short last batch, or pad to one length"
         )
     return np.concatenate(parts)

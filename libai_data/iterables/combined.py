@@ -12,17 +12,17 @@ from libai_data.structures import Instance
 
 
 class CombinedLoader:
-    """Goes through several loaders at once, without end; whichever ends begins its next pass.
+    """Iterates over several loaders at once, without end. A loader that ends begins its next pass.
 
-    A batch is an Instance that has in the field of each loader that loader's batch, an Instance itself; `to_global`
-    makes of it {name of the loader: {field: global tensor}}.
+    A batch is an Instance with one field for each loader: this loader's batch, also an Instance. `to_global` returns
+    {name of the loader: {field: global tensor}}.
 
     Args:
         loaders: name, an argument of `model.forward` -> loader.
         unnamed: `list`, if they had no names of their own.
 
     Raises:
-        ConfigError: A loader has a mixup function, which would have to know of the others.
+        ConfigError: A loader has a mixup function.
     """
 
     mixup_func: None = None
@@ -60,33 +60,33 @@ class CombinedLoader:
         return setattr(self, "_taken", {}) or batch  # type: ignore[func-returns-value]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where each loader stands."""
+        """The state of each loader."""
         return {"loaders": {name: loader.state_dict() for name, loader in self.loaders.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on where `state` was saved; takes effect with the next `iter(loader)`.
+        """Continue where `state` was saved, with the next `iter(loader)`.
 
         Args:
             state: of as many loaders of the same names.
             override: what may differ on purpose; see `DataLoader.load_state_dict`.
 
         Raises:
-            CheckpointError: The state is that of other loaders.
+            CheckpointError: The state belongs to other loaders.
         """
         check_state(state, Keys({}, others=True), "several loaders")
         saved = state.get("loaders")
         if not isinstance(saved, abc.Mapping) or set(saved) != set(self.loaders):
             known = sorted(saved) if isinstance(saved, abc.Mapping) else "one loader alone"
             raise CheckpointError(
-                f"the data state is that of {known}, but there are the loaders {sorted(self.loaders)}; give "
-                "train_dataloader the names that it had"
+                f"the data state has {known}, but the loaders are {sorted(self.loaders)}; return loaders with the "
+                "saved names from train_dataloader"
             )
         self._taken = {}
         for name, loader in self.loaders.items():
             loader.load_state_dict(saved[name], override)
 
     def stats(self) -> dict[str, Any]:
-        """Name of each loader -> where its time went."""
+        """Name of each loader -> its `stats`."""
         return {name: loader.stats() for name, loader in self.loaders.items()}
 
     def close(self) -> None:
@@ -97,7 +97,9 @@ class CombinedLoader:
 
 
 class _CombinedPass:
-    """What `iter` of a `CombinedLoader` returns; no generator, which an error would end without a word."""
+    """What `iter` of a `CombinedLoader` returns. It is no generator, because an error would end a generator
+    silently.
+    """
 
     def __init__(self, loader: CombinedLoader) -> None:
         self._loader = loader

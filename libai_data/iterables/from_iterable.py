@@ -78,51 +78,50 @@ def from_iterable(
 ) -> Any:
     """Make a loader of an iterable of samples or batches.
 
-    What has a length and gives samples by their index (a list, a torch dataset, a Grain MapDataset, a Hugging Face
-    dataset) becomes a `DataLoader`, with all that this can do. All else is a stream: it is read in its own order, once
-    by each rank that reads, and dealt out to the data-parallel ranks. Collective with readers "node" and "rank0".
+    A source with a length and an index (a list, a torch dataset, a Grain MapDataset, a Hugging Face dataset) becomes a
+    `DataLoader`. Any other source is a stream: each rank that reads, reads it once in its own order, and the loader
+    splits the rows over the data-parallel ranks. Collective with readers "node" and "rank0".
 
     Args:
         source: an iterable, a function that returns one (a generator function, a factory), or its config (`LazyCall`).
-            A factory may take the keywords `epoch`, and `shard` and `num_shards`: then it is opened for each
-            data-parallel rank, and must yield that rank's samples alone.
-        micro_batch_size: samples of a batch for one data-parallel rank. None takes each batch of the iterable as a
+            A function may have the parameters `epoch`, `shard` and `num_shards`. With `shard`, it is called for each
+            data-parallel rank, and must yield only the samples of that rank.
+        micro_batch_size: samples of a batch for one data-parallel rank. With None, each batch of the iterable is a
             global batch.
-        fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
+        fields: names for the values of tuples, or for a single tensor. If samples have names, the fields to use.
         batches: whether the iterable yields batches. By default loaders of torch, OneFlow, DALI and FFCV do, and
             pipelines of WebDataset or Grain that end with a batching stage.
-        ends: what happens to the last rows of an epoch if they fill no global batch. "short" makes a smaller batch of
-            them. "pad" repeats the last row until the batch is full. With both, `batch_info(batch).valid` says how many
-            rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.
-            "drop" leaves the last rows out. "cycle" has no epochs: it begins the source again within the batch, without
-            end. A factory that takes shards needs "drop" or "cycle".
-        shuffle: another order each epoch; for what gives samples by their index.
+        ends: what happens to the last rows of an epoch if they do not fill a global batch. "short" makes a smaller
+            batch. "pad" repeats the last row until the batch is full. With both, `batch_info(batch).valid` says how
+            many rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.
+            "drop" drops these rows. "cycle" makes an endless stream: the source restarts within the batch. A function
+            with `shard` needs "drop" or "cycle".
+        shuffle: use another order in each epoch. Only for sources with an index.
         seed: of this order, and of random transforms.
-        num_workers: processes that read what gives samples by their index, or the shards of a stream; with 0, a stream
-            is read ahead by a thread.
+        num_workers: processes that read the samples, or the shards of a stream. With 0, a thread reads a stream ahead.
         readers: who reads: "every_rank" (every rank), "node" or "rank0"; see `ReadPlan`.
-        collate_fn: makes a batch of a list of samples, as they come; by default `default_collate`.
+        collate_fn: makes a batch of a list of samples; by default `default_collate`.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}; nested fields are named `outer.inner`.
         mixup_func: applied to each batch by the trainer, or its config.
         prefetch: batches to read ahead.
-        timeout: seconds without a sample after which a stream, or a worker, counts as hung; 0 waits forever.
-        check_every: batches from one comparison between the ranks of what they hold to the next; 0 never compares.
-        weights, num_samples, replacement: draw samples by weights (see `CyclicSampler`); for what gives samples by
-            their index.
+        timeout: seconds without a sample after which a stream or a worker counts as hung; 0 waits forever.
+        check_every: the ranks compare their batches after this many batches; 0 never compares.
+        weights, num_samples, replacement: draw samples by weights (see `CyclicSampler`). Only for sources with an
+            index.
         lanes, block: read shard file by shard file (see `CyclicSampler`); for what gives samples by their index.
-        num_shards: put a stream together of so many shards, row by row in turn. The source is asked for each shard: a
-            function by `shard` and `num_shards`, any other by what `get_worker_info` (of this package, or of PyTorch)
-            answers. Processes that read share the shards.
-        shuffle_buffer: samples of a stream that are kept to draw the next one of, by `seed` and the epoch.
-        **loader_options: further arguments of `DataLoader`, for what gives samples by their index; of a stream
-            `worker_type` and `worker_init_fn`.
+        num_shards: read a stream in this many shards, one row of each shard in turn. A function gets `shard` and
+            `num_shards`. Any other source calls `get_worker_info` (of this package, or of PyTorch). The workers share
+            the shards.
+        shuffle_buffer: size of the buffer from which the next sample of a stream is drawn, by `seed` and the epoch.
+        **loader_options: for sources with an index, further arguments of `BatchLoader`; for streams, `worker_type` and
+            `worker_init_fn`.
 
     Returns:
         A loader with the methods of `DataLoader`.
 
     Raises:
         ConfigError: An argument is out of range, or does not fit the source.
-        PeerError: The rank that reads for this one could not open the source.
+        PeerError: The rank that reads for this rank could not open the source.
     """
     if ends not in ENDS:
         raise ConfigError(f"ends is {ends!r}; known are {ENDS}.{nearest(str(ends), ENDS)}")
@@ -178,16 +177,16 @@ def from_iterable(
     _refuse_for_streams(shuffle=shuffle, **drawing, **loader_options)
     if num_workers > (num_shards or 1):
         tell_once(
-            f"{summary.name} is read by {num_shards or 1} of num_workers={num_workers}: as many as it has shards. Say "
-            f"num_shards={num_workers} or more, and let the source yield the shard that it is asked for"
+            f"{summary.name} is read by {num_shards or 1} of num_workers={num_workers}: it has no more shards. Set "
+            f"num_shards={num_workers} or more, and let the source yield the shard that get_worker_info() names"
         )
     if summary.batches and collate_fn is not None:
-        raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; leave one out")
+        raise ConfigError(f"collate_fn makes batches of samples, but {summary.name} yields batches; remove collate_fn")
     if summary.takes_shard and ends in ("short", "pad"):
         raise ConfigError(
             f"ends={ends!r} keeps the last rows of {summary.name} by marking the first rows of a batch as valid, "
-            "but each of its shards may end at another row. Say ends='drop' to leave out what fills no global batch, "
-            "ends='cycle' for an endless stream, or take a factory without shards"
+            "but each of its shards may end at another row. Use ends='drop' to drop the rows that do not fill a global "
+            "batch, ends='cycle' for an endless stream, or a function without shard"
         )
     if not summary.batches or summary.takes_shard:
         _needed(micro_batch_size)
@@ -198,7 +197,7 @@ def from_iterable(
 
 @dataclass(frozen=True)
 class _SourceSummary:
-    """What all ranks must know of the source."""
+    """What all ranks must know about the source."""
 
     is_map_style: bool = False
     name: str = ""
@@ -209,7 +208,7 @@ class _SourceSummary:
 
 
 def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None) -> tuple[Any, _SourceSummary]:
-    """Open the source where it is read, and let all ranks know what it is, or that it failed.
+    """Open the source on the ranks that read it, and send all ranks a summary, or the error.
 
     Returns:
         Samples that can be had by their index, or a `Source`; None where others read.
@@ -240,7 +239,9 @@ def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding 
 
 def _needed(micro_batch_size: int | None) -> int:
     if micro_batch_size is None:
-        raise ConfigError("micro_batch_size is missing: the source yields samples; say how many make a rank's batch")
+        raise ConfigError(
+            "micro_batch_size is missing: the source yields samples; set how many samples a batch of one rank has"
+        )
     return micro_batch_size
 
 
@@ -248,8 +249,8 @@ def _refuse_for_streams(**options: Any) -> None:
     for name, value in options.items():
         if name != "shuffle" or value:
             raise ConfigError(
-                f"{name}={value!r:.100} is for sources that give samples by their index; a stream comes in its own "
-                "order, which shuffle_buffer shuffles"
+                f"{name}={value!r:.100} is for sources that give samples by their index. A stream has its own order; "
+                "shuffle_buffer=1000 shuffles it"
             )
 
 
@@ -259,8 +260,8 @@ def _map_style(
     for name in options:
         if name in _DECIDED:
             raise ConfigError(
-                f"from_iterable has no argument '{name}': micro_batch_size, shuffle, seed and ends decide it; for a "
-                "sampler of your own, use DataLoader(dataset, batch_sampler)"
+                f"from_iterable has no argument '{name}': use micro_batch_size, shuffle, seed and ends; for your own "
+                "sampler, use DataLoader(dataset, batch_sampler=...)"
             )
     if ends == "cycle":
         sampler = LazyCall(CyclicSampler)(shuffle=shuffle)

@@ -27,17 +27,17 @@ _FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
 class IterableLoader:
     """Iterates over batches of an iterable, each an Instance of OneFlow tensors [rows of this rank, ...].
 
-    It has the methods of `DataLoader`. Beginning a pass, and taking a batch, is collective: the ranks make sure that
-    all have one, so that they take equally many steps.
+    It has the methods of `DataLoader`. `iter` and `next` are collective: the ranks check that all have a batch, so that
+    all take the same number of steps.
 
     Args:
         inner: `DataLoader` or `SharedLoader` over the rows.
-        stream: the sampler of the rows that this rank reads; None if another reads for it.
-        collator: of the inner loader, on a rank that reads.
+        stream: the sampler of the rows that this rank reads; None if another rank reads for it.
+        collator: of the inner loader; None on a rank that does not read.
         name: of the iterable.
         dataset_name: of what the iterable reads, under which evaluations list their results.
-        reading_ranks: how many ranks go through the iterable.
-        may_end_apart: the ranks have shards that may have unequal lengths: the round ends with the first.
+        reading_ranks: how many ranks read the iterable.
+        may_end_apart: the shards of the ranks may have different lengths. The epoch ends with the shortest one.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class IterableLoader:
 
     @property
     def global_batch_size(self) -> int | None:
-        """Rows of a batch over all data-parallel ranks; None until the iterable's first batch has told."""
+        """Rows of a batch over all data-parallel ranks; None before the first batch is read."""
         size: int | None = self._inner.global_batch_size
         return size
 
@@ -78,17 +78,17 @@ class IterableLoader:
         return NumpyBatches(self)
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
-        """Make a pass, which is not begun yet, from where the stream goes on; of numpy arrays, if asked for."""
+        """Make a pass that continues the stream; `begun` begins it. With `as_numpy`, its batches are numpy arrays."""
         inner = self._inner.new_pass(as_numpy)
         return Pass(inner.stream, inner.first, partial(self._take, inner.take))
 
     def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
-        """The next batch of a pass; None at its end, which comes for all ranks at once.
+        """The next batch of a pass; None at its end, on all ranks together.
 
         Raises:
             SampleError: The iterable raised, or yielded nothing for too long; on the rank that reads it.
             PeerError: That happened on another rank.
-            ContractError: The ranks do not read the same rows, or the iterable ended on some of them only.
+            ContractError: The ranks do not read the same rows, or the iterable ended on some ranks only.
         """
         taken: tuple[Instance, Cursor] | None = None
         failure: Exception | None = None
@@ -116,15 +116,15 @@ class IterableLoader:
         ended = _ranks(table[:, 0] == _ENDED)
         if 0 < len(ended) < len(table) and not self._may_end_apart:
             raise ContractError(
-                f"{self._name} has ended on rank(s) {ended}, but continues for the others; it must yield the same on "
-                "each rank that reads it, or be read by one (readers='rank0')"
+                f"{self._name} has ended on rank(s) {ended}, but continues on the other ranks. It must yield the same "
+                "rows on each rank that reads it; or let one rank read it: readers='rank0'"
             )
         for ranks in ranks_by_shard(get_mesh()).values() if self._may_end_apart else [range(len(table))]:
             self._compare_rows(table[:, 1:], [rank for rank in ranks if table[rank, 1]])
         return not ended
 
     def _compare_rows(self, taken: np.ndarray, readers: list[int]) -> None:
-        """Refuse that ranks which go through the same rows have taken other ones for this batch."""
+        """Raise an error if ranks that read the same stream have different rows for this batch."""
         odd = [rank for rank in readers if taken[rank, 0] != taken[readers[0], 0]]
         if not odd:
             return
@@ -132,8 +132,8 @@ class IterableLoader:
         places = dict.fromkeys(f"row {taken[rank, 2]} of round {taken[rank, 1]}" for rank in (readers[0], odd[0]))
         raise ContractError(
             f"{self._name} yields other samples on rank(s) {odd} than on rank {readers[0]}, among the last {last} "
-            f"before {' or '.join(places)}. Seed shuffling and random transforms alike on all ranks, do not let it "
-            "shard by rank (the loader does that), and let it raise instead of skipping bad samples; or use "
+            f"before {' or '.join(places)}. Use the same seeds for shuffling and random transforms on all ranks, do "
+            "not shard by rank (the loader does this), and raise an error instead of skipping bad samples; or use "
             "readers='rank0'"
         )
 
@@ -146,8 +146,8 @@ class IterableLoader:
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was used, as JSON.
 
-        On a rank that reads, with what leads back to it: round, row, a digest of the first rows, and the iterable's own
-        state if it can tell it. The checkpoint keeps that of rank 0, which always reads.
+        On a rank that reads, the state also has the epoch, the row, a digest of the rows so far, and the state of the
+        iterable if it has one. A checkpoint stores the state of rank 0, which always reads.
         """
         state: dict[str, Any] = dict(self._inner.state_dict())
         if self._stream is not None:
@@ -155,12 +155,12 @@ class IterableLoader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on where `state` was saved; takes effect with the next `iter(loader)`. All ranks must restore the same.
+        """Continue where `state` was saved, with the next `iter(loader)`. All ranks must restore the same state.
 
         Args:
             state: of a loader over this iterable.
-            override: what may differ on purpose, of `OVERRIDES` of the samplers; with "seed", the rows before the
-                restored place may be others than they were.
+            override: what may differ on purpose; see `OVERRIDES` of the samplers. With "seed", the rows before the
+                restored position may have changed.
 
         Raises:
             CheckpointError: The state belongs to another kind of stream, or contradicts itself.
@@ -181,16 +181,16 @@ class IterableLoader:
         self._inner.load_state_dict(rest, override)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter(loader)` begin with this epoch; to be called on all ranks."""
+        """Begin the next `iter(loader)` with this epoch. Call it on all ranks."""
         self._inner.set_epoch(epoch)
 
     def stats(self) -> dict[str, Any]:
-        """Where the time went, on a rank that reads; empty on others."""
+        """Where the time was spent, on a rank that reads; empty on other ranks."""
         stats: dict[str, Any] = self._inner.stats()
         return stats
 
     def close(self) -> None:
-        """End the reading ahead; batches that are in use stay valid."""
+        """Stop reading ahead. Batches that are in use stay valid."""
         if self._stream is not None:
             self._stream.close()
         self._inner.close()

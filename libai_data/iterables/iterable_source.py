@@ -1,4 +1,4 @@
-"""What an iterable is: how its rounds are opened, whether it yields batches, and what it can tell of its state."""
+"""The source of a loader: how its epochs are opened, whether it yields batches, and how its state is saved."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ Arrays = tuple[np.ndarray, ...]
 
 
 class Source:
-    """An iterable, or what makes one, round after round.
+    """An iterable, or a function that returns one, opened once for each epoch.
 
     Args:
-        thing: a list of batches, an iterable that can be iterated again, or a function that returns an iterable or
-            iterator: a generator function, a factory. A function may take the keywords `epoch`, and `shard` and
+        thing: an iterable that can be iterated again, such as a list of batches; or a function that returns an iterable
+            or iterator, such as a generator function. A function may have the parameters `epoch`, `shard` and
             `num_shards`.
-        batches: whether it yields batches instead of samples; None for what its kind says.
+        batches: whether it yields batches instead of samples; None decides by its class.
 
     Raises:
         ConfigError: It is neither iterable nor callable.
@@ -78,29 +78,29 @@ class Source:
         self._fresh_state: str | None = None
 
     def rounds_to_replay(self, epoch: int) -> int:
-        """How many earlier rounds must be gone through before this one is what it would be in an unbroken run.
+        """How many earlier epochs must be read so that this epoch is the same as in an uninterrupted run.
 
-        A function is called anew each round. Of iterables that do not know their rounds, such as a torch DataLoader
-        that shuffles, a round may depend on how many there were before it.
+        A function is called again for each epoch. An iterable that does not know its epoch, such as a torch DataLoader
+        that shuffles, may depend on the number of epochs before.
         """
         if self._is_factory or knows_its_rounds(self._thing):
             return 0
         return max(0, epoch - self._rounds_begun)
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
-        """Begin a round.
+        """Begin an epoch.
 
         Args:
-            epoch: number of the round.
-            shard: which part of the samples is wanted, where a factory takes it.
-            num_shards: of how many.
-            state: what `SaveState` gave, to go on there.
+            epoch: its number.
+            shard: which part of the samples to read, for a function with this parameter.
+            num_shards: the number of parts.
+            state: what `SaveState` returned, to continue there.
 
         Returns:
-            The iterator, and what gives its state if it can tell it.
+            The iterator, and a function that saves its state, or None.
 
         Raises:
-            ConfigError: It can be iterated only once, or after a break goes on in the middle.
+            ConfigError: It can be iterated only once, or after a break it continues in the middle.
         """
         thing = self._made(epoch, shard, num_shards)
         self._rounds_begun = max(self._rounds_begun, epoch + 1)
@@ -124,14 +124,17 @@ class Source:
                     getattr(iterator, load)(decoded(state))
                 return self._adapted(iterator), self._saver(getattr(iterator, save))
         if state is not None:
-            raise CheckpointError(f"the data state holds a state of {self.name}, which accepts none any more")
+            raise CheckpointError(
+                f"the data state has a state of {self.name}, but {self.name} has no load_state_dict (or set_state) "
+                "any more. Use the version that saved it"
+            )
         return self._adapted(iterator), None
 
     def close(self) -> None:
-        """Let go of those that read."""
+        """End the processes and threads that read."""
 
     def _begin_anew(self, thing: Any) -> None:
-        """Put an iterable whose round was broken off where it stood at first: many would go on in the middle."""
+        """Reset an iterable whose epoch was interrupted; many would continue in the middle."""
         if thing is not self._thing:
             return
         if self._fresh_state is None:
@@ -140,15 +143,15 @@ class Source:
             thing.load_state_dict(decoded(self._fresh_state))
 
     def _noting_the_end(self, thing: Any, state: str | None) -> Iterator[Any]:
-        """Begin to iterate over what keeps a state."""
+        """Iterate over an iterable with a state, and note whether it reaches its end."""
         must_move = thing is self._thing and self._is_broken_off and state is None and not hasattr(thing, "set_epoch")
         stood_at = _state_of(thing) if must_move else None
         iterator = iter(thing)
         if stood_at is not None and stood_at == _state_of(thing):
             raise ConfigError(
-                f"{self.name} was interrupted in the middle of a round, and continues there when it is iterated again, "
-                "after what was read ahead. Give it set_epoch(epoch), let iter() start a new round, or read each round "
-                "to its end"
+                f"{self.name} was interrupted in the middle of an epoch. If it is iterated again, it continues there, "
+                "after the samples that were read ahead. Give it set_epoch(epoch), let iter() start a new epoch, or "
+                "read each epoch to its end"
             )
 
         def to_the_end() -> Iterator[Any]:
@@ -159,14 +162,16 @@ class Source:
         return to_the_end()
 
     def goes_once(self) -> ConfigError:
-        """The error of what has no second round."""
+        """The error of an iterable that has only one epoch."""
         return ConfigError(
-            f"{self.name} is an iterator, or holds one, which can be iterated only once; pass the function that "
-            "makes it, so that each round, and a resumed training, gets a new one"
+            f"{self.name} is an iterator, or holds one, which can be iterated only once. Pass the function that makes "
+            "it, so that each epoch, and a resumed training, gets a new one"
         )
 
     def _saver(self, get: Callable[[], Any]) -> SaveState | None:
-        """What gives the state; None if a checkpoint cannot hold it, so that samples are counted instead."""
+        """The function that saves the state; None if a checkpoint cannot store it, so that samples are counted
+        instead.
+        """
         try:
             encoded(get())
         except CheckpointError as error:

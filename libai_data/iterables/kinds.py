@@ -14,8 +14,8 @@ _OWN_LOADERS = ("BatchLoader", "SharedLoader", "IterableLoader", "CombinedLoader
 
 
 def yields_batches(thing: Any) -> bool:
-    """Whether its kind says so: a DataLoader of torch or OneFlow (or of a class derived from it, as torchdata's), a
-    pipeline of WebDataset or Grain that ends with a batching stage, DALI's and FFCV's loaders."""
+    """Whether it is known to yield batches: a DataLoader of torch or OneFlow (or a subclass, as torchdata's), a
+    pipeline of WebDataset or Grain that ends with a batching stage, a loader of DALI or FFCV."""
     if is_loader(thing):
         return thing.batch_sampler is not None
     if _derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
@@ -50,7 +50,7 @@ def short_batch(thing: Any) -> int:
 
 
 def dataset_name(thing: Any) -> str:
-    """The name of a function, or of the class of the innermost dataset: that of a torch DataLoader's dataset, say."""
+    """The name of a function, or of the class of the innermost dataset, such as the dataset of a torch DataLoader."""
     seen = 0
     while hasattr(thing, "dataset") and seen < _MOST_WRAPPERS:
         thing, seen = thing.dataset, seen + 1
@@ -58,7 +58,7 @@ def dataset_name(thing: Any) -> str:
 
 
 def knows_its_rounds(thing: Any) -> bool:
-    """Whether a round is the same whichever rounds came before: it is a list, is told the round, or reads in order."""
+    """Whether an epoch does not depend on earlier epochs: it is a list, has `set_epoch`, or reads in order."""
     if isinstance(thing, abc.Sequence) or hasattr(thing, "set_epoch"):
         return True
     return is_loader(thing) and type(getattr(thing, "sampler", None)).__name__ == "SequentialSampler"
@@ -85,7 +85,7 @@ def is_ffcv(thing: Any) -> bool:
 
 
 def is_map_style(thing: Any) -> bool:
-    """Whether samples can be had by their index: it has a length and `[index]`, and is no stream."""
+    """Whether it gives samples by their index: it has a length and `[index]`, and is not a stream."""
     if not hasattr(thing, "__len__") or not hasattr(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
     is_stream = any(_derives_from(thing, package, "IterableDataset") for package in _DATA)
@@ -103,7 +103,7 @@ def without_node_splitting(thing: Any) -> Any:
     names = [getattr(stage, "__name__", "") for stage in thing.pipeline]
     if "split_by_node" in names:
         raise ConfigError(
-            "this WebDataset pipeline has split_by_node, but the loader shards over the mesh; leave nodesplitter out"
+            "this WebDataset pipeline has split_by_node, but the loader shards over the mesh; remove nodesplitter"
         )
     whole = copy.copy(thing)
     whole.pipeline = [stage for stage, name in zip(thing.pipeline, names) if name != "single_node_only"]

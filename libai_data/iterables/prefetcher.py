@@ -1,4 +1,4 @@
-"""Reading ahead: a thread goes through an iterable while the trainer computes."""
+"""Reading ahead: a thread iterates over an iterable while the trainer computes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Group:
 
     Args:
         items: samples or batches, in order; fewer than asked for at the end.
-        state: of the iterable after them, as JSON text, if it can tell.
+        state: of the iterable after these items, as JSON text; None if it has no state.
         is_last: the iterable has ended.
         error: what it raised instead of the next item.
     """
@@ -46,7 +46,7 @@ class Group:
 
 
 class _Shared:
-    """What thread and trainer share; the thread knows nothing of the `Prefetcher`, so that this can be forgotten."""
+    """What thread and trainer share. The thread has no reference to the `Prefetcher`, so that it can be collected."""
 
     def __init__(self, ahead: int) -> None:
         self.groups: queue.Queue[Group] = queue.Queue(ahead)
@@ -63,10 +63,10 @@ class _Shared:
 
 
 class Prefetcher:
-    """Goes through one round of an iterable in a thread of its own, in which alone it is used.
+    """Reads one epoch of an iterable in a thread. Only this thread uses the iterable.
 
     Args:
-        open_round: begins the round.
+        open_round: begins the epoch.
         size: items of a group.
         ahead: groups that wait at most.
         name: of the iterable, for errors.
@@ -112,7 +112,7 @@ class Prefetcher:
         return group
 
     def close(self) -> None:
-        """End the thread; one that hangs in the iterable is left behind, and ends with the process."""
+        """End the thread. A thread that hangs in the iterable is left, and ends with the process."""
         finish(self._stop)
 
 
@@ -134,12 +134,14 @@ def field_digests(item: Any) -> dict[Any, str]:
 
 
 def check_kept(first: Any, before: dict[Any, str], item: Any) -> None:
-    """Refuse an iterable whose newer item has overwritten a field of its first one."""
+    """Raise an error if a newer item has overwritten a field of the first item."""
     changed = {name: digest for name, digest in field_digests(first).items() if digest != before.get(name)}
     newest = field_digests(item) if changed else {}
     for name, digest in changed.items():
         if digest == newest.get(name):
-            raise SchemaError(f"field {name!r} of an item overwrites that of an earlier one; yield a copy of it")
+            raise SchemaError(
+                f"field {name!r} of an item overwrites the same field of an earlier item; yield a copy of it"
+            )
 
 
 def _run(shared: _Shared, open_round: Open, size: int) -> None:

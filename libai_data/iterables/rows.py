@@ -1,4 +1,4 @@
-"""The rows of an iterable, one after the other, round after round, with places to return to."""
+"""The rows of an iterable, epoch after epoch, and places to resume at."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Mark:
-    """A row of a round before which the iterable had told its state."""
+    """A row of an epoch, and the state of the iterable before this row."""
 
     index: int
     state: str
@@ -50,8 +50,8 @@ class Place:
     Args:
         epoch: the round.
         index: rows of it that were taken.
-        digest: of all rows of the round up to here; "" if it is not known.
-        mark: the newest one not behind the place.
+        digest: of all rows of the epoch up to here; "" if it is not known.
+        mark: the newest saved state at or before the place.
     """
 
     epoch: int = 0
@@ -62,11 +62,11 @@ class Place:
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How iterables are gone through.
+    """How iterables are read.
 
     Args:
         names: of the fields; see `named`.
-        cycle: begin again at the end, for ever.
+        cycle: restart at the end, without end.
         ahead: batches to read ahead.
         timeout: seconds without an item after which an iterable counts as hung.
     """
@@ -78,13 +78,13 @@ class ReadingOptions:
 
 
 class RowReader:
-    """Takes rows of an iterable.
+    """Reads rows of an iterable.
 
     Args:
         source: the iterable.
-        options: how to go through it.
-        shard: which part of it, where it takes shards.
-        num_shards: of how many.
+        options: how to read it.
+        shard: which part of it to read, if it has shards.
+        num_shards: the number of parts.
     """
 
     def __init__(self, source: Source, options: ReadingOptions, shard: int = 0, num_shards: int = 1) -> None:
@@ -104,14 +104,14 @@ class RowReader:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def begin(self, place: Place, group_size: int) -> None:
-        """Go to a place, by the state that its mark holds or by counting.
+        """Go to a place, by the state of its mark or by counting rows.
 
         Args:
             place: where to go.
-            group_size: rows that will be taken at a time; a number of samples that is fetched ahead together.
+            group_size: rows to read at a time; as many samples are fetched ahead together.
 
         Raises:
-            CheckpointError: The rows on the way are not those from before, or there are fewer.
+            CheckpointError: The rows before the place have changed, or there are fewer.
         """
         self._group_size = group_size
         self.close()
@@ -128,11 +128,10 @@ class RowReader:
         self._skip(place.index - self.place.index)
         if place.mark is None and place.digest and self.place.digest != place.digest:
             raise CheckpointError(
-                f"{self._source.name} does not replay: its first {place.index} rows of round {place.epoch} "
-                "are not those from before the checkpoint, so fast-forwarding does not reach that row. Give its "
-                "shuffling a seed (and `epoch`, if each round is shuffled anew), or let it offer "
-                "state_dict/load_state_dict. To continue at the same row though the rows are others: "
-                "train.resume_override=[seed]"
+                f"{self._source.name} does not replay: the first {place.index} rows of epoch {place.epoch} differ "
+                "from the rows before the checkpoint, so fast-forwarding cannot reach the saved row. Seed its "
+                "shuffling (by `epoch`, if each epoch is shuffled), or give it state_dict and load_state_dict. To "
+                "continue at the same row although the rows differ: train.resume_override=[seed]"
             )
         if place.mark is not None:
             self.place = replace(self.place, digest=place.digest)
@@ -146,8 +145,7 @@ class RowReader:
                 taken = len(self.take(min(left, max(self._group_size, 256))))
                 if not taken:
                     raise CheckpointError(
-                        f"{self._source.name} ended {left} rows before the place of the checkpoint; it has become "
-                        "shorter"
+                        f"{self._source.name} has become shorter: it ended {left} rows before the row of the checkpoint"
                     )
                 left -= taken
                 bar.update(taken)
@@ -155,7 +153,7 @@ class RowReader:
     def _progress(self, rows: int | None, epoch: int) -> Any:
         return tqdm(
             total=rows,
-            desc=f"Fast-forwarding {self._source.name}, round {epoch}",
+            desc=f"Fast-forwarding {self._source.name}, epoch {epoch}",
             unit="row",
             delay=1,
             leave=False,
@@ -163,12 +161,12 @@ class RowReader:
         )
 
     def take(self, count: int) -> list[Row]:
-        """The next rows; fewer at the end of the round, unless the iterable cycles.
+        """The next rows; fewer at the end of the epoch, unless the iterable cycles.
 
-        `taken_word` is then a number that readers of the same rows have in common.
+        `taken_word` is then a number that is equal on all readers of the same rows.
 
         Raises:
-            ConfigError: A round has no row at all, and the iterable cycles or had rows in another round.
+            ConfigError: An epoch has no row, but the iterable cycles or had rows in another epoch.
             SampleError: The iterable raised, or nothing came in time.
             SchemaError: A batch has no rows, or unequal numbers of them.
         """
@@ -181,7 +179,7 @@ class RowReader:
                 if not self._options.cycle:
                     break
                 if not self._next_index:
-                    raise ConfigError(f"{self._source.name} yields nothing, so that it cannot be cycled through")
+                    raise ConfigError(f"{self._source.name} yields no samples, so it cannot cycle")
                 self._open(self._epoch + 1, None)
                 continue
             if not self._waiting:  # The iterable has yielded a batch without rows.
@@ -199,7 +197,7 @@ class RowReader:
         return rows
 
     def first_rows(self) -> int:
-        """How many rows come together first: the size of the iterable's first batch; 0 if it has none."""
+        """The number of rows of the first batch of the iterable; 0 if there is none."""
         while not self._waiting:
             if not self._fill():
                 return 0
@@ -236,7 +234,7 @@ class RowReader:
         return [Row(self._epoch, first + number, piece) for number, piece in enumerate(pieces)]
 
     def _check_shapes(self, leaves: dict[str, Any]) -> None:
-        """Refuse, before the round's end comes, a short last batch to which other shapes would have to be joined."""
+        """Raise an error early if rows of other shapes would have to be joined to a short last batch."""
         if not (self._options.cycle and self._source.short_batch):
             return
         shapes = {name: array_in(value).shape[1:] for name, value in leaves.items() if hasattr(value, "shape")}

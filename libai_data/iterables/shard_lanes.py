@@ -1,4 +1,4 @@
-"""Lanes: threads that each have some shards of a stream read, ahead of who takes the rows."""
+"""Lanes: threads that read ahead, each some shards of a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_of, pla
 from libai_data.loader.resumable import finish
 
 _PARTS_AHEAD = 2
-"""Parts of a shard that wait to be taken, until which more are read."""
+"""A lane reads a shard ahead until so many of its parts wait."""
 
 Read = Callable[[Any], tuple[list[Any], bool, Optional[str]]]
 MakePart = Callable[[int, int, int, Optional[str]], Any]
@@ -33,13 +33,15 @@ class _Round:
         self.changed = threading.Condition()
 
     def next_shard(self, shards: range) -> int | None:
-        """Wait until a shard needs rows: that with the fewest parts; None if all have ended, or the round is over."""
+        """Wait until a shard needs rows: the one with the fewest parts. None if all have ended, or the epoch is
+        over.
+        """
         with self.changed:
             while True:
                 open_ones = [shard for shard in shards if not self.places[shard].ended]
                 if not open_ones or self.is_over or self.error is not None:
                     return None
-                # Whoever takes rows may wait for the emptiest one, so no other may hold it up.
+                # The consumer may wait for the emptiest shard, so this one is read first.
                 emptiest = min(open_ones, key=lambda shard: len(self.parts[shard]))
                 if len(self.parts[emptiest]) < _PARTS_AHEAD:
                     return emptiest
@@ -96,10 +98,10 @@ class ShardLanes:
             ).start()
 
     def begin(self, make_part: MakePart, places: Sequence[ShardPlace]) -> list[Iterator[ShardPart]]:
-        """Begin a round, and give up the one before.
+        """Begin an epoch, and end the epoch before.
 
         Args:
-            make_part: shard, first row to read, and a row and state from before it -> what is to be read next.
+            make_part: shard, first row to read, and an earlier row with its state -> the part to read next.
             places: where each shard begins; shard `s` is read by lane `s` modulo the number of lanes.
 
         Returns:

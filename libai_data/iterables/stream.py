@@ -1,4 +1,4 @@
-"""A sampler over what cannot be indexed: it takes rows as they come, and says which are this reader's."""
+"""A sampler over a stream: it reads rows in the order of the stream, and selects the rows of this reader."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ STATE = Keys(
         ),
     },
 )
-"""What a loader over an iterable keeps."""
+"""The keys of the state of a loader over an iterable."""
 
 
 def check_place(state: Mapping[str, Any]) -> None:
-    """Refuse a state whose parts name different places.
+    """Raise an error if the parts of a state contradict each other.
 
     Args:
         state: of a loader over an iterable, with the keys of `STATE`.
@@ -73,11 +73,11 @@ def check_place(state: Mapping[str, Any]) -> None:
 
 
 class TakenRows:
-    """The dataset of a loader over an iterable: gives out the rows that the sampler has taken, in its order.
+    """The dataset of a loader over an iterable: returns the rows that the sampler has read, in its order.
 
     Args:
         source: the iterable.
-        options: how to go through it.
+        options: how to read it.
     """
 
     def __init__(self, source: Source, options: ReadingOptions) -> None:
@@ -94,24 +94,25 @@ class TakenRows:
         return self.taken.popleft()
 
     def __getitem__(self, index: int) -> Any:
-        raise IndexError(f"{self.source.name} yields samples in its own order; there is no sample {index} to be had")
+        raise IndexError(
+            f"{self.source.name} yields samples in its own order; sample {index} cannot be read by its index"
+        )
 
 
 class IterableStream(EpochPositions, StreamSampler):
-    """Deals the rows of an iterable out: global batch k of size B is rows [kB, (k+1)B), and data-parallel rank d takes
-    its d-th contiguous part, so that neither mesh nor read mode changes a batch.
+    """Splits the rows of an iterable over the ranks: global batch k of size B is rows [kB, (k+1)B), and data-parallel
+    rank d gets its d-th contiguous part. So neither mesh nor read mode changes a batch.
 
-    An iterable that takes shards is opened once for each data-parallel rank instead, and its d-th shard's rows are what
-    rank d gets.
+    A function with `shard` is opened once for each data-parallel rank instead, and rank d gets the rows of shard d.
 
     Args:
-        rows: the dataset that the rows are handed to; None on a rank that others read for.
-        micro_batch_size: rows of a batch for one data-parallel rank; None to take batches of the iterable as global
+        rows: the dataset that receives the rows; None on a rank that does not read.
+        micro_batch_size: rows of a batch for one data-parallel rank; with None, the batches of the iterable are global
             batches.
         shards: coordinates on the data axis that this reader reads for.
         data_parallel_size: size of the data axis.
-        ends: what happens to an end that fills no global batch: "short", "pad", "drop" or "cycle".
-        reading: what else decides the rows, which a state keeps; see `Sharding.words`.
+        ends: what happens to the last rows if they do not fill a global batch: "short", "pad", "drop" or "cycle".
+        reading: other parameters that decide the rows, for the state; see `Sharding.words`.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class IterableStream(EpochPositions, StreamSampler):
 
     @property
     def global_batch_size(self) -> int | None:  # type: ignore[override]
-        """Rows of a batch over all data-parallel ranks; None until the first batch of the iterable has told."""
+        """Rows of a batch over all data-parallel ranks; None before the first batch is read."""
         return self._size
 
     def batches_per_round(self) -> int:
@@ -160,18 +161,18 @@ class IterableStream(EpochPositions, StreamSampler):
     def set_epoch(self, epoch: int) -> None:
         if self.endless:
             raise ConfigError(
-                f"set_epoch({epoch}): with ends='cycle' a stream has no epochs that could be begun at will. Leave "
-                "set_epoch out, so that each loop continues behind the last batch, or use ends='short'"
+                f"set_epoch({epoch}): a stream with ends='cycle' has no separate epochs. Remove set_epoch, so that "
+                "each loop continues after the last batch, or use ends='short'"
             )
         super().set_epoch(epoch)
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
         """This reader's parts of all batches from `position` to the end of the cursor's epoch.
 
-        If the epoch ends before that, the batches of the next one.
+        If the epoch has ended, the batches of the next epoch.
 
         Raises:
-            CheckpointError: The iterable does not lead to this position.
+            CheckpointError: The iterable does not reach this position.
             SampleError: It raised, or yielded nothing for too long.
         """
         epoch = self.cursor.epoch
@@ -213,7 +214,7 @@ class IterableStream(EpochPositions, StreamSampler):
             self._learn_size()
 
     def _places_of(self, position: int, restored: Mapping[str, Any]) -> tuple[Place, ...]:
-        """Where the readers must go, as exactly as a state tells."""
+        """The places of the readers in a restored state."""
         epoch = int(restored["epoch"])
         if not self._is_sharded and "row" in restored:
             kept = restored.get("source")
@@ -252,7 +253,7 @@ class IterableStream(EpochPositions, StreamSampler):
         return IndexBatch(position // self._size, epoch, position, size, valid, epochs, indices)
 
     def _part_of_all(self, size: int) -> tuple[int, list[Row], int, int]:
-        """Of the next global batch: epoch of its first row, this reader's rows, how many there are, how many count."""
+        """The next global batch: epoch of its first row, this reader's rows, number of all rows, number that count."""
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
             return 0, [], 0, 0
@@ -263,7 +264,7 @@ class IterableStream(EpochPositions, StreamSampler):
         return rows[0].epoch, [rows[min(number, len(rows) - 1)] for number in own], size, len(rows)
 
     def _sharded_part(self, size: int) -> tuple[int, list[Row], int, int]:
-        """As `_part_of_all`; shards that cycle do so each at its own pace, so that they have no epoch in common."""
+        """As `_part_of_all`. Each shard cycles by itself, so the shards have no common epoch."""
         micro = size // self.data_parallel_size
         rows: list[Row] = []
         for shard, reader in zip(self.shards, self._readers):
@@ -275,19 +276,19 @@ class IterableStream(EpochPositions, StreamSampler):
         return 0, rows, size, size
 
     def taken_rows(self) -> tuple[int, int, int]:
-        """What ranks that go through the same rows have in common: a word of those taken last, and round and row
-        behind them; the word is 0 on a reader of several shards, with which no other compares."""
+        """Numbers that are equal on all ranks that read the same rows: a word for the last rows, and the epoch and row
+        after them. The word is 0 on a reader of several shards, which is not compared."""
         if len(self._readers) != 1:
             return 0, 0, 0
         reader = self._readers[0]
         return reader.taken_word, reader.place.epoch, reader.place.index
 
     def order_words(self) -> dict[str, Any]:
-        """What a state must have in common with the stream that goes on from it."""
+        """Parameters that must be equal in a state and in the stream that resumes from it."""
         return {"ends": self.ends, **self._reading}
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of rows that all ranks have taken (of a finite stream: in this epoch), and how an end is met."""
+        """The number of rows that all ranks have used (in this epoch, if the stream is finite), and `ends`."""
         epoch = {} if self.endless else {"epoch": self.cursor.epoch}
         return {"position": self.position, **epoch, **self.order_words()}
 
@@ -296,35 +297,35 @@ class IterableStream(EpochPositions, StreamSampler):
         """None: there is no order to compute, and so no state of one."""
 
     def take_over(self, other: StreamSampler) -> None:
-        """Nothing to take over but the cursor, which whoever begins a pass sets."""
+        """Nothing: a pass sets the cursor, and there is no other state."""
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on after as many rows; with the override "seed", they may be read in another way.
+        """Continue after as many rows. With the override "seed", shards and shuffling may differ.
 
         Raises:
-            CheckpointError: The state is that of another kind of stream.
+            CheckpointError: The state belongs to another kind of stream.
         """
         check_state(state, STATE, "a loader over an iterable")
         if (state["ends"] == "cycle") != self.endless:
             raise CheckpointError(
-                f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream and "
-                "rounds cannot continue each other"
+                f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream "
+                "cannot continue from a state of epochs, nor the other way round"
             )
         saved, own = state.get("reading"), self._reading.get("reading")
         if saved != own and "seed" not in override:
             raise CheckpointError(
                 f"the data state was saved with {saved or 'no shards'}, which are now {own or 'no shards'}, so other "
-                "rows would follow. Restore the old values, or allow the difference: train.resume_override=[seed]"
+                "rows would follow. Set the old values, or allow the difference: train.resume_override=[seed]"
             )
         if not self.endless:
             check_state(state, Keys({"epoch": EPOCH}, others=True), "a loader whose rounds end")
         self.cursor = Cursor(int(state["position"]), 0 if self.endless else int(state["epoch"]))
 
     def details(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What else can be told of the place of a state: round, row, digest, the iterable's state.
+        """More about the position of a state: epoch, row, digest, the state of the iterable.
 
         Args:
-            state: of a stream over this iterable, here or on another rank.
+            state: of a stream over this iterable, on this rank or another one.
         """
         key = int(state.get("epoch", 0)), int(state["position"])
         if key == self._restored[0] and self._restored[1] and key not in self._places:
@@ -345,7 +346,7 @@ class IterableStream(EpochPositions, StreamSampler):
         return found
 
     def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
-        """Take over what `details` told of a state, for the next pass.
+        """Restore what `details` returned for a state, for the next pass.
 
         Raises:
             CheckpointError: The iterable was sharded in another way.
@@ -353,8 +354,8 @@ class IterableStream(EpochPositions, StreamSampler):
         num_shards = self.data_parallel_size if self._is_sharded else 1
         if details.get("num_shards", 1) != num_shards:
             raise CheckpointError(
-                f"the data state is that of an iterable in {details['num_shards']} shard(s), which now are "
-                f"{num_shards}; a factory that takes shards can only continue with as many data-parallel ranks"
+                f"the data state was saved with {details['num_shards']} shard(s), but there are {num_shards} now; a "
+                "function with shard can resume only on as many data-parallel ranks as before"
             )
         if self._size is None and details.get("global_batch_size"):
             size = int(details["global_batch_size"])

@@ -72,30 +72,28 @@ class BatchLoader(ResumableLoader):
         dataset: `dataset[index]` returns an Instance, or a dict of arrays; `read_batch` and `__getitems__` are used
             where they exist (see `SampleReader`).
         batch_sampler: CyclicSampler, SingleRoundSampler, or any iterable of lists of indices.
-        num_workers: 0 reads in the trainer's own thread, when a batch is asked for.
-        worker_type: "process", or "thread" for decoders that let go of the GIL.
-        threads_per_worker: threads in which each worker reads the samples of its part of a batch, for slow storage; the
-            dataset must allow it.
-        prefetch: batches that workers read ahead of the one asked for; bounds the memory.
+        num_workers: with 0, the trainer's thread reads each batch when it needs the batch.
+        worker_type: "process", or "thread" for decoders that release the GIL.
+        threads_per_worker: threads of each worker, for slow storage; the dataset must be thread-safe.
+        prefetch: batches that workers read ahead; limits the memory.
         collate_fn: makes a batch of a list of samples; by default samples are stacked, straight into the batch's
             memory.
-        seed: with epoch and index it decides what random transforms draw.
+        seed: decides, with epoch and index, the draws of random transforms.
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, instead of the dataset's layouts.
-        mixup_func: kept for the trainer, which applies it to each batch; a `BatchTransform`, such as `Mixup`, is taken
-            for `batch_transform` instead.
-        batch_transform: applied to the rows of each batch by whoever reads them.
+        mixup_func: a function that the trainer applies to each batch; a `BatchTransform`, such as `Mixup`, is used as
+            `batch_transform` instead.
+        batch_transform: changes the rows of each batch in the process that reads them.
         on_error: "raise", "skip" or "quarantine"; see `ErrorPolicy`.
         quarantine_file: where "quarantine" writes failing samples; those that it lists are skipped.
         replacement_budget: share of the samples that "skip" and "quarantine" may replace; see `ErrorPolicy`.
         timeout: seconds after which a worker that is busy with one task counts as hung; 0 waits forever.
         start_method: "spawn", "fork" or "auto" for worker processes; see `WorkerStarter`.
-        check_every: batches from one comparison between the ranks of what they hold to the next (see
-            `check_contract`); 0 never compares.
+        check_every: the ranks compare their batches after this many batches (see `check_contract`); 0 never compares.
         content_hash: samples, spread over the dataset, whose contents are hashed into its fingerprint; 0 reads none.
-        fields: names for the values of tuples, or for a single tensor; of samples that have names, those to take.
+        fields: names for the values of tuples, or for a single tensor. If samples have names, the fields to use.
         worker_init_fn: called with the number of a worker process when it has started; see `get_worker_info`.
-        tensor_part: this rank's place on the tensor axis; a dataset that can read parts of samples then reads, of a
-            field that this axis splits, this rank's part alone.
+        tensor_part: this rank's place on the tensor axis. If the dataset can read parts of samples, it reads only this
+            rank's part of each field that this axis splits.
 
     Raises:
         ConfigError: An argument is out of range, or a layout malformed.
@@ -152,7 +150,7 @@ class BatchLoader(ResumableLoader):
             planned = dataset.planned_replacement if dataset.reads_to_measure else None
         if isinstance(mixup_func, BatchTransform):
             if batch_transform is not None:
-                raise ConfigError("mixup_func and batch_transform are both a BatchTransform; leave one of them out")
+                raise ConfigError("mixup_func and batch_transform are both a BatchTransform; remove one of them")
             batch_transform, mixup_func = mixup_func, None
         self.dataset = dataset
         self.seed = seed
@@ -211,11 +209,11 @@ class BatchLoader(ResumableLoader):
         return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
 
     def begin(self, position: int, also_kept: int = 0) -> Iteration:
-        """Begin to read batches, as arrays; whoever delivers them to several ranks makes Instances of them.
+        """Begin to read batches, as arrays. The caller makes Instances from them.
 
         Args:
-            position: place in the stream of the first batch.
-            also_kept: batches that its caller keeps besides the one in use.
+            position: position of the first batch in the stream.
+            also_kept: batches that the caller keeps in addition to the one in use.
         """
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         if self._reader is None or self._reader.is_torn:
@@ -301,11 +299,11 @@ class BatchLoader(ResumableLoader):
 
     @cached_property
     def fingerprint(self) -> dict[str, Any]:
-        """What the state keeps of the dataset: its name, and what `fingerprint()` of the dataset says."""
+        """The state's entry for the dataset: its name, and the result of `dataset.fingerprint()`."""
         return fingerprint_with_samples(self.dataset, self._content_hash)
 
     def stats(self) -> dict[str, Any]:
-        """Where the time went since the loader was made.
+        """Where the time was spent since the loader was made.
 
         Returns:
             Seconds in source, transform and copy (summed over workers), seconds in which the trainer waited for workers
@@ -315,7 +313,7 @@ class BatchLoader(ResumableLoader):
         return {**summary(self._stage_times, self._times), "skipped_samples": self._failures.skipped}
 
     def close(self) -> None:
-        """End the workers; batches that are in use stay valid. The loader starts again when it is iterated again."""
+        """End the workers. Batches that are in use stay valid. The loader starts again when it is iterated again."""
         if self._iteration is not None:
             self._iteration.end("the loader was closed; iter(loader) starts it again")
             self._iteration = None

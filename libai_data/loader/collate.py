@@ -23,7 +23,7 @@ _SIDES = ("right", "left")
 def trivial_batch_collator(batch: list[Instance]) -> Instance:
     """Stack Instances field by field along a new batch dim.
 
-    The loader knows this collator and writes samples straight into their rows of the batch instead of calling it.
+    The loader does not call this collator: it writes samples directly into their rows of the batch.
 
     Args:
         batch: the samples.
@@ -48,13 +48,13 @@ class Padding:
     """How a ragged field is padded along its first dim (the sequence).
 
     Args:
-        value: what to fill up with.
-        side: "right" or "left", where to fill up.
+        value: the value to pad with.
+        side: where to pad, "right" or "left".
         multiple: lengths are rounded up to a multiple of it.
         max_length: the longest sample allowed.
-        truncate: cut longer samples to `max_length` (on the side that is padded) instead of refusing them.
-        fixed: pad to `max_length` always, instead of to the batch's longest sample. Data-parallel ranks need it, since
-            each sees only its own samples.
+        truncate: cut longer samples to `max_length` (on the side that is padded) instead of raising an error.
+        fixed: always pad to `max_length`, instead of to the longest sample of the batch. Data-parallel ranks need it,
+            because each rank sees only its own samples.
 
     Raises:
         ConfigError: A value is out of range, or a length that is needed is missing.

@@ -1,4 +1,4 @@
-"""From samples to a batch as PyTorch's users know it: types are kept, and what is nested is recursed into."""
+"""From samples to a batch, as in PyTorch: types are kept, and nested values are collated value by value."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
     """Make a batch of samples.
 
     Tensors and numbers are stacked along a new dim 0. Mappings, named tuples, dataclasses, Instances, tuples and lists
-    stay what they are, with a batch of each of their values; strings become a list. A list of numbers is a tensor.
+    keep their type, and each of their values becomes a batch. Strings become a list. A list of numbers is a tensor.
 
     Args:
         samples: at least one; all alike.
@@ -62,7 +62,7 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
 
 
 def _form(sample: Any) -> str:
-    """What samples of a batch must have in common before their values are compared."""
+    """The type of a sample, in words; it must be the same for all samples of a batch."""
     if isinstance(sample, (bool, int, float, np.generic)):
         return "a number"
     return f"a {type(sample).__name__}"

@@ -1,4 +1,4 @@
-"""What happens to samples that cannot be read: they end the run, or others take their place."""
+"""Samples that cannot be read: they end the run, or other samples replace them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RULES = {"quarantine_file": or_none(PATH), "replacement_budget": real(0, 1, "a 
 
 @dataclass(frozen=True)
 class ErrorPolicy:
-    """What to do about a sample that fails.
+    """What happens if a sample fails.
 
     Args:
         on_error: "raise" ends the run; "skip" reads another sample in its place, the same one on every layout;
@@ -61,7 +61,7 @@ class ErrorPolicy:
 
     @property
     def substitutes(self) -> bool:
-        """Whether another sample takes the place of one that fails."""
+        """Whether another sample replaces a sample that fails."""
         return self.on_error != "raise"
 
 
@@ -77,7 +77,7 @@ class SkippedSample:
 
 
 def read_quarantine(path: Path) -> frozenset[int]:
-    """The indices that a quarantine file lists; none if it is not there yet.
+    """The indices that a quarantine file lists; none if the file does not exist.
 
     Raises:
         ConfigError: A line is malformed; its number is named.

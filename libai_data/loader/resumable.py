@@ -1,4 +1,4 @@
-"""A loader whose place in its stream can be set: what loaders that read and those that share have in common."""
+"""The base of loaders that resume at a position of their stream."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ResumableLoader:
         raise NotImplementedError
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
-        """Make a pass, which is not begun yet, from the loader's place in the stream; an older one is broken off.
+        """Make a pass from the loader's position in the stream; `begun` begins it. An older pass ends.
 
         Args:
             as_numpy: the batches are of numpy arrays instead of OneFlow tensors.
@@ -61,12 +61,12 @@ class ResumableLoader:
         return NumpyBatches(self)
 
     def __len__(self) -> int:
-        """Batches of one round, or of one epoch of an endless stream (rounded up)."""
+        """The number of batches of an epoch; of an endless stream, rounded up."""
         return int(self.stream.batches_per_round())
 
     @property
     def global_batch_size(self) -> int | None:
-        """Rows of a batch over all data-parallel ranks; None with a sampler of the user's own."""
+        """Rows of a batch over all data-parallel ranks; None with a user's own sampler."""
         size: int | None = self.stream.global_batch_size
         return size
 
@@ -82,9 +82,9 @@ class ResumableLoader:
         can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place after the last batch that was taken (those read ahead are not counted), as JSON.
+        """The position after the last batch that was used, as JSON. Batches that were only read ahead do not count.
 
-        It is the same on all ranks.
+        The state is the same on all ranks.
         """
         return {**self.stream.state_dict(), "dataset": self.fingerprint}
 
@@ -102,13 +102,13 @@ class ResumableLoader:
         self._break_off("a state was restored, which the next iter(loader) begins with")
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next `iter(loader)` begin with this epoch, instead of the next one; to be called on all ranks."""
+        """Begin the next `iter(loader)` with this epoch, instead of the next one. Call it on all ranks."""
         self.stream.set_epoch(epoch)
         self._break_off("an epoch was set, which the next iter(loader) begins with")
 
 
 def finish(finalizer: weakref.finalize) -> None:
-    """Do what a finalizer would do. If a Ctrl-C interrupts it, it can be done again, by the finalizer too."""
+    """Run a finalizer now. If a Ctrl-C interrupts it, it can run again."""
     alive = finalizer.peek()
     if alive is not None:
         _, function, arguments, named = alive

@@ -294,8 +294,8 @@ class WorkerProcess:
         while self._poll() is None:
             if time.monotonic() > until and deadline is not None:
                 return (
-                    "was killed and does not end, since it waits in the system, perhaps for storage that does not "
-                    "answer; it is left behind, and ends when the system lets it"
+                    "was killed but does not end, because it waits inside the system, perhaps for storage that does "
+                    "not answer. It ends when this wait ends"
                 )
             if time.monotonic() > until:
                 os.kill(self.pid, signal.SIGKILL)

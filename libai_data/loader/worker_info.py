@@ -1,4 +1,4 @@
-"""Which worker process this is, for datasets that want to know."""
+"""`get_worker_info`: which worker process this is, for datasets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _here: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
-    """The worker that this process is; None in any other process, and in threads that read."""
+    """The worker of this process. None in a process that is no worker, and in reading threads."""
     return _here
 
 

@@ -59,7 +59,9 @@ def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        raise SchemaError(f"{whose} is a ragged list: {error}; pad it, or use a padding collator") from error
+        raise SchemaError(
+            f"{whose} is a ragged list: {error}; pad it, or use a padding collator, such as PadCollator"
+        ) from error
     if array.dtype == object:
         raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
     holds_python_floats = array.dtype == np.float64 and type(first_leaf(values)) in (bool, int, float)
@@ -110,7 +112,7 @@ def stack_tensors(tensors: Sequence[Any]) -> Any:
         if tensor.shape != shape:
             raise SchemaError(
                 f"shapes differ between samples of a batch: sample 0 has {list(shape)}, sample {row} has "
-                f"{list(tensor.shape)}; pad them, or use a padding collator"
+                f"{list(tensor.shape)}; pad them, or use a padding collator, such as PadCollator"
             )
         if tensor.dtype != dtype:
             raise SchemaError(

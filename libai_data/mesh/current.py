@@ -51,12 +51,12 @@ def init(
     layers: int | None = None,
     device: str = "cuda",
 ) -> ParallelMesh:
-    """Begins a job without the trainer: lays out the ranks, meets them, and from now on ends all if one fails.
+    """Begins a job without the trainer: lays out and connects the ranks. From then on, all ranks end if one fails.
 
     Collective. Call it first: loaders are built for the current mesh.
 
     Args:
-        data: ranks that a global batch is split over; by default those that the other axes leave.
+        data: ranks that a global batch is split over; by default all ranks that the other axes leave.
         tensor: ranks that a layer is split over; by default 1.
         pipeline: stages that the layers are spread over; by default 1.
         layers: layers of the model, for a pipeline.
@@ -103,7 +103,7 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
         if dist_cfg.get(key) not in (None, actual):
             raise ConfigError(
                 f"train.dist.{key} is {dist_cfg[key]!r}, but the job was started with {actual}. Start it on the nodes "
-                "that the config names, or leave the key out: the launcher decides it"
+                "that the config names, or remove the key: the launcher decides it"
             )
     _write_back(dist_cfg, mesh)
     set_mesh(mesh)
@@ -171,7 +171,7 @@ def get_hidden_sbp() -> list[Any]:
 
 
 def get_data_parallel_rank() -> int:
-    """Which shard of a global batch this rank works on."""
+    """The shard of a global batch that this rank gets."""
     return get_mesh().data_parallel_rank
 
 
@@ -191,23 +191,23 @@ def get_pipeline_parallel_size() -> int:
 
 
 def get_rank() -> int:
-    """This process among all of the job."""
+    """The number of this process in the job."""
     return get_mesh().rank
 
 
 def get_local_rank() -> int:
-    """This process among those of its node."""
+    """The number of this process on its node."""
     mesh = get_mesh()
     return mesh.rank % mesh.ranks_per_node
 
 
 def get_world_size() -> int:
-    """Processes of the job."""
+    """The number of processes of the job."""
     return get_mesh().world_size
 
 
 def get_num_nodes() -> int:
-    """Machines of the job."""
+    """The number of machines of the job."""
     return get_mesh().num_nodes
 
 

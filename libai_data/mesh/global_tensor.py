@@ -31,7 +31,7 @@ def split_dims(sbp_list: Sequence[str]) -> tuple[int | None, int | None]:
     """
     if isinstance(sbp_list, str) or not isinstance(sbp_list, Sequence) or len(sbp_list) != len(_AXES):
         raise SchemaError(
-            f"sbp_list is {sbp_list!r}; it takes one entry for each of the axes {_AXES}, as ['split_0', 'broadcast']"
+            f"sbp_list is {sbp_list!r}; it needs one entry for each of the axes {_AXES}, as ['split_0', 'broadcast']"
         )
     data, tensor = (_split_dim(entry, axis) for entry, axis in zip(sbp_list, _AXES))
     return data, tensor

@@ -76,7 +76,7 @@ class ParallelMesh:
         num_nodes: int = 1,
         gpu_available: bool = False,
     ) -> ParallelMesh:
-        """Builds the mesh that `train.dist` asks for, on the ranks that are there.
+        """Builds the mesh of `train.dist` from the ranks that were started.
 
         A size that is None or absent is derived from the other two and the world size; of several such sizes,
         pipeline and then tensor are taken as 1.

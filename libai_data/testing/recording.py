@@ -83,7 +83,7 @@ class Job:
 
     @property
     def has_states(self) -> bool:
-        """Whether all loaders can tell their state."""
+        """Whether all loaders have a state."""
         return all(callable(getattr(loader, "state_dict", None)) for loader in self._loaders)
 
     def play(self, samples: int | None = None) -> Pass:

@@ -263,7 +263,7 @@ def test_yaml_is_read_as_configs_mean_it(write: Write) -> None:
         ("a: !!python/object/apply:os.getcwd []\n", "line 1: could not determine a constructor"),
         ("a:\n  b: !name collections.OrderedDic\n", "line 2: .*Did you mean 'OrderedDict'"),
         ("a: !unsaved a lambda\n", "line 1: this value could not be saved .a lambda."),
-        ("- 1\n", "must hold a mapping"),
+        ("- 1\n", "must be a mapping"),
         ("a: \0\n", "not valid YAML"),
     ],
 )

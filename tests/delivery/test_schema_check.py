@@ -56,7 +56,7 @@ def test_a_field_that_forward_does_not_take_is_named_with_the_nearest(taker: Cal
 
 @pytest.mark.parametrize("taker", [forward, takes_anything, keyword_only, Model().forward])
 def test_an_argument_that_is_missing_is_named_with_the_nearest(taker: Callable[..., Any]) -> None:
-    with pytest.raises(SchemaError, match=r"needs 'images', .*it gives \['image'\].*Did you mean 'image'"):
+    with pytest.raises(SchemaError, match=r"needs 'images', .*only \['image'\].*Did you mean 'image'"):
         check_forward_fields(taker, ["image"])
 
 

@@ -140,7 +140,7 @@ def test_a_rank_that_raises_alone_or_ends_early_or_reads_other_rows_is_named_on_
         pattern = "SampleError: .*breaks" if rank == 1 else r"PeerError: rank\(s\) \[1\] could not read .*breaks"
         assert re.match(pattern, raised), raised
         early = each["ends early on rank 1"]["every_rank"][0]
-        assert re.match(r"ContractError: ends_early has ended on rank\(s\) \[1\], but continues for the others", early)
+        assert re.match(r"ContractError: ends_early has ended on rank\(s\) \[1\], but continues on the other", early)
         other = each["differs on rank 1"]["every_rank"][0]
         assert re.match(r"ContractError: differs yields other samples on rank\(s\) \[1\] than on rank 0", other)
         for readers in ("node", "rank0"):  # Rank 1 reads nothing.

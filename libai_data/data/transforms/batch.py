@@ -55,6 +55,6 @@ def check_rows_together(together: int, rows: int, whose: str) -> None:
     """
     if rows % together:
         raise ConfigError(
-            f"{whose} has {rows} rows on each data-parallel rank, and the batch transform takes {together} together; "
-            f"make the micro batch (train.train_micro_batch_size) a multiple of {together}"
+            f"{whose} has {rows} rows on each data-parallel rank, but the batch transform needs multiples of "
+            f"{together}; make the micro batch (train.train_micro_batch_size) a multiple of {together}"
         )

@@ -152,7 +152,7 @@ class Checkpointer(CheckpointFolder):
                 continue
             if key not in state["stateful"]:
                 raise CheckpointError(
-                    f"{directory} has no state of '{key}'; it has that of {sorted(state['stateful'])}"
+                    f"{directory} has no state of '{key}'; it has the states of {sorted(state['stateful'])}"
                 )
             value.load_state_dict(state["stateful"][key])
         self._random.restore(json.loads((directory / _RANDOM).read_text()), state["iteration"])
@@ -207,7 +207,7 @@ class Checkpointer(CheckpointFolder):
         if refused:
             more = f" and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
             raise CheckpointError(
-                f"the weights in {directory} are not those of this model: {'; '.join(refused[:_SHOWN])}{more}"
+                f"the weights in {directory} do not fit this model: {'; '.join(refused[:_SHOWN])}{more}"
             )
         for problem in problems.values():
             logger.warning("Weights in %s: %s; left as initialised.", directory, problem)

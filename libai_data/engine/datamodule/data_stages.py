@@ -1,4 +1,4 @@
-"""A data module's way through its stages: prepared once, set up for each, its loaders sharded over the mesh."""
+"""The stages of a data module: it is prepared once and set up for each stage; its loaders are sharded over the mesh."""
 
 from __future__ import annotations
 
@@ -49,14 +49,13 @@ class DataStages:
 
     Args:
         datamodule: a `DataModule`, or anything with its methods, such as a LightningDataModule.
-        train_batch_size: rows of a training batch for one data-parallel rank; None takes batches of other tools as
-            global batches. Loaders of this package keep their own.
+        train_batch_size: rows of a training batch for one data-parallel rank; with None, batches of other tools are
+            global batches. Loaders of this package keep their own size.
         test_batch_size: the same for the other loaders.
-        argument_names: names for the values of batches that are tuples, in their order: the arguments of
-            `model.forward`.
+        argument_names: the arguments of `model.forward`, as names for the values of tuples, in their order.
 
     Raises:
-        ConfigError: An argument is out of range, or the data module is none.
+        ConfigError: An argument is out of range, or `datamodule` is not a data module.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class DataStages:
         self._loaders: dict[str, list[Any]] = {}
 
     def enter(self, stage: str) -> None:
-        """Prepare the data, the first time, and set them up for a stage. Collective.
+        """Prepare the data, once, and set them up for a stage. Collective.
 
         Args:
             stage: "fit", "validate", "test" or "predict".
@@ -127,7 +126,7 @@ class DataStages:
             )
 
     def leave(self, stage: str) -> None:
-        """Close the stage's loaders, and tear down what was set up for it."""
+        """Close the loaders of the stage, and call `teardown`."""
         if stage not in self._entered:
             return
         self._entered.discard(stage)
@@ -138,10 +137,10 @@ class DataStages:
         self.datamodule.teardown(stage=stage)
 
     def loaders(self, kind: str) -> list[Any]:
-        """The loaders of a kind, made when they are first asked for.
+        """The loaders of a kind. The first call makes them.
 
-        What is no loader of this package is dealt out by `from_iterable`: training batches without end, others padded
-        (marked) at the end. Several training loaders become one; see `CombinedLoader`.
+        `from_iterable` wraps any loader that is not of this package: training batches repeat without end, other loaders
+        are padded (marked) at the end. Several training loaders become one; see `CombinedLoader`.
 
         Args:
             kind: "train", "val", "test" or "predict".
@@ -199,10 +198,10 @@ class DataStages:
         return from_iterable(loader, size, fields=names, batches=True, ends=ends)
 
     def inputs(self, batch: Any, device: str = "cpu", dataloader_idx: int = 0) -> dict[str, Any]:
-        """Make the model's arguments of a batch of loader number `dataloader_idx`, by the module's hooks. Collective.
+        """Make the model's arguments from a batch of loader number `dataloader_idx`, by the module's hooks. Collective.
 
-        Those of a LightningDataModule get and return torch tensors, as its loaders yield them (`changed_by_hooks`), of
-        which global tensors are made afterwards.
+        The hooks of a LightningDataModule get and return torch tensors, as its loaders yield them (`changed_by_hooks`).
+        Global tensors are made from these afterwards.
         """
         if is_lightning(self.datamodule):
             if overrides_hooks(self.datamodule):
@@ -223,10 +222,10 @@ class DataStages:
         return {"state": encoded(self.datamodule.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give the module its state back.
+        """Restore the state of the module.
 
         Raises:
-            CheckpointError: The state is that of something else, or the module cannot load it.
+            CheckpointError: The state belongs to something else, or the module cannot load it.
         """
         check_state(state, Keys({"state": TEXT}), "a data module", "datamodule")
         own = decoded(state["state"])

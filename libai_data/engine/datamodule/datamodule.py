@@ -44,7 +44,7 @@ class DataModule:
             def train_dataloader(self): ...         # any loader or iterable of batches
 
     Attributes:
-        prepare_data_per_node: prepare on the first rank of each node, instead of on rank 0 alone.
+        prepare_data_per_node: prepare on the first rank of each node, instead of only on rank 0.
         trainer: the trainer that uses it; None without one.
     """
 
@@ -53,17 +53,17 @@ class DataModule:
 
     @property
     def hparams(self) -> HyperParameters:
-        """What `save_hyperparameters` saved."""
+        """The arguments that `save_hyperparameters` saved."""
         if "_hparams" not in self.__dict__:
             self._hparams = HyperParameters()
         return self._hparams
 
     def save_hyperparameters(self, *names: str, ignore: Collection[str] | None = None) -> None:
-        """Keep the arguments of `__init__`, from which it is to be called, in `hparams`.
+        """Save the arguments of `__init__` in `hparams`. Call it in `__init__`.
 
         Args:
-            *names: the arguments to keep; by default all.
-            ignore: those not to keep.
+            *names: the arguments to save; by default all.
+            ignore: arguments not to save.
 
         Raises:
             ConfigError: `__init__` has no such argument.
@@ -82,7 +82,7 @@ class DataModule:
         )
 
     def prepare_data(self) -> None:
-        """Download, unpack, tokenize: what is to happen once. Do not set attributes here; other ranks lack them."""
+        """Download, unpack, tokenize: anything that happens once. Do not set attributes here; other ranks lack them."""
 
     def setup(self, stage: str) -> None:
         """Open the data, on every rank.
@@ -92,7 +92,7 @@ class DataModule:
         """
 
     def teardown(self, stage: str) -> None:
-        """Let go of what `setup` opened."""
+        """Close what `setup` opened."""
 
     def train_dataloader(self) -> Any:
         """The loader of training batches."""

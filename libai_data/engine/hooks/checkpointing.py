@@ -144,13 +144,13 @@ class EvalHook(_OnEvaluations):
 class BestCheckpointer(_OnEvaluations):
     """Keeps the checkpoint with the best value of an evaluation metric, across resumes. Register it after `EvalHook`.
 
-    If the evaluation has no such metric, the first evaluation ends the training. The default metric is missed with a
-    warning, as in LiBai, whose configs of language models leave it as it is.
+    If the evaluation has no such metric, the first evaluation ends the training with an error. If the missing metric is
+    the default one, there is only a warning, as in LiBai, whose configs of language models do not change it.
 
     Args:
-        eval_period: that of `EvalHook`.
-        checkpointer: writes it.
-        val_metric: name of the metric, e.g. "Acc@1"; "loss" is that of the evaluation.
+        eval_period: the same as that of `EvalHook`.
+        checkpointer: writes the checkpoint.
+        val_metric: name of the metric, e.g. "Acc@1"; "loss" is the loss of the evaluation.
         mode: "max" if larger is better, otherwise "min".
         file_prefix: its name.
     """
@@ -175,7 +175,7 @@ class BestCheckpointer(_OnEvaluations):
         self._has_told = False
 
     def before_train(self) -> None:
-        """After a resume, the best so far is what the kept checkpoint says."""
+        """After a resume, read the best value from the kept checkpoint."""
         if self.trainer.start_iter > 0:
             kept = self._checkpointer.peek(os.path.join(self._checkpointer.save_dir, self._name))
             best = kept.get("extra", {}).get("best", {})

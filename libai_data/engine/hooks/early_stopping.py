@@ -19,18 +19,18 @@ _RULES = {"eval_period": whole(1), "patience": whole(1), "min_delta": real(0, 1e
 
 
 class EarlyStopping(HookBase):
-    """Ends the training after `patience` evaluations in a row without a better value of a metric. To come after
+    """Ends the training after `patience` evaluations in a row without a better value of a metric. Register it after
     `EvalHook`.
 
     All ranks end after the same step, with the final checkpoint and evaluation of a training that is complete. A
-    checkpoint keeps the state, if it is written after this hook. A training that ended early does not go on when it is
-    resumed, unless `patience` is greater then.
+    checkpoint that is written after this hook stores the state. A training that ended early does not continue when it
+    is resumed, unless `patience` is increased.
 
     Args:
-        eval_period: that of `EvalHook`.
-        metric: name of the metric, e.g. "Acc@1"; "loss" is that of the evaluation.
+        eval_period: the same as that of `EvalHook`.
+        metric: name of the metric, e.g. "Acc@1"; "loss" is the loss of the evaluation.
         patience: evaluations without an improvement.
-        min_delta: what counts as an improvement is greater than this.
+        min_delta: a smaller change is no improvement.
         mode: "max" if larger is better, otherwise "min".
     """
 
@@ -58,7 +58,7 @@ class EarlyStopping(HookBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a state; that of another metric says nothing about this one."""
+        """Restore a state; a state of another metric is ignored."""
         if (state["metric"], state["mode"]) == (self._metric, self._mode):
             self.best, self.best_iter = state["best"], state["best_iter"]
             self.evaluations_since_best = state["evaluations_since_best"]

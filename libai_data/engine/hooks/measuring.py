@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 
 
 class IterationTimer(HookBase):
-    """Measures the steps, and on each logging step puts what they came to since the one before.
+    """Measures the steps between two logging steps.
 
-    OneFlow computes asynchronously, so a single step's time says little; over the steps between two readings of the
-    losses, which wait for the devices, it is exact. Other hooks' time (evaluation, checkpoints) is left out.
+    OneFlow computes asynchronously, so the time of a single step means little. The time between two readings of the
+    losses, which wait for the devices, is exact. The time of other hooks (evaluation, checkpoints) does not count.
 
-    Puts "time" (seconds per step), "samples_per_second", "data_wait_share" (0 to 1) and "eta_seconds". To be the first
-    hook.
+    It logs "time" (seconds per step), "samples_per_second", "data_wait_share" (0 to 1) and "eta_seconds". Register it
+    first.
 
     Args:
-        steps: samples of one step, over all ranks, or the schedule that says how many a step takes.
-        period: measure over so many steps.
-        warmup_iter: so many first steps are left out of the summary, since they compile and fill caches.
+        steps: samples of one step, over all ranks, or a schedule of them.
+        period: number of steps to measure together.
+        warmup_iter: number of first steps that the summary does not count, because they compile and fill caches.
     """
 
     def __init__(self, steps: int | StepSchedule, period: int = 20, warmup_iter: int = 3) -> None:
@@ -101,16 +101,15 @@ class IterationTimer(HookBase):
 
 
 class DataProgress(HookBase):
-    """On each logging step, puts where the stream stands behind it; the same numbers on every mesh.
+    """Logs the position in the stream after each logging step; the numbers are the same on every mesh.
 
-    Puts "epoch" (with its fraction that is done), "position" (the place in the order behind the last sample, what was
-    left out on purpose included), "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each
-    dataset of a blend, as far as they are known.
-    "consumed_samples" is put by `IterationTimer`, which comes before this hook.
+    It logs "epoch" (with its fraction that is done), "position" (the place in the order after the last sample, which
+    counts skipped samples too), "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each
+    dataset of a blend, if they are known. `IterationTimer`, which comes before this hook, logs "consumed_samples".
 
     Args:
         loader: the train loader.
-        global_batch_size: of a step, for loaders that know no steps.
+        global_batch_size: of a step, for loaders without steps.
         period: in steps.
         tokens: called with the samples of the whole training and those since the last call; returns their tokens, 0 if
             they are not known.
@@ -186,7 +185,9 @@ class LRScheduler(HookBase):
 
     @staticmethod
     def get_best_param_group_id(optimizer: Any) -> int:
-        """The group whose learning rate stands for all: that of most parameters, or of the most common rate."""
+        """The parameter group whose learning rate is logged: the one with the most parameters, or the most common
+        rate.
+        """
         sizes = [len(group.parameters) for group in optimizer.param_groups]
         if max(sizes) > 1:
             return sizes.index(max(sizes))

@@ -15,11 +15,10 @@ logger = logging.getLogger(__name__)
 
 
 class PeriodicWriter(HookBase):
-    """Calls its writers every `period` steps, after the last step, and once more for what came after that (an
-    evaluation).
+    """Calls its writers every `period` steps, after the last step, and once more after the last evaluation.
 
-    To be the last hook, so that what the others put is written. A writer that fails (on a full disk, say) is named in
-    the log, and the training continues without its output.
+    Register it last, so that the numbers of the other hooks are written. A writer that fails (on a full disk, say) is
+    named in the log, and the training continues without its output.
 
     Args:
         writers: on rank 0; the other ranks have none.

@@ -1,4 +1,4 @@
-"""A training that is told to end saves first, and says by its exit code that it can go on."""
+"""A training that gets a signal saves a checkpoint, and exits with a code which says that it can resume."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ _KNOWN = {signum.name: signum for signum in FORWARDED}
 class StopOnSignal(HookBase):
     """Ends the training at the next step boundary after a signal, with a checkpoint and exit code 85.
 
-    It is enough that one rank gets the signal: the ranks agree on the step (`StopAgreement`). A training whose last
-    step comes first just ends. The checkpoint is written by `PeriodicCheckpointer.on_stop`; this hook comes after it.
+    It is enough that one rank gets the signal: the ranks agree on the step (`StopAgreement`). If the training reaches
+    its last step first, it ends as usual. The checkpoint is written by `PeriodicCheckpointer.on_stop`; this hook comes
+    after it.
 
     Args:
         signals: names of signals that the launcher forwards, such as "SIGTERM"; others are a ConfigError.

@@ -6,8 +6,8 @@ Two lines in a trainer::
 
     class Trainer(DataPipeline, DefaultTrainer): ...
 
-or none, where the config names the builders of this module instead of LiBai's. Either way LiBai's checkpoints hold the
-place in the data, its `--resume` goes on there, and its evaluation counts each sample once.
+or none, if the config names the builders of this module instead of LiBai's. In both cases LiBai's checkpoints store the
+position in the data, its `--resume` continues there, and its evaluation counts each sample once.
 """
 
 from libai_data.integrations.libai.builders import (

@@ -92,7 +92,7 @@ def _our_builders(sections: list[Any]) -> Iterator[None]:
         if _is_of_libai(target, _BUILDERS):
             section[_TARGET] = f"libai_data.integrations.libai.{name}"
         elif getattr(target, "__module__", str(target)).partition(".")[0] != "libai_data":
-            logger.warning("%s is none of LiBai's builders, and is called unchanged; its data do not resume.", target)
+            logger.warning("%s is not a builder of LiBai. It is called unchanged, and its data do not resume.", target)
             continue
         changed.append(section)
     # LiBai is not to make what these describe; the builder does, where it is needed.

@@ -17,21 +17,21 @@ from libai_data.structures import Instance
 logger = logging.getLogger(__name__)
 
 STATE = "train_loader"
-"""The entry of LiBai's checkpoints that holds the place in the data."""
+"""The entry of LiBai's checkpoints with the position in the data."""
 
 _BOUND_ANEW = "_of_libai_data"
 """Marks a function of LiBai that `take_part` has wrapped."""
 
 
 class LiBaiLoader:
-    """Makes a loader of this package fit for LiBai's trainer, and LiBai's trainer for it.
+    """Adapts a loader of this package to LiBai's trainer.
 
-    The builders of this module return such loaders; a `build_train_loader` of your own wraps what it returns, such as a
-    loader of `from_iterable`. Iterating begins with the first batch, since LiBai asks for an iterator before it has
-    read the checkpoint. The ranks compare their batches here, since LiBai makes each field global by itself.
+    The builders of this module return such loaders. Your own `build_train_loader` wraps the loader that it returns,
+    such as one of `from_iterable`. A pass begins with the first `next`, because LiBai calls `iter` before it reads the
+    checkpoint. The ranks compare their batches here, because LiBai makes each field global by itself.
 
     Args:
-        loader: `DataLoader`, `SharedLoader`, or what `from_iterable` returns. What it has, this has too.
+        loader: a loader of `DataLoader`, `from_iterable` or a builder. Its attributes are also attributes of this one.
     """
 
     def __init__(self, loader: Any) -> None:
