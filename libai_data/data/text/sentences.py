@@ -18,12 +18,13 @@ _CLOSERS = "\"'”’»)\\]}」』）】》"
 _BOUNDARY = re.compile(
     # Chinese: the mark alone ends the sentence.
     rf"[。！？…]+[{_CLOSERS}]*\s*"
-    # Others: the mark, white space, and what can begin a sentence.
-    rf"|(?<![.!?])[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"
+    # Others: the mark, white space, and what can begin a sentence; and no full stop that `_ends_sentence` refuses most
+    # often, before a small letter or behind an initial.
+    rf"|(?<![.!?])(?!\.+[ \n][a-z]|(?<=[ \n][A-Z])\.[ \n]\S)[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"
     # A blank line.
     r"|(?<![ \t\r])[ \t\r]*\n[ \t\r]*\n\s*"
 )
-_LAST_WORD = re.compile(r"(\S+)\Z")
+_OPENERS = "(\"'“‘["
 
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
@@ -68,16 +69,19 @@ def pieces_of(text: str, longest: int) -> Iterator[str]:
 
 
 def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    mark = match.group().rstrip()
-    if not mark or mark[0] not in ".!?":
+    begin, end = match.span()
+    first = text[begin]
+    if first not in ".!?":
         return True
     # "Really?" he asked.
-    goes_on = text[match.end() : match.end() + 1].islower()
-    if mark[0] != "." or mark.startswith(".."):
-        return not (goes_on and mark[-1] not in "!?")
-    if goes_on:
-        return False
+    goes_on = text[end : end + 1].islower()
+    if first != "." or text[begin + 1] == ".":
+        return not goes_on or match.group().rstrip()[-1] in "!?"
+    # Most full stops are told by what is around them.
+    if goes_on or begin == start or (before := text[begin - 1]).isspace():
+        return not goes_on
+    if begin - 1 == start or text[begin - 2] in " \n\t":
+        return not (before.isupper() and before.isalpha())
     # A word is looked for in the last characters alone: a text without white space would be read again and again.
-    found = _LAST_WORD.search(text[max(start, match.start() - 24) : match.start()])
-    word = found.group(1).lstrip("(\"'“‘[") if found else ""
+    word = text[max(start, begin - 24) : begin].rsplit(None, 1)[-1].lstrip(_OPENERS)
     return not (word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word.isupper()))
