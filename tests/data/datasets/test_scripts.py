@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from libai_data.data.datasets import BertDataset, RobertaDataset
+from libai_data.data.datasets import BertDataset, RobertaDataset, T5Dataset
 from libai_data.data.datasets.vocabulary import vocabulary_tables
 from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
@@ -22,7 +22,8 @@ from tests.properties import is_long_run, slowly
 pytest.importorskip("tokenizers")
 
 KINDS = ("bytes", "bytes of latin", "wordpiece", "sentencepiece")
-ROLES = ("pad", "cls", "sep", "mask")
+ROLES = ("pad", "cls", "sep", "mask", "bos", "eos")
+SENTINELS = 32
 
 
 class WithRoles:
@@ -34,6 +35,10 @@ class WithRoles:
         for number, role in enumerate(ROLES):
             self._vocabulary[f"[{role.upper()}]"] = len(tokenizer) + number
             setattr(self, f"{role}_token_id", len(tokenizer) + number)
+        self.eos_token_id: int = self._vocabulary["[EOS]"]
+        first = len(tokenizer) + len(ROLES)
+        self.additional_special_tokens_ids = list(range(first, first + SENTINELS))
+        self._vocabulary.update((f"<extra_id_{number}>", first + number) for number in range(SENTINELS))
 
     def get_vocab(self) -> dict[str, int]:
         return self._vocabulary
@@ -77,6 +82,32 @@ def test_15_percent_are_masked_in_every_script_and_no_loss_mask_is_empty(
             count += int(sample["attention_mask"].sum())
             masked += int(sample["loss_mask"].sum())
         assert abs(masked / count - 0.15) < 0.006, kind
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_t5s_spans_are_those_of_the_paper_in_every_script(
+    trained: dict[str, WithRoles], tmp_path: Path, script: str
+) -> None:
+    wanted = 2000 if is_long_run() else 60
+    for kind, tokenizer in trained.items():
+        tokens = tokenizer.encode_batch(sentences(script, 400, seed=1))
+        source = write_corpus(tmp_path / kind, [tokens[first : first + 20] for first in range(0, len(tokens), 20)])
+        dataset = T5Dataset("x", tokenizer, source, max_seq_length=256, max_seq_length_dec=96)
+        sentinels = tokenizer.additional_special_tokens_ids
+        count = masked = spans = 0
+        for number in range(wanted):
+            with reading_samples([(7, number // len(dataset), number % len(dataset))]):
+                sample = {name: value.tensor for name, value in dataset[number % len(dataset)].get_fields().items()}
+            labels = sample["lm_labels"][sample["loss_mask"].astype(bool)]
+            encoder = sample["encoder_input_ids"][sample["encoder_attn_mask"][0].astype(bool)]
+            used = labels[np.isin(labels, sentinels)].tolist()
+            # Both sides name the same spans, from the first sentinel on, and the decoder ends.
+            assert used == encoder[np.isin(encoder, sentinels)].tolist() == sentinels[: len(used)]
+            assert labels[0] == sentinels[0] and labels[-1] == tokenizer.eos_token_id
+            taken = len(labels) - 1 - len(used)
+            masked, spans, count = masked + taken, spans + len(used), count + len(encoder) - len(used) + taken
+        assert abs(masked / count - 0.15) < 0.004, kind
+        assert abs(masked / spans - 3) < 0.1, kind
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
