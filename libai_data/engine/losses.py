@@ -22,7 +22,7 @@ def total_loss(outputs: Any) -> Any:
     """Sum those outputs of a model whose name contains "loss".
 
     Raises:
-        SchemaError: There is none, or the outputs are no dict.
+        SchemaError: There is none, one is no single number, or the outputs are no dict.
     """
     if not isinstance(outputs, Mapping):
         raise SchemaError(
@@ -35,6 +35,12 @@ def total_loss(outputs: Any) -> Any:
             f"model.forward returned {sorted(outputs)}; in training, the name of at least one output must contain "
             "'loss'"
         )
+    for name, value in outputs.items():
+        if "loss" in name and math.prod(getattr(value, "shape", ())) != 1:
+            raise SchemaError(
+                f"model.forward returned '{name}' of shape {list(value.shape)}; in training, an output whose name "
+                "contains 'loss' must be a single number, such as its mean()"
+            )
     total = losses[0]
     for loss in losses[1:]:
         total = total + loss

@@ -238,6 +238,31 @@ def test_what_is_no_loss_of_samples_is_refused(
         inference_on_dataset(WithLosses(model, whole), loader, 4, 1e5, to_global, "cpu", evaluator)
 
 
+class Returning(Collecting):
+    """Returns these results."""
+
+    def __init__(self, results: Any) -> None:
+        super().__init__()
+        self.results = results
+
+    def evaluate(self) -> Any:
+        return self.results
+
+
+@pytest.mark.parametrize("results", [{"accuracy": "high"}, {"task": {"accuracy": [1.0]}}, [1.0], 1.0])
+def test_results_that_are_no_numbers_by_names_are_refused(model: TinyModel, results: Any) -> None:
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    with pytest.raises(SchemaError, match=r"Returning.evaluate returned .* it must return a dict of numbers"):
+        inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", Returning(results))
+
+
+@pytest.mark.parametrize("evaluator", [object(), [Collecting(), object()]])
+def test_what_is_no_evaluator_is_refused(model: TinyModel, evaluator: Any) -> None:
+    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
+    with pytest.raises(ConfigError, match="the evaluator is a object, which has no method reset"):
+        inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", evaluator)
+
+
 def test_without_a_label_that_counts_there_is_no_mean() -> None:
     with pytest.raises(SchemaError, match="nothing was evaluated"):
         MeanLossEvaluator().evaluate()

@@ -106,6 +106,11 @@ def test_a_model_without_losses_is_told_what_is_missing(outputs: Any) -> None:
         total_loss(outputs)
 
 
+def test_a_loss_that_is_no_single_number_is_refused_by_its_name() -> None:
+    with pytest.raises(SchemaError, match=r"'lm_loss' of shape \[2, 3\]; .* must be a single number"):
+        total_loss({"lm_loss": flow.zeros(2, 3)})
+
+
 def test_all_outputs_called_loss_are_summed() -> None:
     assert total_loss({"lm_loss": 2.0, "loss_b": 3.0, "accuracy": 5.0}) == 5.0
 

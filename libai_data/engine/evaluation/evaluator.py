@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from libai_data.errors import ConfigError, SchemaError
+
 
 class DatasetEvaluator:
     """Gets the inputs and outputs of a model batch by batch, and computes metrics at the end.
@@ -62,6 +64,8 @@ class DatasetEvaluators(DatasetEvaluator):
 
     def __init__(self, evaluators: Sequence[DatasetEvaluator]) -> None:
         self._evaluators = list(evaluators)
+        for evaluator in self._evaluators:
+            check_evaluator(evaluator)
         self._chosen: list[dict[str, str]] = []
         fields = [getattr(evaluator, "input_fields", None) for evaluator in self._evaluators]
         if all(each is not None for each in fields):
@@ -117,6 +121,37 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def check_evaluator(evaluator: Any) -> None:
+    """Refuse what lacks a method of `DatasetEvaluator`.
+
+    Raises:
+        ConfigError: Naming the method.
+    """
+    for method in ("reset", "prepare", "process", "evaluate"):
+        if not callable(getattr(evaluator, method, None)):
+            raise ConfigError(
+                f"the evaluator is a {type(evaluator).__name__}, which has no method {method}; derive it from "
+                "libai_data.engine.evaluation.DatasetEvaluator"
+            )
+
+
+def check_results(results: Any, name: str) -> None:
+    """Refuse results that are no numbers.
+
+    Args:
+        results: what `evaluate` returned.
+        name: of the evaluator.
+
+    Raises:
+        SchemaError: Naming the result.
+    """
+    if not isinstance(results, Mapping):
+        raise SchemaError(f"{name}.evaluate returned a {type(results).__name__}; it must return a dict of numbers")
+    for metric, value in flatten_results_dict(results).items():
+        if not hasattr(value, "__float__"):
+            raise SchemaError(f"{name}.evaluate returned {metric!r}: {value!r:.100}; it must return a dict of numbers")
 
 
 def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:

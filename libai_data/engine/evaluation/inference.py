@@ -17,7 +17,12 @@ from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.batches import call_get_batch
-from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators
+from libai_data.engine.evaluation.evaluator import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    check_evaluator,
+    check_results,
+)
 from libai_data.errors import ContractError, SchemaError
 from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
 from libai_data.structures import BatchInfo, batch_info
@@ -55,14 +60,16 @@ def inference_on_dataset(
         What the evaluator returned on rank 0, on every rank.
 
     Raises:
+        ConfigError: The evaluator is none.
         ContractError: Some ranks' loaders have ended, and others' have not.
-        SchemaError: The model returned local tensors, of which other ranks know nothing; or a batch with padding has
-            no input with the batch's number of rows.
+        SchemaError: The evaluator returned something else than numbers by names; the model returned local tensors, of
+            which other ranks know nothing; or a batch with padding has no input with the batch's number of rows.
     """
     import oneflow as flow
 
     if evaluator is None or isinstance(evaluator, abc.Sequence):
         evaluator = DatasetEvaluators(evaluator or [])
+    check_evaluator(evaluator)
     evaluator.reset()
     if not getattr(data_loader, "endless", True):
         # The same samples and draws in each evaluation, however many there were before, also in another process.
@@ -94,7 +101,10 @@ def inference_on_dataset(
         seconds,
         samples / max(seconds, 1e-9),
     )
-    return broadcast_py_object(evaluator.evaluate() or {})
+    results = evaluator.evaluate() or {}
+    if is_main_process():
+        check_results(results, type(evaluator).__name__)
+    return broadcast_py_object(results)
 
 
 @contextmanager
