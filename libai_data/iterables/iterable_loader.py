@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -20,6 +21,8 @@ from libai_data.loader.iteration import Pass, Take
 from libai_data.loader.resumable import NumpyBatches
 from libai_data.mesh.current import get_mesh
 from libai_data.structures import Instance
+
+logger = logging.getLogger(__name__)
 
 _FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
 
@@ -57,6 +60,7 @@ class IterableLoader:
         self.dataset_name = dataset_name
         self._compares = reading_ranks > 1
         self._may_end_apart = may_end_apart
+        self._has_had_batches = False
         self.mixup_func = inner.mixup_func
 
     @property
@@ -103,6 +107,9 @@ class IterableLoader:
             failure = failure or error
         if failure is not None:
             raise failure
+        if taken is None and not self._has_had_batches:
+            logger.warning("%s yields no batch: it is empty, or ends='drop' leaves out all of its rows.", self._name)
+        self._has_had_batches = True
         return None if taken is None else (self._named(taken[0]), taken[1])
 
     def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:
@@ -167,6 +174,7 @@ class IterableLoader:
         """
         check_state(state, STATE, "a loader over an iterable")
         check_place(state)
+        self._has_had_batches = state["position"] > 0
         details = state.get("iterable", {})
         if "seed" in override:
             details = {name: value for name, value in details.items() if not name.startswith("rows_digest")}

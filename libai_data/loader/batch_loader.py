@@ -157,6 +157,7 @@ class BatchLoader(ResumableLoader):
         self.batch_sampler = batch_sampler
         self.mixup_func = mixup_func
         self.stream = as_stream(batch_sampler, dataset)
+        self._samples = self._samples_now()
         self.num_workers = num_workers
         self._worker_type = worker_type
         self._ahead = prefetch if num_workers else 0
@@ -191,6 +192,11 @@ class BatchLoader(ResumableLoader):
         self._stage_times = StageTimes()
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
+        if self._samples_now() != self._samples:
+            raise ConfigError(
+                f"{type(self.dataset).__name__} had {self._samples} samples when its loader was made, and has "
+                f"{self._samples_now()} now; make a new loader of it"
+            )
         first = self.stream.next_pass()
         iteration = self.begin(first.position)
         per_batch = self.collates or not isinstance(self.stream, StreamSampler)
@@ -198,6 +204,12 @@ class BatchLoader(ResumableLoader):
         # Not a generator, which would hold on to the last batch while the trainer has let go of it; and a bound method,
         # so that whoever has the iterator has the loader.
         return Pass(self.stream, first, partial(self._take, iteration, agreement, as_numpy))
+
+    def _samples_now(self) -> int | None:
+        """How many samples the dataset has; None if an own sampler of the user's decides what is read."""
+        if isinstance(self.stream, StreamSampler) and hasattr(self.dataset, "__len__"):
+            return len(self.dataset)
+        return None
 
     def _take(self, iteration: Iteration, agreement: Agreement, as_numpy: bool) -> tuple[Instance, Cursor] | None:
         batch = next(iteration, None)

@@ -118,8 +118,7 @@ class BatchReader:
         self._tasks: dict[int, PendingBatch] = {}
         self._next_task = 0
         self._collated_bytes = 0
-        self._has_collated = False
-        self._collated_form: Skeleton | None = None
+        self._collated_form: tuple[Skeleton | None, dict[str, np.dtype]] | None = None
         self._rows_delivered = 0
 
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
@@ -247,7 +246,7 @@ class BatchReader:
         collated, slot = pending.collated, pending.slot
         if collated is not None:
             layouts, arrays, specs = collated.layouts, collated.arrays, collated.specs
-            skeleton = self._checked(collated.skeleton)
+            skeleton = self._checked(collated)
             if slot is not None:
                 arrays = self._slot_list.hand_out(slot, specs)
                 self._collated_bytes = max(self._collated_bytes, bytes_of(specs))
@@ -261,12 +260,24 @@ class BatchReader:
         layouts = self._overridden(layouts)
         return ReadyBatch(pending.index_batch, arrays, layouts, skeleton, slot, specs, self._read_in_part)
 
-    def _checked(self, skeleton: Skeleton | None) -> Skeleton | None:
-        if not self._has_collated:
-            self._collated_form, self._has_collated = skeleton, True
-        if skeleton != self._collated_form:
-            raise SchemaError(f"a batch is nested as {skeleton}, the one before it as {self._collated_form}")
-        return skeleton
+    def _checked(self, collated: Collated) -> Skeleton | None:
+        """Refuse a batch that is another kind of argument to the model than those before it; shapes may differ."""
+        dtypes = {name: array.dtype for name, array in collated.arrays.items()}
+        dtypes.update((spec.name, np.dtype(spec.dtype)) for spec in collated.specs)
+        if self._collated_form is None:
+            self._collated_form = collated.skeleton, dtypes
+        skeleton, before = self._collated_form
+        if skeleton != collated.skeleton:
+            raise SchemaError(f"a batch is nested as {collated.skeleton}, the one before it as {skeleton}")
+        if set(before) != set(dtypes):
+            raise SchemaError(f"a batch has the fields {list(dtypes)}, the one before it {list(before)}")
+        for name, dtype in dtypes.items():
+            if dtype != before[name]:
+                raise SchemaError(
+                    f"field '{name}' of a batch is {dtype}, of the one before it {before[name]}; convert all samples "
+                    "to one dtype"
+                )
+        return collated.skeleton
 
     def abandon(self, batches: Iterable[PendingBatch]) -> None:
         """Give up batches that nobody wants any more. Tasks that no worker has begun are not done."""

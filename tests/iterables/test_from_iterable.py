@@ -623,6 +623,28 @@ def test_an_iterable_may_yield_the_same_item_again() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])
+def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytest.LogCaptureFixture) -> None:
+    loader = from_iterable(lambda: ({"x": row} for row in range(rows)), 4, ends=ends)
+    assert list(loader) == []
+    assert "yields no batch" in caplog.text
+    loader.close()
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (lambda row: {"x": np.zeros(1, np.float32 if row < 4 else np.float64)}, "field 'x' of a batch is float64, of"),
+        (lambda row: {"x": row, **({"y": row} if row >= 4 else {})}, r"the fields \['x', 'y'\], the one before it"),
+    ],
+)
+def test_a_batch_of_other_fields_or_dtypes_than_those_before_is_refused(item: Any, message: str) -> None:
+    loader = from_iterable(lambda: map(item, range(8)), 2)
+    with pytest.raises(SchemaError, match=message):
+        list(loader)
+    loader.close()
+
+
 def test_batches_without_rows_add_nothing() -> None:
     sizes = [0, 2, 0, 0, 3, 1, 0]
     loader = from_iterable(lambda: ({"x": np.full((size, 1), size)} for size in sizes), 2, batches=True)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data import DataLoader
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
@@ -248,3 +249,13 @@ def test_a_closed_loader_can_be_used_again() -> None:
     loader.close()
     rows += rows_of(list(islice(loader, 3)))
     assert rows == rows_of(list(islice(endless(20, 4), 5)))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_dataset_whose_length_changes_is_refused_at_the_next_epoch(shuffle: bool) -> None:
+    samples = [{"x": index} for index in range(6)]
+    loader = DataLoader(samples, 2, shuffle=shuffle)
+    assert len(list(loader)) == 3
+    samples.append({"x": 6})
+    with pytest.raises(ConfigError, match="list had 6 samples when its loader was made, and has 7 now"):
+        iter(loader)

@@ -6,6 +6,7 @@ import hashlib
 from collections import OrderedDict, abc
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from libai_data.mesh.current import broadcast_py_object, get_data_parallel_rank,
 
 _DIGESTS_KEPT = 1024
 """More than batches can be between the one that is listed and the one that the trainer has taken."""
+
+_LONGEST_EPOCH, _LEAST_LIMIT = 20, 10**6
+"""A sampler of single indices is endless if it yields so many times the dataset's length, and so many indices."""
 
 _STATE = Keys(
     # Before the first round, the epoch before the next one is -1.
@@ -285,7 +289,7 @@ class DealtIndices(ListedBatches):
         drop_last: bool = False,
         samples: int | None = None,
     ) -> None:
-        super().__init__(_Chunks(sampler, micro_batch_size * data_parallel_size, drop_last), samples)
+        super().__init__(_Chunks(sampler, micro_batch_size * data_parallel_size, drop_last, samples), samples)
         self._name = type(sampler).__name__
         self._rank, self._size = data_parallel_rank, micro_batch_size * data_parallel_size
 
@@ -307,9 +311,10 @@ class DealtIndices(ListedBatches):
 class _Chunks:
     """The indices of a sampler in lists of the length of a global batch; the same on all ranks."""
 
-    def __init__(self, sampler: Any, size: int, drop_last: bool) -> None:
+    def __init__(self, sampler: Any, size: int, drop_last: bool, samples: int | None) -> None:
         if isinstance(sampler, abc.Iterator):
             raise ConfigError(_once(sampler))
+        self._samples = samples
         self.sampler = sampler
         self._size = size
         self._drop_last = drop_last
@@ -319,11 +324,21 @@ class _Chunks:
         return full + (rest > 0 and not self._drop_last)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        drawn = np.asarray([*self.sampler]) if is_main_process() else None
+        drawn = self._drawn() if is_main_process() else None
         indices = np.asarray(broadcast_py_object(drawn, src=0))
         end = len(indices) // self._size * self._size if self._drop_last else len(indices)
         for start in range(0, end, self._size):
             yield indices[start : min(start + self._size, end)]
+
+    def _drawn(self) -> np.ndarray:
+        most = max(_LEAST_LIMIT, _LONGEST_EPOCH * max(self._samples or 0, length_hint(self.sampler)))
+        drawn = np.asarray([*islice(self.sampler, most + 1)])
+        if len(drawn) > most:
+            raise ConfigError(
+                f"the sampler ({type(self.sampler).__name__}) has not ended after {most} indices of an epoch, of "
+                f"{self._samples or 'unknown'} samples; let it end after each epoch, or use CyclicSampler"
+            )
+        return drawn
 
 
 def _once(batches: Any) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain, cycle, islice
 from typing import Any
 
 import numpy as np
@@ -373,3 +373,12 @@ def test_a_length_that_is_none_is_as_no_length(length: Any) -> None:
     assert "rounds_ended" in stream.state_dict()
     with pytest.raises(TypeError, match="has no length"):
         len(stream)
+
+
+def test_a_sampler_of_indices_that_does_not_end_is_refused() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return cycle(range(8))
+
+    with pytest.raises(SampleError, match=r"the sampler .Endless. has not ended after 1000000 indices"):
+        next(iter(DataLoader([{"x": 1}] * 8, 4, sampler=Endless())))
