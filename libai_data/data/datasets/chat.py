@@ -181,7 +181,7 @@ class PreferenceDataset(ChatDataset):
         shared = next((n for n, (one, other) in enumerate(zip(*both)) if one != other), min(map(len, both)))
         fields: dict[str, DistTensorData] = {}
         for name, messages in zip(("chosen_", "rejected_"), both):
-            fields.update(self._sample(self._tokens(_checked(messages), item.get("tools"), shared), name))
+            fields.update(self._sample(self._tokens(_checked(messages), _tools_of(item), shared), name))
         return fields
 
 
@@ -189,23 +189,58 @@ def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
     """The messages of a conversation, and the tools that its assistant may use.
 
     Raises:
-        FormatError: It has neither `messages` nor Alpaca's fields, or a message without a role.
+        FormatError: It has neither `messages` nor Alpaca's fields, or a message without a role or of no text.
     """
     if isinstance(item, Mapping) and "messages" in item:
-        return _checked(item["messages"]), item.get("tools")
+        return _checked(item["messages"]), _tools_of(item)
     if isinstance(item, Mapping) and "instruction" in item and "output" in item:
+        for name in ("instruction", "output"):
+            if not isinstance(item[name], str):
+                raise FormatError(f"its {name!r} is {item[name]!r:.100}; it must be a text")
         asked = "\n\n".join(part for part in (item["instruction"], item.get("input")) if part)
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": item["output"]}], None
     raise FormatError(f"it has the fields {_names(item)}; a conversation has 'messages', or 'instruction' and 'output'")
 
 
+def _tools_of(item: Mapping[str, Any]) -> Any:
+    tools = _as_list(item.get("tools"))
+    if tools is not None and not isinstance(tools, list):
+        raise FormatError(f"its tools are {tools!r:.100}; they must be a list, one for each tool")
+    return tools or None
+
+
+def _as_list(value: Any) -> Any:
+    # As tables of pyarrow and pandas hold lists.
+    return list(value) if isinstance(value, (np.ndarray, tuple)) else value
+
+
 def _checked(messages: Any) -> Sequence[Message]:
+    messages = _as_list(messages)
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise FormatError(f"its messages are {messages!r:.100}; they must be a list of one or more")
+    checked = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise FormatError(f"message {number} is {message!r:.100}; it must have a 'role', and as a rule a 'content'")
-    return messages
+        text = {"content": _text_of(number, message["content"])} if "content" in message else {}
+        checked.append({**message, **text})
+    return checked
+
+
+def _text_of(number: int, content: Any) -> str:
+    """The text of a message: templates would write `None`, or a list of parts, as Python shows them."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = _as_list(content)
+    if isinstance(parts, list) and all(isinstance(part, (str, Mapping)) for part in parts):
+        texts = [part if isinstance(part, str) else part.get("text") for part in parts]
+        if all(isinstance(text, str) for text in texts):
+            return "".join(texts)
+    raise FormatError(
+        f"message {number} has the content {content!r:.100}; it must be a text, or a list of parts of text"
+    )
 
 
 def _spoken(said: Any, role: str) -> list[Message]:

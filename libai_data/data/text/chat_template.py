@@ -70,10 +70,19 @@ class ChatTemplate:
         Raises:
             FormatError: The template refuses them, or needs something that they do not have.
         """
+        if tools and "tools" not in self._source:
+            raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")
+        if "tool_calls" not in self._source and any(message.get("tool_calls") for message in messages):
+            raise FormatError("a message has tool_calls, but the chat template writes none; give another one")
         try:
             text = self._template.render(messages=messages, tools=tools, add_generation_prompt=ask, **self._special)
         except Exception as error:  # a template raises anything
             raise FormatError(f"the chat template fails: {type(error).__name__}: {error}") from error
+        try:
+            # JSON may hold halves of surrogate pairs, which no tokenizer takes.
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise FormatError(f"it is no Unicode text: {error.reason}, {error.object[error.start]!r}") from error
         return str(text)
 
     def with_spans(

@@ -178,6 +178,7 @@ def test_pairs_carry_loss_where_they_differ(folder: Path, tokenizer: TextTokeniz
     ("item", "words"),
     [
         ({"text": "a"}, r"has the fields \['text'\]; a conversation has 'messages'"),
+        ({"instruction": "a", "output": None}, "its 'output' is None"),
         ({"messages": []}, "must be a list of one or more"),
         ({"messages": ["hello"]}, "message 0 is 'hello'"),
         ({"messages": [{"role": "user", "content": "a"}]}, "none carries loss"),
@@ -192,6 +193,52 @@ def test_what_is_no_conversation_is_refused_with_its_index(
     with pytest.raises(FormatError, match=words) as told:
         dataset[1]
     assert "conversation 1: " in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"role": "assistant", "content": 3}, "message 1 has the content 3; it must be a text"),
+        ({"role": "assistant", "content": [{"type": "image", "url": "a"}]}, "message 1 has the content .*image"),
+        ({"role": "assistant", "content": "\ud800"}, "no Unicode text"),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
+            "has tool_calls, but the chat template",
+        ),
+    ],
+)
+def test_messages_that_a_template_would_write_as_python_shows_them_are_refused(
+    tokenizer: TextTokenizer, message: dict[str, Any], words: str
+) -> None:
+    items = [{"messages": [{"role": "user", "content": "a"}, message]}]
+    with pytest.raises(FormatError, match=words):
+        ChatDataset(items, tokenizer, 64)[0]
+
+
+@pytest.mark.parametrize("tools", ["f", [{"name": "f"}]])
+def test_tools_that_no_template_writes_are_refused(tokenizer: TextTokenizer, tools: Any) -> None:
+    with pytest.raises(FormatError, match="tools are 'f'" if tools == "f" else "there are tools, but"):
+        ChatDataset([{**conversation("a", "b"), "tools": tools}], tokenizer, 64)[0]
+    assert ChatDataset([{**conversation("a", "b"), "tools": []}], tokenizer, 64)[0] is not None
+
+
+def test_messages_may_be_parts_of_text_nothing_and_arrays_of_a_table(folder: Path, tokenizer: TextTokenizer) -> None:
+    messages = conversation("one", "two words", system="")["messages"]
+    parts = [{"type": "text", "text": "two "}, {"type": "text", "text": "words"}]
+    same = [
+        messages,
+        tuple(messages),
+        np.array(messages, object),
+        [{"role": "user", "content": ["o", "ne"]}, {"role": "assistant", "content": np.array(parts, object)}],
+    ]
+    samples = [arrays(ChatDataset([{"messages": each}], tokenizer, 64)[0]) for each in same]
+    assert all((sample[name] == samples[0][name]).all() for sample in samples for name in sample)
+    # No content is nothing, and not the word None.
+    silent = [*messages, {"role": "user"}, {"role": "assistant", "content": None}]
+    assert (
+        learned(arrays(ChatDataset([{"messages": silent}], tokenizer, 64)[0]), folder)
+        == "two words<|im_end|><|im_end|>"
+    )
 
 
 def test_a_template_that_changes_what_is_before_is_refused(tokenizer: TextTokenizer) -> None:
