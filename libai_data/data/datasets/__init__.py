@@ -15,8 +15,9 @@ from libai_data.data.datasets.image_datasets import (
 )
 from libai_data.data.datasets.labelled_images import LabelledImages
 from libai_data.data.datasets.mapped import Map, RandomMap
+from libai_data.data.datasets.one_round import OneRound
 from libai_data.data.datasets.packing import PackedDataset, cu_seqlens
-from libai_data.data.datasets.stream_transform import FilteredDataset, OneRound, StreamTransform
+from libai_data.data.datasets.stream_transform import FilteredDataset, StreamTransform
 from libai_data.data.datasets.t5 import T5Dataset
 
 __all__ = [
