@@ -111,7 +111,6 @@ _MOVED: dict[str, str] = {
     "data.datasets.image_folder": "data.datasets.image_datasets",
     "data.datasets.imagenet": "data.datasets.image_datasets",
     "data.datasets.mnist": "data.datasets.image_datasets",
-    "data.datasets.one_round": "data.datasets.stream_transform",
     "data.datasets.random_split": "data.datasets.combine",
     "data.datasets.roberta": "data.datasets.bert",
     "data.transforms.soft_labels": "data.transforms.mixup",
