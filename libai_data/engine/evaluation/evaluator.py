@@ -137,25 +137,17 @@ def check_evaluator(evaluator: Any) -> None:
             )
 
 
-def check_results(results: Any, name: str) -> None:
-    """Refuse results that are no numbers.
-
-    Args:
-        results: what `evaluate` returned.
-        name: of the evaluator.
+def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
+    """Log results, metric -> number or dicts of these, in two lines that can be pasted into a table.
 
     Raises:
-        SchemaError: Naming the result.
+        SchemaError: They are something else.
     """
     if not isinstance(results, Mapping):
-        raise SchemaError(f"{name}.evaluate returned a {type(results).__name__}; it must return a dict of numbers")
-    for metric, value in flatten_results_dict(results).items():
-        if not hasattr(value, "__float__"):
-            raise SchemaError(f"{name}.evaluate returned {metric!r}: {value!r:.100}; it must return a dict of numbers")
-
-
-def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
-    """Log results, metric -> number or dicts of these, in two lines that can be pasted into a table."""
+        raise SchemaError(f"the evaluation on {name} returned a {type(results).__name__}; return a dict of numbers")
     flat = flatten_results_dict(results)
+    for metric, value in flat.items():
+        if not hasattr(value, "__float__"):
+            raise SchemaError(f"the evaluation on {name} returned {metric!r}: {value!r:.100}; return a dict of numbers")
     logger.info("Results on %s: %s", name, ",".join(flat))
     logger.info("Results on %s: %s", name, ",".join(f"{value:.4f}" for value in flat.values()))

@@ -21,7 +21,6 @@ from libai_data.engine.evaluation.evaluator import (
     DatasetEvaluator,
     DatasetEvaluators,
     check_evaluator,
-    check_results,
 )
 from libai_data.errors import ContractError, SchemaError
 from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
@@ -62,8 +61,8 @@ def inference_on_dataset(
     Raises:
         ConfigError: The evaluator is none.
         ContractError: Some ranks' loaders have ended, and others' have not.
-        SchemaError: The evaluator returned something else than numbers by names; the model returned local tensors, of
-            which other ranks know nothing; or a batch with padding has no input with the batch's number of rows.
+        SchemaError: The model returned local tensors, of which other ranks know nothing; or a batch with padding has
+            no input with the batch's number of rows.
     """
     import oneflow as flow
 
@@ -101,10 +100,7 @@ def inference_on_dataset(
         seconds,
         samples / max(seconds, 1e-9),
     )
-    results = evaluator.evaluate() or {}
-    if is_main_process():
-        check_results(results, type(evaluator).__name__)
-    return broadcast_py_object(results)
+    return broadcast_py_object(evaluator.evaluate() or {})
 
 
 @contextmanager
