@@ -26,6 +26,9 @@ JSON_LINES, TEXT, PARQUET = "jsonl", "text", "parquet"
 FORMATS = (JSON_LINES, TEXT, PARQUET)
 _FORMAT_OF_SUFFIX = {".jsonl": JSON_LINES, ".json": JSON_LINES, ".ndjson": JSON_LINES, ".parquet": PARQUET}
 _TEXT_SUFFIXES = (".txt", ".text")
+# Of tables and archives, whose lines are no documents.
+_NO_TEXT_SUFFIXES = (".csv", ".tsv", ".arrow", ".feather", ".orc", ".avro", ".xlsx", ".zip", ".tar", ".tgz", ".pdf")
+_MAGIC = {b"\x1f\x8b": ".gz", b"BZh91AY&SY": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 _OWN_SUFFIXES = (".bin", ".idx", ".bad_lines", ".unfinished")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _READ_AT_ONCE = 1 << 18
@@ -65,6 +68,11 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
         found.update(dict.fromkeys(paths))
     if not found:
         raise ConfigError("no files are given; give files, globs (in quotes) or folders")
+    for name in () if form else found:
+        if _without_compression(Path(name)).suffix.lower() in _NO_TEXT_SUFFIXES:
+            raise ConfigError(
+                f"{name} holds no text by its suffix; make JSON lines of it, or read its lines by --format"
+            )
     _refuse_twice(found)
     return list(map(Path, found))
 
@@ -162,8 +170,11 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
     return b"".join(chunks), ""
 
 
-def wide_encoding(data: bytes) -> str:
-    """Why a file is no UTF-8, if it begins as one of UTF-16 or UTF-32, with its mark or without; else ""."""
+def foreign_encoding(data: bytes) -> str:
+    """Why a file is no UTF-8, if it begins as one of UTF-16 or UTF-32, marked or not, or a compressed one; else ""."""
+    for magic, suffix in _MAGIC.items():
+        if data.startswith(magic):
+            return f"the file is compressed; give it the suffix {suffix}, by which it is known"
     # Of ASCII characters in UTF-16 every second byte is 0, and in UTF-32 three of four; text in UTF-8 has none.
     zeros = max(data[0::2].count(0), data[1::2].count(0))
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or zeros > max(1, len(data) // 8):

@@ -14,11 +14,11 @@ from libai_data.data.text.files import (
     TEXT,
     Broken,
     compression_of,
+    foreign_encoding,
     format_of,
     open_decompressed,
     open_parquet,
     read_block,
-    wide_encoding,
 )
 from libai_data.errors import ConfigError
 
@@ -181,7 +181,7 @@ def _ranges(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
     """Ranges of an uncompressed file, found without reading what lies between their ends."""
     length, start, boundary = os.path.getsize(path), 0, cutting.boundary(form)
     with open(path, "rb") as file:
-        problem = wide_encoding(file.read(_LOOKED_AT))
+        problem = foreign_encoding(file.read(_LOOKED_AT))
         if problem:
             yield Piece(str(path), form, 0, 0, cost=length, problem=problem)
             return
@@ -212,8 +212,8 @@ def _blocks(path: Path, form: str, cutting: Cutting) -> Iterator[Piece]:
         stream, whole = open_decompressed(path, raw), Piece(str(path), form, 0, 0)
         while True:
             block, problem = read_block(path, stream, cutting.part_bytes)
-            if not (told or rest) and wide_encoding(block[:_LOOKED_AT]):
-                block, problem = b"", wide_encoding(block[:_LOOKED_AT])
+            if not (told or rest) and foreign_encoding(block[:_LOOKED_AT]):
+                block, problem = b"", foreign_encoding(block[:_LOOKED_AT])
             rest += block
             # What a damage has cut off is no document.
             end = len(rest) if not block and not problem else _last_cut(rest, boundary)

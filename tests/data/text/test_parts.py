@@ -171,6 +171,23 @@ def test_folders_give_files_of_known_suffixes_and_what_is_left_out_is_told(
         find_inputs([f"{tmp_path}/only"])
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "A.XLSX", "b.tar"])
+def test_tables_and_archives_are_refused_unless_the_format_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x")
+    for pattern in (str(tmp_path / name), f"{tmp_path}/*"):
+        with pytest.raises(ConfigError, match=f"{name} holds no text by its suffix"):
+            find_inputs([pattern])
+        assert names(find_inputs([pattern], form="text")) == [name]
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, bz2.compress, lzma.compress])
+def test_a_compressed_file_without_its_suffix_is_recognised(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
+    (tmp_path / "x.jsonl").write_bytes(packed(b'{"text": "a"}\n' * 9))
+    found, bad = read_all([tmp_path / "x.jsonl"], Cutting())
+    assert not found
+    assert len(bad) == 1 and "the file is compressed; give it the suffix ." in bad[0]
+
+
 def test_a_file_that_is_there_compressed_too_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text("x")
     (tmp_path / "x.jsonl.gz").write_text("x")
