@@ -149,7 +149,10 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     check_types(target, built, path)
     try:
         return target(*args, **built)
-    except Exception as error:
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # A library that calls `sys.exit(0)` has not made what the config asks for.
         if isinstance(error, DataPipelineError) and error.config_path is not None:
             raise  # an inner instantiate has said where
         raise _named(error, target, path) from error
@@ -168,7 +171,7 @@ def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: di
         )
 
 
-def _named(error: Exception, target: Callable[..., Any], path: str) -> DataPipelineError:
+def _named(error: BaseException, target: Callable[..., Any], path: str) -> DataPipelineError:
     """An error that says where in the config the call stands, of the same class when that is one of ours."""
     message = f"{path or 'The config'}: calling {describe(target)} failed: "
     if isinstance(error, DataPipelineError):

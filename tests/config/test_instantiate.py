@@ -282,3 +282,9 @@ def test_numbers_flags_and_texts_must_have_the_type_of_their_argument(call: Any,
         check_targets(cfg)
     with pytest.raises(ConfigError, match=message):
         instantiate(cfg.a.b)
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyError, StopIteration])
+def test_a_target_that_raises_or_exits_is_named_with_its_key(kind: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"inner: calling .*fail failed: {kind.__name__}"):
+        instantiate(LazyCall(dict)(inner=LazyCall(fail)(kind=kind)))
