@@ -53,7 +53,10 @@ def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
 @pytest.mark.parametrize("mesh", ["4x1x1", "2x2x1"])
 @pytest.mark.parametrize(
     "scenario",
-    ["samples, cycle", "samples, drop", "samples, pad", "batches", "map-style", "texts", "resumed", "interleaved"],
+    [
+        *("samples, cycle", "samples, drop", "samples, pad", "batches", "map-style", "texts"),
+        *("resumed", "interleaved", "packed", "resumed shards"),
+    ],
 )
 def test_global_batches_are_those_of_one_rank_in_every_read_mode(
     scenario: str, mesh: str, alone: Found, four: Found

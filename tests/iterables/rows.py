@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data import get_worker_info
 from libai_data.iterables import from_iterable
 from libai_data.structures import batch_info
 
@@ -21,6 +22,30 @@ def sample(number: int) -> dict:
 def numbers(epoch: int = 0) -> Iterator[dict]:
     """22 samples in an order of its own each round."""
     yield from (sample(int(number)) for number in np.random.default_rng(epoch).permutation(22))
+
+
+class Stateful:
+    """Tells and loads its state; splits itself; fails if rows that were to be skipped are read."""
+
+    def __init__(self, size: int, first_allowed: int = 0) -> None:
+        self.size, self.first_allowed, self.row, self.epoch = size, first_allowed, 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.row, self.epoch = 0, epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        shard, shards = (0, 1) if info is None else (info.id, info.num_workers)
+        while self.row < self.size + shard:
+            assert self.row >= self.first_allowed, f"row {self.row} is read again"
+            self.row += 1
+            yield sample(10000 * self.epoch + (self.row - 1) * shards + shard)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"row": self.row, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.row, self.epoch = state["row"], state["epoch"]
 
 
 def rows_of(batch: Any) -> list[int]:

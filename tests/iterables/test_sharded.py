@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import from_iterable, sharded, shuffle_buffer
-from tests.iterables.rows import sample
+from tests.iterables.rows import Stateful, sample
 from tests.properties import examples, slowly
 
 torch: Any = pytest.importorskip("torch")
@@ -89,30 +89,6 @@ def test_every_cut_continues_exactly_whoever_reads(
     assert taken + rows(resumed, 9) == rows(whole, cut + 9)
     for loader in (stopped, resumed, whole):
         loader.close()
-
-
-class Stateful:
-    """Tells and loads its state; splits itself; fails if rows that were to be skipped are read."""
-
-    def __init__(self, size: int, first_allowed: int = 0) -> None:
-        self.size, self.first_allowed, self.row, self.epoch = size, first_allowed, 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.row, self.epoch = 0, epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        shard, shards = (0, 1) if info is None else (info.id, info.num_workers)
-        while self.row < self.size + shard:
-            assert self.row >= self.first_allowed, f"row {self.row} is read again"
-            self.row += 1
-            yield sample(10000 * self.epoch + (self.row - 1) * shards + shard)
-
-    def state_dict(self) -> dict[str, int]:
-        return {"row": self.row, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.row, self.epoch = state["row"], state["epoch"]
 
 
 @settings(max_examples=examples(25), deadline=None)

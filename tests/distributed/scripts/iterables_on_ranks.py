@@ -20,10 +20,10 @@ import oneflow as flow
 
 from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError
-from libai_data.iterables import default_collate, from_iterable
+from libai_data.iterables import FilteredStream, PackedStream, default_collate, from_iterable
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import batch_info
-from tests.iterables.rows import numbers, rows_of, sample
+from tests.iterables.rows import Stateful, numbers, rows_of, sample
 
 FOLDER = Path(sys.argv[1])
 RANK, WORLD_SIZE, NODES = flow.env.get_rank(), flow.env.get_world_size(), flow.env.get_node_size()
@@ -83,20 +83,25 @@ def texts(readers: str) -> list[Any]:
     return found
 
 
-def resumed(readers: str) -> list[Any]:
+def resumed(readers: str, source: Any = numbers, **how: Any) -> list[Any]:
     """The stream from its fourth batch on, stopped in another read mode."""
-    stopped = from_iterable(numbers, micro_batch(), ends="cycle", readers=MODES[MODES.index(readers) - 1])
+    stopped = from_iterable(source, micro_batch(), ends="cycle", readers=MODES[MODES.index(readers) - 1], **how)
     drained(stopped, 3)
-    kept = FOLDER / f"state-{get_mesh().data_parallel_size}-{readers}"
+    kept = FOLDER / f"state-{get_mesh().data_parallel_size}-{readers}-{len(how)}"
     if RANK == 0:
         kept.write_text(json.dumps(stopped.state_dict()))
     flow.comm.barrier()
     stopped.close()
-    loader = from_iterable(numbers, micro_batch(), ends="cycle", readers=readers)
+    loader = from_iterable(source, micro_batch(), ends="cycle", readers=readers, **how)
     loader.load_state_dict(json.loads(kept.read_text()))
     found = drained(loader, 4)
     loader.close()
     return found
+
+
+def units(epoch: int) -> Iterator[Any]:
+    """`numbers`, each of one token."""
+    return ({"x": each["x"].reshape(1, 6), "y": np.array([each["y"]])} for each in numbers(epoch))
 
 
 def shards(shard: int, num_shards: int) -> Iterator[Any]:
@@ -115,6 +120,10 @@ SCENARIOS: dict[str, Callable[[str], list[Any]]] = {
     "interleaved": lambda readers: loaded(
         shards, 4, num_shards=3, num_workers=1 if WORLD_SIZE > 1 else 0, shuffle_buffer=6, seed=2, readers=readers
     ),
+    "packed": lambda readers: loaded(
+        PackedStream(FilteredStream(units, lambda each: each["y"][0] % 5 > 0), 1), 7, ends="cycle", readers=readers
+    ),
+    "resumed shards": lambda readers: resumed(readers, Stateful(30), num_shards=2, shuffle_buffer=4),
     "shards, drop": lambda readers: loaded(shards, 9, ends="drop", readers=readers),
     "shards, cycle": lambda readers: loaded(shards, 9, ends="cycle", readers=readers),
 }
