@@ -69,20 +69,21 @@ class PackedStream:
     Args:
         source: see `FilteredStream`. Its samples are dicts, Instances or named tuples.
         length: of a packed sequence, in tokens.
-        **options: `cut`, `truncate`, `padding`, `segments` and `positions` of `PackedDataset`.
+        **options: `cut`, `truncate`, `padding`, `segments` and `positions` of `PackedDataset`. Without `cut`, a
+            sequence ends with the last sample that fits.
 
     Raises:
         ConfigError: The source has a length and an index (use `PackedDataset`), or an argument is out of range.
     """
 
     def __init__(self, source: Any, length: int, **options: Any) -> None:
-        for name in ("lengths", "keep"):
+        for name in ("lengths", "keep", "window"):
             if name in options:
-                raise ConfigError(f"PackedStream has no argument '{name}': it reads each sample once, as it comes")
-        self.source, self._options = _stream(source, "PackedDataset"), {"length": length, **options}
-        self._packer([])
+                raise ConfigError(f"PackedStream has no argument '{name}': it packs samples in the order of the stream")
+        self.source, self._options = _stream(source, "PackedDataset"), {"length": length, "window": 0, **options}
+        self._packer(_Waiting())
 
-    def _packer(self, samples: list[Any]) -> PackedDataset:
+    def _packer(self, samples: _Waiting) -> PackedDataset:
         packer = PackedDataset(samples, **self._options)
         packer.follow_order(_AsTheyCome(samples), in_rounds=True)
         return packer
@@ -95,9 +96,23 @@ class PackedStream:
             return json.dumps(saved["source"])
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        samples: list[Any] = []
+        samples = _Waiting()
         packing = _Packing(self._packer(samples), samples, rows, save, state)
         return packing, None if save is None else packing.state
+
+
+class _Waiting:
+    """The samples that wait to be packed, as a dataset: their indices are their numbers in the stream."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.rows: deque[Any] = deque()
+
+    def __len__(self) -> int:
+        return self.first + len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index - self.first]
 
 
 class _AsTheyCome:
@@ -105,7 +120,7 @@ class _AsTheyCome:
 
     seed = 0
 
-    def __init__(self, samples: list[Any]) -> None:
+    def __init__(self, samples: _Waiting) -> None:
         self._samples = samples
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -121,17 +136,17 @@ class _Packing:
     """
 
     def __init__(
-        self, packer: PackedDataset, samples: list[Any], rows: Iterator[Any], save: SaveState | None, state: str | None
+        self, packer: PackedDataset, samples: _Waiting, rows: Iterator[Any], save: SaveState | None, state: str | None
     ) -> None:
         self._packer, self._samples, self._rows, self._save = packer, samples, rows, save
         self._lengths: list[int] = []
         self._marks: deque[tuple[int, str | None]] = deque()
-        self._first, self._offset = 0, 0
+        self._offset = 0
         if state is not None:
             with saved_in(state) as saved:
-                self._first, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
+                samples.first, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
                 self._marks.append((0, json.dumps(saved["source"])))
-            for _ in islice(rows, self._first):
+            for _ in islice(rows, samples.first):
                 pass
 
     def __iter__(self) -> _Packing:
@@ -142,18 +157,18 @@ class _Packing:
         waiting, marked = sum(self._lengths) - self._offset, self._save is None
         while waiting < room:
             if not marked and self._save is not None:
-                self._marks.append((self._first + len(self._samples), self._save()))
+                self._marks.append((len(self._samples), self._save()))
                 marked = True
             sample = next(self._rows, _END)
             if sample is _END:
                 break
-            self._samples.append(sample)
+            self._samples.rows.append(sample)
             place = np.array([len(self._samples) - 1])
             self._lengths.append(int(self._packer.amounts(np.zeros_like(place), place)[0]))
             waiting += self._lengths[-1]
         if not waiting:
             raise StopIteration
-        packed = self._packer[start_of(0, self._offset)]
+        packed = self._packer[start_of(self._samples.first, self._offset)]
         self._forget(room)
         return packed
 
@@ -164,9 +179,11 @@ class _Packing:
             room -= self._lengths[done] - used
             used, done = 0, done + 1
         self._offset = used + room if self._packer.cuts and done < len(self._lengths) else 0
-        del self._samples[:done], self._lengths[:done]
-        self._first += done
-        while len(self._marks) > 1 and self._marks[1][0] <= self._first:
+        del self._lengths[:done]
+        for _ in range(done):
+            self._samples.rows.popleft()
+        self._samples.first += done
+        while len(self._marks) > 1 and self._marks[1][0] <= self._samples.first:
             self._marks.popleft()
 
     def state(self) -> str | None:
@@ -174,7 +191,7 @@ class _Packing:
         row, source = self._marks[0] if self._marks else (0, None)
         if source is None:
             return None
-        return json.dumps({"source": json.loads(source), "skip": self._first - row, "offset": self._offset})
+        return json.dumps({"source": json.loads(source), "skip": self._samples.first - row, "offset": self._offset})
 
 
 class WrappedSource(Source):

@@ -62,16 +62,14 @@ def fields(sample: Any) -> Any:
 @settings(max_examples=examples(25), deadline=None)
 @given(LENGTHS, st.integers(1, 25), st.booleans())
 def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int], length: int, cut: bool) -> None:
-    options: dict[str, Any] = {"cut": cut, "truncate": not cut, "padding": {"tokens": -1}}
+    options: dict[str, Any] = {"cut": cut, "truncate": not cut, "padding": {"tokens": -1}, "window": 0}
     documents = [document(each, number) for number, each in enumerate(lengths)]
     packed = OneRound(PackedDataset(FilteredDataset(documents, keep), length, **options))
+    del options["window"]
     stream = PackedStream(FilteredStream(lambda: iter(documents), keep), length, **options)
-    expected = [
-        {name: value.tensor.tolist() for name, value in packed[row].get_fields().items()} for row in range(len(packed))
-    ]
+    expected = [fields(packed[row]) for row in range(len(packed))]
     for _ in range(2):
-        found = [{name: value.tensor.tolist() for name, value in each.get_fields().items()} for each in stream]
-        assert found == expected
+        assert [fields(each) for each in stream] == expected
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -95,6 +93,14 @@ def test_every_cut_continues_exactly_from_the_state_of_the_stream(
         assert found + [content(batch) for batch in islice(resumed.numpy(), 5)] == expected
     for each in (whole, stopped, resumed, plain):
         each.close()
+
+
+def test_long_streams_of_many_lengths_are_packed_without_a_gap() -> None:
+    lengths = np.random.default_rng(1).integers(1, 40, 500).tolist()
+    documents = [document(length, number) for number, length in enumerate(lengths)]
+    tokens = np.concatenate([each["tokens"] for each in documents])
+    packed = np.concatenate([each.tokens.tensor for each in PackedStream(lambda: iter(documents), 64)])
+    assert packed[: len(tokens)].tolist() == tokens.tolist() and len(packed) - len(tokens) < 64
 
 
 def test_a_resume_reads_only_the_samples_of_the_next_sequences() -> None:
