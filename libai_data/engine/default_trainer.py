@@ -65,12 +65,12 @@ class DefaultTrainer(RunsStages, TrainerBase):
         trainer = DefaultTrainer(cfg)
         trainer.train()
 
-    To change a part, override its method: `build_train_loader` may return any iterable, and `get_batch` then makes the
-    model's arguments of what that yields.
+    To change a part, override its method. `build_train_loader` may return any iterable; then `get_batch` makes the
+    model's arguments from its batches.
 
     Args:
         cfg: the whole config, after `default_setup`.
-        datamodule: a `DataModule` or LightningDataModule, whose loaders are used instead of those of the config; by
+        datamodule: a `DataModule` or LightningDataModule. Its loaders are used instead of the loaders of the config. By
             default `cfg.datamodule`.
 
     Attributes:
@@ -227,14 +227,14 @@ class DefaultTrainer(RunsStages, TrainerBase):
     def get_batch(
         cls, data: Any, input_placement_device: str = "cuda", mixup_func: Callable[..., Any] | None = None
     ) -> dict[str, Any]:
-        """Make the model's arguments of a batch: global tensors, each laid out as its field says.
+        """Make the model's arguments from a batch: global tensors, with the layouts of their fields.
 
-        Overriding methods may also take (data, mixup_func=None) or (data) alone.
+        Overriding methods may also have the parameters (data, mixup_func=None) or only (data).
 
         Args:
             data: an Instance of this rank's local tensors [rows of this rank, ...].
-            input_placement_device: "cuda" or "cpu"; where there is no GPU, "cpu" is taken.
-            mixup_func: takes and returns (images, labels), this rank's local tensors.
+            input_placement_device: "cuda" or "cpu"; without a GPU, "cpu" is used.
+            mixup_func: a function of (images, labels), this rank's local tensors, that returns both.
 
         Returns:
             Field name -> global tensor.

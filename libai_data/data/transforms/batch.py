@@ -1,7 +1,7 @@
-"""Transforms of batches: applied by whoever reads, to rows of a global batch, and the same on every layout.
+"""Transforms of batches: the reader applies them to rows of a global batch. The result is the same on every layout.
 
-The rows of a global batch are read in parts, by several ranks and workers. So a transform sees some of them at a time,
-as many as `rows_together` or a multiple, and what it makes of a row may depend on these alone, and on `BatchRandom`.
+Several ranks and workers read the parts of a global batch. So a transform gets some rows at a time, a multiple of
+`rows_together`. Its result for a row may depend only on these rows and on `BatchRandom`.
 """
 
 from __future__ import annotations
@@ -17,21 +17,24 @@ from libai_data.errors import ConfigError
 class BatchTransform:
     """Base of the transforms of batches; a loader accepts one as `batch_transform` (or as LiBai's `mixup_func`).
 
-    `rows_together` consecutive rows of a global batch always come together, beginning at a multiple of it; the rows of
-    each data-parallel rank must be a multiple of it.
+    A transform always gets `rows_together` consecutive rows of a global batch together, beginning at a multiple of this
+    number. The rows of each data-parallel rank must be a multiple of it.
     """
 
     rows_together = 1
 
     def prepared(self, dataset: Any) -> Any:
-        """The dataset whose samples are put into batches; by default as it is. Fields may get another form here."""
+        """The dataset whose samples make the batches; by default `dataset`. Override it to change the form of
+        fields.
+        """
         return dataset
 
     def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
         """Transform rows, in place.
 
         Args:
-            fields: of each field its array [n, ...], n a multiple of `rows_together`; of any part of a global batch.
+            fields: the array [n, ...] of each field, for any part of a global batch; n is a multiple of
+                `rows_together`.
             random: its generators.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Random changes of colour, and of what is to be seen at all."""
+"""Random changes of colour, and random erasing."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class EncodedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width in pixels, as the image is to be seen.
+        """Height and width in pixels, after the EXIF orientation is applied.
 
         Raises:
             FormatError: See `decode_image`.
@@ -91,7 +91,7 @@ class EncodedImage:
     def region(
         self, top: int, left: int, height: int, width: int, at_least: tuple[int, int], rough: bool = False
     ) -> np.ndarray:
-        """Decode a region, at the smallest scale at which it is not smaller than what it is to be resized to.
+        """Decode a region, at the smallest scale at which the region is at least as large as `at_least`.
 
         Args:
             top, left, height, width: of the region, in pixels of the whole image. Of a reduced image, the nearest whole

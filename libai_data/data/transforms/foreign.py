@@ -20,14 +20,14 @@ _turns = threading.Lock()
 class Seeded(RandomTransform):
     """A transform of another library, such as flowvision or torchvision, or of one's own.
 
-    While it runs, Python's, numpy's, torch's and OneFlow's global generators are seeded for the sample, the latter two
-    if they are imported. Afterwards they are put back; OneFlow's, which takes 2 ms, to some hundred numbers later, as
-    OneFlow 0.9 tells no exact place. A loader does the same for all that a dataset draws; this is for what draws from
-    OneFlow, which a loader cannot watch.
+    While it runs, the global generators of Python, numpy, torch and OneFlow (if imported) are seeded for the sample.
+    Afterwards they are restored. Restoring OneFlow's generator takes 2 ms and skips some hundred numbers, because
+    OneFlow 0.9 does not reveal its exact position. A loader does the same for all draws of a dataset, except those from
+    OneFlow, which a loader cannot watch; use this class for them.
 
     Args:
         transform: from an image to an image or an array.
-        takes: what it takes: a Pillow image, or a uint8 "array".
+        takes: the type of its argument: a "pillow" image, or a uint8 "array".
 
     Raises:
         ConfigError: `takes` is something else.
@@ -64,7 +64,8 @@ class Albumentations(RandomTransform):
         transform: has an argument `image` and returns a dict with `image`.
 
     Raises:
-        ConfigError: It has no `set_random_seed`, as those of albumentations before 2.0 and single transforms.
+        ConfigError: It has no `set_random_seed`. Transforms of albumentations before 2.0, and single transforms, have
+            none.
     """
 
     seeds_generators = True

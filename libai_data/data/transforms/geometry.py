@@ -25,7 +25,7 @@ _SMOOTHING = 0.42
 
 
 def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize an image by linear interpolation, over as many pixels as one of the result stands for.
+    """Resize an image by linear interpolation, over the area of each pixel of the result.
 
     Args:
         pixels: uint8 [H, W, 3] or [H, W].

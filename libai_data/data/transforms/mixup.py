@@ -39,21 +39,22 @@ class _Mix(NamedTuple):
 
 
 class Mixup(BatchTransform):
-    """Mixes each image with that of the row beside it: row 0 with 1, 2 with 3, and so on through the global batch.
+    """Mixes the images of neighbouring rows of the global batch: row 0 with row 1, row 2 with row 3, and so on.
 
-    The rows of a pair never lie on different ranks, and the order of the rows is random already, so that the result is
-    the same on every layout, and nothing is sent. The arguments are those of timm's and flowvision's Mixup, which LiBai
-    uses. Needs the fields `images` (float32 [C, H, W], or uint8 [H, W, C] or [H, W]) and `labels` (integer []), and
-    makes the latter float32 [num_classes].
+    The rows of a pair are always on one rank, and the order of the rows is random. So the result is the same on every
+    layout, and nothing is sent. The arguments are the same as those of Mixup in timm and flowvision, which LiBai uses.
+    The fields `images` (float32 [C, H, W], or uint8 [H, W, C] or [H, W]) and `labels` (integer []) are needed; labels
+    become float32 [num_classes].
 
     Args:
-        mixup_alpha: of the Beta distribution of the shares, where two images are blended; 0 never blends. Source: H.
-            Zhang et al., "mixup: Beyond Empirical Risk Minimization" (ICLR 2018).
-        cutmix_alpha: of that of the areas, where a box of one image is cut out and replaced by the other's; 0 never
-            cuts. Source: S. Yun et al., "CutMix" (ICCV 2019), algorithm A1.
-        cutmix_minmax: the box's height and width as least and largest part of the image's, instead of `cutmix_alpha`.
+        mixup_alpha: parameter of the Beta distribution of the shares when two images are blended; 0 never blends.
+            Source: H. Zhang et al., "mixup: Beyond Empirical Risk Minimization" (ICLR 2018).
+        cutmix_alpha: parameter of the Beta distribution of the areas when a box of one image replaces a box of the
+            other; 0 never cuts. Source: S. Yun et al., "CutMix" (ICCV 2019), algorithm A1.
+        cutmix_minmax: smallest and largest height and width of the box, as a fraction of the image, instead of
+            `cutmix_alpha`.
         prob: probability that anything is mixed.
-        switch_prob: probability of CutMix where both are on.
+        switch_prob: probability of CutMix if both are on.
         mode: "batch" draws once for a batch, "pair" for each pair of rows, "elem" for each row.
         label_smoothing: see `SoftLabels`.
         num_classes: how many classes there are.

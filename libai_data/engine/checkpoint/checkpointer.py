@@ -30,18 +30,18 @@ _SHOWN = 50
 
 
 class Checkpointer(CheckpointFolder):
-    """Writes a training's state into directories below `save_dir`, and reads it back on any mesh.
+    """Writes the state of a training into directories below `save_dir`, and restores it on any mesh.
 
-    Rank 0 writes, one whole tensor after the other; each rank reads only the parts that it holds. All methods are
+    Rank 0 writes one whole tensor after the other. Each rank reads only its own parts. All methods are
     collective: every rank calls them, and every rank gets the same error.
 
     Args:
-        model: a `oneflow.nn.Module`; in graph mode the one in the graph.
-        save_dir: the folder of the checkpoints; on a file system that all ranks share.
+        model: a `oneflow.nn.Module`; in graph mode, the module of the graph.
+        save_dir: the folder of the checkpoints, on a file system that all ranks share.
         save_to_disk: False makes `save` do nothing.
-        optimizer: the eager optimizer, if its state is to be kept.
+        optimizer: the eager optimizer, to save its state.
         graph: the training graph, in graph mode.
-        stateful: further objects with `state_dict()`, whose result JSON can hold, and `load_state_dict(state)`.
+        stateful: further objects with `state_dict()`, which returns JSON values, and `load_state_dict(state)`.
     """
 
     def __init__(

@@ -44,25 +44,24 @@ def inference_on_dataset(
     """Run a model over a loader's batches, each sample once, and evaluate. Collective; LiBai's arguments.
 
     Args:
-        model: a `oneflow.nn.Module` or `nn.Graph`; in eval mode meanwhile. Returns a dict of tensors.
-        data_loader: any iterable of batches; ranks must get equally many, which is checked. Rows that a batch's
-            `BatchInfo` marks as padding are dropped before the evaluator sees them, of each tensor that has as many
-            rows as the batch.
+        model: a `oneflow.nn.Module` or `nn.Graph` that returns a dict of tensors. It runs in eval mode.
+        data_loader: any iterable of batches. All ranks must get the same number of batches. Before the evaluator gets
+            a tensor with as many rows as the batch, the rows that `BatchInfo` marks as padding are dropped.
         batch_size: samples of a global batch, for the log.
-        eval_iter: at most so many batches.
-        get_batch: turns a batch into the model's arguments.
-        input_placement_device: "cuda" or "cpu", handed to `get_batch`.
-        evaluator: one, several, or None to run the model only.
-        check_inputs: called once with the first batch's inputs.
+        eval_iter: the largest number of batches to evaluate.
+        get_batch: makes the model's arguments from a batch.
+        input_placement_device: "cuda" or "cpu", for `get_batch`.
+        evaluator: one, several, or None to only run the model.
+        check_inputs: called once with the inputs of the first batch.
 
     Returns:
-        What the evaluator returned on rank 0, on every rank.
+        The results of rank 0, on every rank.
 
     Raises:
-        ConfigError: The evaluator is none.
-        ContractError: Some ranks' loaders have ended, and others' have not.
-        SchemaError: The model returned local tensors, of which other ranks know nothing; or a batch with padding has
-            no input with the batch's number of rows.
+        ConfigError: The evaluator is not a DatasetEvaluator, nor a list of these.
+        ContractError: The loaders of some ranks have ended, and those of other ranks have not.
+        SchemaError: The model returned local tensors instead of global ones; or a batch with padding has no input with
+            the number of rows of the batch.
     """
     import oneflow as flow
 
