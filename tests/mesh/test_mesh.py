@@ -249,7 +249,7 @@ def test_setup_writes_the_sizes_in_use_back(no_mesh: None) -> None:
 
 @pytest.mark.parametrize("key", ["num_nodes", "num_gpus_per_node"])
 def test_another_number_of_nodes_than_the_job_has_is_refused(no_mesh: None, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"train\.dist\.{key} is 2, but the job was started with 1.*leave the key"):
+    with pytest.raises(ConfigError, match=rf"train\.dist\.{key} is 2, but the job was started with 1.*remove the key"):
         setup_dist_util({key: 2})
     assert setup_dist_util({key: 1}).world_size == 1
 

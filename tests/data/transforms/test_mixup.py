@@ -175,7 +175,7 @@ def test_skipped_samples_are_replaced_before_rows_are_mixed() -> None:
 
 
 def test_an_odd_number_of_rows_on_a_rank_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"3 rows on each data-parallel rank.*takes 2 together.*multiple of 2"):
+    with pytest.raises(ConfigError, match=r"3 rows on each data-parallel rank.*needs multiples of 2"):
         build_image_train_loader(Images(), 3, mixup_func=Mixup(**BOTH))
     loader = build_image_train_loader(Images(), 4, mixup_func=Mixup(**BOTH), num_workers=0)[0]
     loader.follow(StepSchedule(((0, 4), (1, 5))))
