@@ -161,7 +161,7 @@ class IterableStream(EpochPositions, StreamSampler):
     def set_epoch(self, epoch: int) -> None:
         if self.endless:
             raise ConfigError(
-                f"set_epoch({epoch}): a stream with ends='cycle' has no separate epochs. Remove set_epoch, so that "
+                f"set_epoch({epoch}): a stream with ends='cycle' has no epochs. Remove set_epoch, so that "
                 "each loop continues after the last batch, or use ends='short'"
             )
         super().set_epoch(epoch)

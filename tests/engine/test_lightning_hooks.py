@@ -221,7 +221,7 @@ def test_what_several_loaders_cannot_do_is_refused() -> None:
     with pytest.raises(ConfigError, match="returned no loader"):
         DataStages(Nothing()).loaders("train")
     loader = CombinedLoader({"a": from_iterable(streamed(8, 0), 4, ends="cycle")})
-    with pytest.raises(CheckpointError, match=r"that of \['b'\], but there are the loaders \['a'\]"):
+    with pytest.raises(CheckpointError, match=r"has \['b'\], but the loaders are \['a'\]"):
         loader.load_state_dict({"loaders": {"b": {}}})
     with pytest.raises(CheckpointError, match="that of one loader alone"):
         loader.load_state_dict({"position": 3})

@@ -347,7 +347,7 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
     stuck = loader._reader._executor._pool.processes[0]  # type: ignore[union-attr]
     os.kill(stuck.pid, signal.SIGKILL)
     monkeypatch.setattr(stuck, "_poll", lambda: None)
-    with pytest.raises(SampleError, match=rf"process {stuck.pid}.*of Numbers was killed and does not end"):
+    with pytest.raises(SampleError, match=rf"process {stuck.pid}.*of Numbers was killed but does not end"):
         for _ in range(2000):
             next(iterator)
     before = time.monotonic()
