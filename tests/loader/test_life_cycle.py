@@ -236,7 +236,7 @@ class Life(RuleBasedStateMachine):
     @rule(epoch=st.integers(0, 4))
     def set_epoch(self, epoch: int) -> None:
         if self.is_stream and self.reference.ends == "cycle":
-            with pytest.raises(DataPipelineError, match="has no separate epochs"):
+            with pytest.raises(DataPipelineError, match="has no epochs"):
                 self.loader.set_epoch(epoch)
             return
         self.loader.set_epoch(epoch)
