@@ -80,7 +80,7 @@ def test_lightnings_hooks_get_what_its_loader_yields_in_lightnings_order(form: s
         points = inputs["points"]["first"] if form == "dict" else inputs["points"]
         assert points.is_global
         np.testing.assert_array_equal(points.numpy(), expected[2 * number : 2 * number + 2])
-        assert set(inputs) == {"dict": {"points", "labels", "added"}, "tuple": {"points", "labels"}}.get(
+        assert set(inputs.keys()) == {"dict": {"points", "labels", "added"}, "tuple": {"points", "labels"}}.get(
             form, {"points"}
         )
     assert calls[:3] == [("before", 3, (2, 2)), ("transfer", 3, torch.device("cpu")), ("after", 3, torch.Tensor)]
