@@ -97,6 +97,7 @@ class Life(RuleBasedStateMachine):
         prefetch: int,
     ) -> None:
         self.before, self.threads_before = descriptors(), loader_threads()
+        gc.freeze()  # Hypothesis remembers all lives; each full collection would go through them.
         samples = self.samples = Samples(nested)
         self.is_stream = is_stream = is_stream and not self.process
         self.is_shared = readers != "every_rank"
