@@ -149,10 +149,8 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     check_types(target, built, path)
     try:
         return target(*args, **built)
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # A library that calls `sys.exit(0)` has not made what the config asks for.
+    # A library that calls `sys.exit(0)` has not made what the config asks for.
+    except (Exception, SystemExit) as error:
         if isinstance(error, DataPipelineError) and error.config_path is not None:
             raise  # an inner instantiate has said where
         raise _named(error, target, path) from error

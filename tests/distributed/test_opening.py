@@ -14,12 +14,13 @@ def test_a_leader_that_fails_to_open_is_an_error_on_all_ranks_and_the_next_loade
     launch = launch_ranks(SCRIPT, 3, str(tmp_path), timeout=100)
     assert launch.returncode == 0, launch.output
     leader, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3))
-    assert leader["exits"] == "SystemExit: no data here"
+    exits = "ConfigError: The config: calling __main__.Rows failed: SystemExit: no data here"
+    assert leader["exits"] == exits
     assert "Speechless: (its message cannot be shown" in leader["cannot say why"]
     assert leader["has no link"] == leader["has no memory"] == "OSError: no room for another descriptor"
     for other in others:
         prefix = "PeerError: rank 0, which reads for others, could not"
-        assert other["exits"] == f"{prefix} open the dataset: SystemExit: no data here"
+        assert other["exits"] == f"{prefix} open the dataset: {exits}"
         assert other["cannot say why"].startswith(f"{prefix} open the dataset: ConfigError: ")
         for case in ("has no link", "has no memory"):
             assert other[case] == f"{prefix} open the link of its node: OSError: no room for another descriptor"
