@@ -19,8 +19,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.deadline import Deadline
-
 # A deadline for one example would only measure how busy the machine is.
 settings.register_profile("short", deadline=None, max_examples=12, derandomize=True, database=None)
 settings.register_profile("long", deadline=None, max_examples=100, database=None)
@@ -171,8 +169,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     torch = sys.modules.get("torch.distributed.nn.jit.instantiator")
     if torch is not None:  # It keeps a folder until the process ends.
         torch._TEMP_DIR.cleanup()
-    deadline = Deadline(ENDING_SECONDS)
-    while (left := _left_behind(session)) and not deadline.has_passed:
+    deadline = time.monotonic() + ENDING_SECONDS
+    while (left := _left_behind(session)) and time.monotonic() < deadline:
         time.sleep(0.1)
     if _is_worker(session.config):
         session.config.workeroutput.update(left=left, deselected=session.config.stash[_deselected])  # type: ignore[attr-defined]

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.argument_rules import MAPPING, REAL, check, or_none
+from libai_data.config.argument_rules import MAPPING, REAL, check, list_of, or_none
 from libai_data.config.signatures import check_types
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
@@ -27,6 +27,8 @@ LONGEST_PERIOD = 1 << 16
 """Samples after which the pattern of a blend begins anew, at most: proportions are multiples of one in so many."""
 
 Phase = tuple[int, tuple[int, ...]]
+
+_LIMITS = or_none(list_of(object, "a number of more than 0 for each dataset, or None for any number"))
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,8 @@ class BlendedDataset(ConcatDataset):
         max_epochs: Sequence[float | None] | None = None,
     ) -> None:
         check_types(BlendedDataset, locals())
-        rules = dict.fromkeys(("changes", "changes_at_steps"), or_none(MAPPING))
-        check(rules, changes=changes, changes_at_steps=changes_at_steps)
+        rules = {**dict.fromkeys(("changes", "changes_at_steps"), or_none(MAPPING)), "max_epochs": _LIMITS}
+        check(rules, changes=changes, changes_at_steps=changes_at_steps, max_epochs=max_epochs)
         super().__init__(datasets)
         if changes and changes_at_steps:
             raise ConfigError("the weights of a blend change at positions and at steps; give changes_at_steps alone")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from libai_data.data.sources import IndexedSource, open_source
 def opened(kind, path):
     if kind == "indexed":
         return [IndexedSource(f"{path}/{name[:-4]}") for name in sorted(os.listdir(path)) if name.endswith(".idx")]
-    return open_source(f"{path}/*", kind)
+    return open_source(f"{path}/0*", kind)
 
 for entry in sys.argv[3:]:
     kind, _, path = entry.partition("=")
@@ -59,6 +60,13 @@ def many_shards(folder: Path, kind: str, shards: int) -> Path:
     for number in range(shards):
         for ending in endings:
             os.link(folder / f"one{ending}", folder / kind / f"{number:05d}{ending}")
+    if kind == "mds":
+        index = json.loads((folder / "index.json").read_text())
+        (only,) = index["shards"]
+        names = [{**only["raw_data"], "basename": f"{number:05d}.mds"} for number in range(shards)]
+        (folder / kind / "index.json").write_text(
+            json.dumps({**index, "shards": [{**only, "raw_data": name} for name in names]})
+        )
     return folder / kind
 
 
