@@ -74,7 +74,7 @@ def session_members(session: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             fields = _stat(int(entry))
-            if fields and fields[0] not in ("Z", "X") and int(fields[3]) == session:
+            if fields and fields[0] not in (b"Z", b"X") and int(fields[3]) == session:
                 members.append(int(entry))
     return members
 
@@ -103,10 +103,10 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat behind the command's name: state, parent, group, session, ..."""
+def _stat(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat behind the command's name, which may hold anything: state, parent, group, session."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:  # It ended meanwhile.
         return []
 

@@ -59,13 +59,13 @@ def _own_seconds() -> float:
     return time.process_time() + ended.ru_utime + ended.ru_stime + alive / _ticks()
 
 
-def _all_stats() -> list[tuple[int, list[str]]]:
+def _all_stats() -> list[tuple[int, list[bytes]]]:
     """Process ids, and the fields of /proc/PID/stat from the state on."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            # The name, in parentheses, may hold anything.
-            found.append((int(path.parent.name), path.read_text().rpartition(")")[2].split()))
+            # The name, in parentheses, may hold anything, also half a character.
+            found.append((int(pid), Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()))
         except OSError:  # It ended meanwhile.
             continue
     return found

@@ -67,5 +67,7 @@ def test_the_tool_measures_prints_a_table_and_writes_json(repository: Path, tmp_
 def test_the_work_folder_is_gone_after_a_run(repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "tools" / "benchmark.py"), "loader", "--quick", "--rounds", "1"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    subprocess.run([*command, "--only", "first_batch"], env=environment, check=True, capture_output=True, timeout=120)
+    command += ["--only", "first_batch"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     assert not list(tmp_path.iterdir())

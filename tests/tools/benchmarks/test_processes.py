@@ -31,6 +31,12 @@ def test_children_and_their_children_are_found_while_they_live() -> None:
     assert not (set(descendants()) - before)
 
 
+def test_a_process_whose_name_is_no_text_is_found_too() -> None:
+    parent = sleeping(f"open('/proc/self/comm', 'wb').write(b'half \\xc3'); {SLEEP}")
+    assert parent.pid in descendants()
+    parent.communicate()
+
+
 def test_own_work_is_never_counted_as_more_than_the_cores_have() -> None:
     onlooker = Onlooker()
     end = time.perf_counter() + 0.1
