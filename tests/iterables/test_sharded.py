@@ -107,11 +107,14 @@ def test_every_cut_continues_exactly_from_the_states_of_the_shards(
         patch.setattr(sharded, "_MOST_AT_ONCE", 3)
         patch.setattr(shuffle_buffer, "_DRAWN_AT_ONCE", 4)
         whole, stopped, resumed = (from_iterable(Stateful(size), 2, **how) for _ in range(3))
-        expected = rows(whole, cut + 9) + (rows(whole, 40) if ends == "short" else [])
+        # A pass over "short" ends by itself; one that was cut at its last batch continues with the next pass.
+        more, passes = (None, 2) if ends == "short" else (cut + 9, 1)
+        expected = [row for _ in range(passes) for row in rows(whole, more)]
         taken = rows(stopped, cut)
         resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-        taken += rows(resumed, 9) + (rows(resumed, 40) if ends == "short" else [])
-        assert taken[: len(expected)] == expected[: len(taken)]
+        taken += [row for _ in range(passes) for row in rows(resumed, more)]
+        assert len(expected) <= len(taken)
+        assert taken[: len(expected)] == expected
         for loader in (whole, stopped, resumed):
             loader.close()
 

@@ -99,7 +99,7 @@ def _ending_after(seconds: float, message: str) -> Iterator[None]:
         # Nothing but system calls: other threads of the parent may have held any lock.
         try:
             os.close(told)
-            # The pipe closes with the block, and also with the parent.
+            # A word comes with the end of the block; the pipe also closes with the parent.
             if not select.select([heard], [], [], seconds)[0] and os.getppid() == parent:
                 os.write(2, message.encode())
                 os.kill(parent, signal.SIGKILL)
@@ -109,6 +109,8 @@ def _ending_after(seconds: float, message: str) -> Iterator[None]:
     try:
         yield
     finally:
+        # To close it is not enough: a process that was forked in the block has it, too.
+        os.write(told, b".")
         os.close(told)
         os.waitpid(child, 0)
 

@@ -55,6 +55,16 @@ def test_rank_0_does_not_share_its_port_with_another_job(repository: Path, tmp_p
     assert f"ConfigError: port {port} cannot be used on this machine" in ended.stderr
 
 
+def test_a_process_that_is_forked_while_ranks_meet_ends_nothing(repository: Path) -> None:
+    code = (
+        "import os; from libai_data.mesh.peers import liveness\n"
+        "with liveness._ending_after(3, 'too late'):\n    pid = os.fork(); pid or os._exit(len(os.read(0, 1)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE) as process:
+        assert process.wait(60) == 0
+
+
 @pytest.mark.parametrize("value", ["soon", "0", "-1", "nan"])
 def test_a_time_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SECONDS_TO_JOIN_VARIABLE, value)
