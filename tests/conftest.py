@@ -33,6 +33,7 @@ EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 ENDING_SECONDS = 5.0
 # Files of tests/distributed that start jobs of their own and mostly wait for their ends. The others share a pool.
 STARTS_JOBS = (
+    "test_different_places.py",
     "test_faults.py",
     "test_full_disk.py",
     "test_interrupted_training.py",

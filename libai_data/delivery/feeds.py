@@ -19,6 +19,7 @@ from libai_data.loader.iteration import Iteration
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import ArraySpec, views
 from libai_data.mesh.peers.channel import Channel
+from libai_data.mesh.peers.liveness import waiting_for_rank
 from libai_data.structures import BatchInfo, RowIndices
 
 MOST_UNTAKEN = 4
@@ -173,7 +174,8 @@ class LinkFeed(Feed):
         while True:
             self._report()
             try:
-                kind, generation, content = self._channel.receive()
+                with waiting_for_rank(f"a batch of rank {self._leader}"):
+                    kind, generation, content = self._channel.receive()
             except (EOFError, OSError) as error:
                 raise PeerError(
                     f"rank {self._leader}, which distributes the batches on this node, is gone; see its output"
@@ -292,7 +294,8 @@ class NodePublisher:
     def _hear(self, rank: int) -> None:
         """Wait for what a follower has to say, and take note of it."""
         try:
-            kind, content = self._followers[rank].receive()
+            with waiting_for_rank(f"rank {rank}, which takes no batch,"):
+                kind, content = self._followers[rank].receive()
         except (EOFError, OSError) as error:
             raise PeerError(f"rank {rank} of this node is gone; see its output") from error
         if kind == "leave":

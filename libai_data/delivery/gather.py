@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 
 from libai_data.mesh.current import get_mesh
-from libai_data.mesh.peers.liveness import begin_collective
+from libai_data.mesh.peers.liveness import in_collective
 
 
 def gather_words(words: np.ndarray) -> np.ndarray:
@@ -25,11 +25,11 @@ def gather_words(words: np.ndarray) -> np.ndarray:
         return words[None]
     import oneflow as flow
 
-    begin_collective()
     everyone = flow.placement("cpu", list(range(world_size)))
     own = flow.from_numpy(np.ascontiguousarray(words, dtype=np.int64)[None])
-    split = own.to_global(placement=everyone, sbp=flow.sbp.split(0), check_meta=False)
-    return split.to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().numpy()
+    with in_collective(f"a comparison of {words.size} number(s)"):
+        split = own.to_global(placement=everyone, sbp=flow.sbp.split(0), check_meta=False)
+        return split.to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().numpy()
 
 
 def digest_of(data: bytes | memoryview) -> int:

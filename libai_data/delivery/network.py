@@ -22,6 +22,7 @@ from libai_data.errors import PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.schema import Layout
 from libai_data.loader.slots import SlotList, bytes_of, lay_out
+from libai_data.mesh.peers.liveness import waiting_for_rank
 from libai_data.mesh.peers.network_link import SECONDS_UNHEARD, receive_exactly, receive_head, send_head
 from libai_data.structures import BatchInfo
 
@@ -115,7 +116,8 @@ class NetworkPublisher:
 
     def _put(self, head: dict[str, Any], buffers: list[memoryview]) -> None:
         with self._changed:
-            self._changed.wait_for(self._has_room)
+            with waiting_for_rank(f"node {self._node}, which takes no batch,"):
+                self._changed.wait_for(self._has_room)
             if self._has_left or self._closing:
                 return
             if self._failure is not None:
@@ -213,7 +215,8 @@ class NetworkFeed(Feed):
         while True:
             if self._gone is not None:
                 raise self._gone
-            found = self._meant(self._received.get())
+            with waiting_for_rank("a batch of rank 0"):
+                found = self._meant(self._received.get())
             if found is not None:
                 return found[0]
 

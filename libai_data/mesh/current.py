@@ -12,7 +12,7 @@ from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from libai_data.mesh.peers.liveness import begin_collective, watch_over_ranks
+from libai_data.mesh.peers.liveness import in_collective, watch_over_ranks
 
 logger = logging.getLogger(__name__)
 
@@ -227,8 +227,8 @@ def synchronize() -> None:
     if get_world_size() > 1:
         import oneflow as flow
 
-        begin_collective()
-        flow.comm.barrier()
+        with in_collective("synchronize"):
+            flow.comm.barrier()
 
 
 def broadcast_py_object(obj: Any, src: int = 0) -> Any:
@@ -245,8 +245,8 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
     if get_world_size() > 1:
         import oneflow as flow
 
-        begin_collective()
-        sent = flow._oneflow_internal.cpu_broadcast(sent, src)
+        with in_collective(f"broadcast_py_object of rank {src}"):
+            sent = flow._oneflow_internal.cpu_broadcast(sent, src)
     return pickle.loads(sent or b"")
 
 

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Callable, NoReturn
 
@@ -24,6 +24,7 @@ from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
 from libai_data.launch.ports import refuse_port_in_use
 from libai_data.mesh.peers.node_link import seconds_to_meet
+from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, FIRST_MEETING
 from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_process
 
 # The module that connects to the other ranks as it is loaded.
@@ -158,6 +159,36 @@ def begin_collective() -> None:
         liveness.begin_collective()
 
 
+@contextmanager
+def in_collective(what: str) -> Iterator[None]:
+    """Around a collective of this package that no rank completes before all have begun it.
+
+    Args:
+        what: named in errors; collectives that match have the same name on all ranks.
+
+    Raises:
+        PeerError, MeshError: As `begin_collective`.
+    """
+    begin_collective()
+    with _in_place(COLLECTIVE, what):
+        yield
+
+
+def waiting_for_rank(what: str) -> AbstractContextManager[None]:
+    """Around code of the main thread that waits until another rank's main thread hands out or takes a batch.
+
+    Args:
+        what: named in errors.
+    """
+    return _in_place(BATCH, what)
+
+
+def _in_place(kind: str, what: str) -> AbstractContextManager[None]:
+    if _liveness is None or threading.current_thread() is not threading.main_thread():
+        return nullcontext()
+    return _liveness.waiting(kind, what)
+
+
 def watch_over_ranks() -> Liveness:
     """Meet the other ranks, within `seconds_to_meet()`. Collective, the first time.
 
@@ -174,7 +205,7 @@ def watch_over_ranks() -> Liveness:
             "or as a program of its own (multiprocessing's method 'spawn')"
         )
     if flow.env.get_world_size() > 1:
-        with _ending_unless_all_come(flow.env.get_rank()):
+        with _ending_unless_all_come(flow.env.get_rank()), _in_place(COLLECTIVE, FIRST_MEETING):
             liveness.meet()
     return liveness
 

@@ -22,6 +22,10 @@ class MainThread:
 
     Args:
         has_gpus: it may wait for a GPU while its process computes nothing.
+
+    Attributes:
+        is_idle: between the last two looks, the process computed nothing.
+        is_in_oneflow: it stood still then, in code of OneFlow itself and not of the program.
     """
 
     def __init__(self, has_gpus: bool) -> None:
@@ -31,6 +35,8 @@ class MainThread:
         self._packages = sysconfig.get_paths()["purelib"] + os.sep
         self._has_gpus = has_gpus
         self._switches, self._used, self._at = "", 0.0, 0.0
+        self._oneflow = self._packages + "oneflow" + os.sep
+        self.is_idle = self.is_in_oneflow = False
 
     def seconds_to_wait(self, has_left: bool) -> float:
         """How long it must go on as since the last call to wait for ever; 0 if it does something.
@@ -41,10 +47,12 @@ class MainThread:
         still = bool(switches) and switches == self._switches
         idle = used - self._used < _IDLE * (now - self._at)
         self._switches, self._used, self._at = switches, used, now
+        self.is_idle, self.is_in_oneflow = idle, False
         frame = sys._current_frames().get(self._ident)
         code = frame.f_code if frame is not None else None
         if code is None or not still or not self._sleeps_on_a_lock() or self._is_in_standard_library(code.co_filename):
             return 0.0
+        self.is_in_oneflow = code.co_filename.startswith(self._oneflow)
         # Where OneFlow comes when all that this process has begun is complete.
         incomplete = has_left and (code.co_name != "switch_to_shutting_down" or not idle)
         if incomplete or self._has_gpus:

@@ -11,6 +11,7 @@ collective of this package, where the ranks also compare their job and their mac
 * In between, the other ranks may wait for it in a collective of OneFlow, which nobody counts. So from then on, every
   rank tells rank 0 whether its main thread stands still inside of OneFlow. If that is so on all ranks at once, for long
   enough, then nobody will ever go on.
+* Before any rank leaves, each rank that waits tells rank 0 where, and `standstill` concludes from it.
 
 In each case all ranks are told why, and end at once. Over the same connections they agree where to stop
 (`stop_agreement`).
@@ -28,7 +29,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Union
 
@@ -44,6 +46,14 @@ from libai_data.mesh.peers.network_link import (
     send_head,
 )
 from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
+from libai_data.mesh.peers.standstill import (
+    COLLECTIVE,
+    FIRST_MEETING,
+    SECONDS_BETWEEN_REPORTS,
+    OwnPlace,
+    Report,
+    Standstill,
+)
 from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
 
 SECONDS_FOR_THE_CAUSE = 2.0
@@ -56,7 +66,7 @@ _SECONDS_TO_FLUSH = 2.0
 _SECONDS_FOR_PREDECESSOR = 10.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
-_LEFT, _WAITS, _END = "left ", "waits ", "end: "
+_LEFT, _WAITS, _STANDS, _END = "left ", "waits ", "stands ", "end: "
 
 Connection = Union[Channel, socket.socket]
 
@@ -99,6 +109,9 @@ class Liveness:
         self._waiting: dict[int, float] = {}
         self._all_wait_since = float("inf")
         self._main = MainThread(has_gpus)
+        self._place = OwnPlace()
+        self._report_at = 0.0
+        self._standstill = Standstill(world_size, num_nodes, has_gpus)
         if world_size > 1:
             self._heard, self._ask = os.pipe()
             threading.Thread(target=self._watch, name="liveness of other ranks", daemon=True).start()
@@ -111,6 +124,20 @@ class Liveness:
             # By the thread: this one may hold the lock that sending takes, or be in the middle of a message.
             os.write(self._ask, b"s")
 
+    @contextmanager
+    def waiting(self, kind: str, what: str) -> Iterator[None]:
+        """Around code of the main thread that may wait for other ranks.
+
+        Args:
+            kind: `COLLECTIVE` or `BATCH`.
+            what: named in errors; the same on all ranks that wait in the same place.
+        """
+        before = self._place.enter((self._collectives, kind, what))
+        try:
+            yield
+        finally:
+            self._place.leave(before)
+
     def begin_collective(self) -> None:
         """This rank begins a collective, which needs all ranks.
 
@@ -120,7 +147,9 @@ class Liveness:
         """
         if self._world_size == 1:
             return
-        self.meet()
+        if not self._met:
+            with self.waiting(COLLECTIVE, FIRST_MEETING):
+                self.meet()
         with self._changed:
             self._collectives += 1
             problem = self._why_not_alone()
@@ -216,7 +245,9 @@ class Liveness:
             for descriptor in set(self._connections) - watched:
                 events.register(descriptor, select.POLLIN)
                 watched.add(descriptor)
-            for descriptor, _ in events.poll(1000 * _SECONDS_BETWEEN_LOOKS if self._left else None):
+            for descriptor, _ in events.poll(
+                1000 * (_SECONDS_BETWEEN_LOOKS if self._left else SECONDS_BETWEEN_REPORTS)
+            ):
                 if descriptor == self._heard:
                     if b"s" in os.read(self._heard, 64):
                         self.stop.ask()
@@ -226,6 +257,8 @@ class Liveness:
                     events.unregister(descriptor)
             if self._left:
                 self._look()
+            else:
+                self._report_place()
 
     def _listen(self, name: str) -> socket.socket:
         deadline = time.monotonic() + _SECONDS_FOR_PREDECESSOR
@@ -266,6 +299,9 @@ class Liveness:
         elif word.startswith(_WAITS):
             said, seconds = word[len(_WAITS) :].split()
             self._note(int(said), float(seconds))
+        elif word.startswith(_STANDS):
+            said, _, report = word[len(_STANDS) :].partition(" ")
+            self._note_place(int(said), Report.unpacked(report))
         else:
             name = self._names[descriptor]
             rank = int(name.split()[1].rstrip(","))
@@ -298,6 +334,26 @@ class Liveness:
                     f"rank {rank} has left the job after {self._left[rank]} collectives" for rank in gone
                 )
                 self._end(f"{left}, and rank {', '.join(map(str, others))} waits in a collective; {_REMEDY}")
+
+    def _report_place(self) -> None:
+        """See where this rank waits, and on rank 0 whether all of them do for ever."""
+        now = time.monotonic()
+        if now < self._report_at:
+            return
+        self._report_at = now + 0.9 * SECONDS_BETWEEN_REPORTS
+        self._main.seconds_to_wait(has_left=False)
+        report = self._place.report(now, self._collectives, self._main.is_in_oneflow, self._main.is_idle)
+        if report is not None:
+            self._note_place(self._rank, report)
+        problem = self._standstill.verdict(now) if self._rank == 0 else ""
+        if problem:
+            self._end(problem)
+
+    def _note_place(self, rank: int, report: Report) -> None:
+        if self._rank == 0:
+            self._standstill.note(rank, report, time.monotonic())
+        elif self._above is not None:
+            _send(self._above, f"{_STANDS}{rank} {report.packed()}")
 
     def _note(self, rank: int, seconds: float) -> None:
         """Remember whether a rank waits for others (0: no), and tell rank 0, which concludes from it."""

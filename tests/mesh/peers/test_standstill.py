@@ -1,0 +1,93 @@
+"""Ranks that wait for each other in different places wait for ever; all others may continue, however long it takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from libai_data.mesh.peers.standstill import BATCH, COLLECTIVE, ONEFLOW, OwnPlace, Report, Standstill
+
+
+def report(kind: str, number: int, what: str, seconds: float, is_idle: bool = True) -> Report:
+    return Report((number, kind, what), "train.py:3", seconds, is_idle)
+
+
+def verdict(*reports: Report, world_size: int = 2, num_nodes: int = 1, has_gpus: bool = False) -> str:
+    standstill = Standstill(world_size, num_nodes, has_gpus)
+    for rank, each in enumerate(reports):
+        standstill.note(rank, Report.unpacked(each.packed()), 100.0)
+    return standstill.verdict(101.0)
+
+
+SYNC, COMPARE = (COLLECTIVE, 5, "synchronize"), (COLLECTIVE, 5, "a comparison of 1 number(s)")
+DIFFERENT = {
+    "names": (SYNC, COMPARE, 11),
+    "numbers": (SYNC, (COLLECTIVE, 6, "synchronize"), 11),
+    "a batch": (SYNC, (BATCH, 4, "a batch of rank 0"), 31),
+    "oneflow": (SYNC, (ONEFLOW, 4, "in OneFlow"), 31),
+}
+
+
+@pytest.mark.parametrize("case", list(DIFFERENT))
+def test_ranks_in_different_places_are_named(case: str) -> None:
+    first, second, seconds = DIFFERENT[case]
+    found = verdict(report(*first, seconds), report(*second, seconds))
+    assert f"{first[2]}, its collective number 5 (train.py:3) on rank 0, but {second[2]}" in found
+    assert "on rank 1. Every rank must run the same collectives" in found
+
+
+@pytest.mark.parametrize("case", list(DIFFERENT))
+def test_they_are_given_time_first(case: str) -> None:
+    first, second, seconds = DIFFERENT[case]
+    assert not verdict(report(*first, 3600), report(*second, seconds - 2))
+    assert not verdict(report(*first, seconds), report(*second, seconds), num_nodes=2)
+
+
+def test_a_busy_loop_in_a_collective_of_this_package_is_no_work() -> None:
+    assert verdict(report(*SYNC, 11), report(*COMPARE, 11, is_idle=False))
+
+
+@pytest.mark.parametrize("has_gpus", [False, True])
+def test_ranks_that_may_compute_are_left_alone(has_gpus: bool) -> None:
+    working = report(ONEFLOW, 4, "in OneFlow", 250, is_idle=has_gpus)
+    assert not verdict(report(*SYNC, 250), working, has_gpus=has_gpus)
+
+
+def test_ranks_at_one_place_are_given_minutes() -> None:
+    assert not verdict(report(*SYNC, 290), report(*SYNC, 290))
+    assert verdict(report(*SYNC, 301), report(*SYNC, 301))
+    assert not verdict(report(*SYNC, 9999), report(*SYNC, 9999), num_nodes=2)
+
+
+def test_a_rank_that_reports_nothing_is_at_work() -> None:
+    assert not verdict(report(*SYNC, 9999), report(*COMPARE, 9999), world_size=3)
+
+
+def test_a_rank_that_was_stopped_may_continue() -> None:
+    standstill = Standstill(2, 1, False)
+    standstill.note(0, report(*SYNC, 100), 200.0)
+    standstill.note(1, report(*COMPARE, 90), 189.0)
+    assert not standstill.verdict(200.0)
+    standstill.note(1, report(*COMPARE, 100), 199.0)
+    assert standstill.verdict(200.0)
+
+
+def test_each_wait_counts_from_its_own_beginning() -> None:
+    own = OwnPlace()
+    for begin in (0.0, 10.0):
+        before = own.enter((1, COLLECTIVE, "synchronize"))
+        assert own.report(begin, 1, False, True) is None
+        found = own.report(begin + 8.0, 1, False, True)
+        assert found is not None
+        assert found.seconds == 8.0
+        own.leave(before)
+        assert own.report(begin + 9.0, 1, False, True) is None
+
+
+def test_a_main_thread_that_moves_within_oneflow_waits_anew() -> None:
+    own = OwnPlace()
+    for now in (0.0, 2.0, 4.0):
+        last = own.report(now, 3, True, True)
+    assert last is not None
+    assert last.place == (3, ONEFLOW, "in OneFlow")
+    assert own.report(6.0, 3, False, True) is None
+    assert own.report(8.0, 3, True, True) is None
