@@ -87,7 +87,7 @@ _HEARTBEAT_SECONDS = 2.0
 _SECONDS_LATER = 10.0
 _SECONDS_TO_ANSWER = 20.0
 # What a node's launcher says when a rank there has failed: the first to say so is where it began.
-_FAILED = re.compile(rb"libai_data\.launch: local rank \d+ ended with ")
+_FAILED = re.compile(rb"libai_data\.launch: local rank [\d, -]+ (ended with|waits in) ")
 NODE_PROGRAM = "libai_data.launch.node"
 TAKEN_ALONG = ("ONEFLOW_", "LIBAI_DATA_", "NCCL_", "CUDA_", "OMP_")
 TAKEN_ALONG_WHOLE = ("PYTHONPATH", "LD_LIBRARY_PATH")
@@ -240,6 +240,9 @@ class Hosts:
             if code not in (None, 0, STOPPED) and self._first is None and not self.stopped:
                 self._first = node.name
                 say(f"{node.name}: ended with {described(code or 0)}; stopping the other machines")
+            if code == 0 and not node.has_left:
+                node.has_left = True
+                self._tell(f"left {node.name}")
 
     def _tell(self, word: str, nodes: Sequence[RemoteNode] | None = None) -> None:
         for node in self._nodes if nodes is None else nodes:
@@ -294,6 +297,7 @@ class RemoteNode:
     def __init__(self, host: Host, ssh: str, order: Mapping[str, Any]) -> None:
         self.host = host
         self.name = host.target
+        self.has_left = False
         program = [sys.executable, "-m", NODE_PROGRAM]
         if "PYTHONPATH" in os.environ:
             program = ["env", f"PYTHONPATH={os.environ['PYTHONPATH']}", *program]

@@ -15,6 +15,9 @@ _VARIABLE = "LIBAI_DATA_JOINING_PIPE"
 GRACE_SECONDS = 3.0
 """How long a rank may stay in `import oneflow` after another one has left, or after a signal to stop."""
 
+GRACE_SECONDS_ELSEWHERE = 20.0
+"""How long, after another machine has left: whether its ranks had joined is not known, but then the import is short."""
+
 _WAITS, _JOINED, _FAILED = b"w", b"j", b"f"
 
 
@@ -63,6 +66,7 @@ class JoiningRanks:
     def __init__(self) -> None:
         self._pipes: list[JoiningPipe] = []
         self._left_at: float | None = None
+        self._waits_since: float | None = None
 
     def add(self) -> JoiningPipe:
         """Return the pipe of one more rank, which is about to be started."""
@@ -92,6 +96,14 @@ class JoiningRanks:
         elif time.monotonic() > self._left_at + GRACE_SECONDS:
             return left[0]
         return None
+
+    def misses_machine(self, codes: Sequence[int | None]) -> bool:
+        """Whether a local rank has been in `import oneflow` for long; asked once a machine of the job has left."""
+        if not self.waiting(codes):
+            self._waits_since = None
+        elif self._waits_since is None:
+            self._waits_since = time.monotonic()
+        return self._waits_since is not None and time.monotonic() > self._waits_since + GRACE_SECONDS_ELSEWHERE
 
 
 def tell_that_it_waits(environment: Mapping[str, str] = os.environ) -> None:

@@ -2,8 +2,8 @@
 
 The launcher that all nodes have in common speaks to it over stdin. The first line is its order, in JSON:
 {"job": NAME, "environment": {...}, "arguments": [...]}. Then come words, a line each: "alive" every other second;
-"signal N", to pass on to the ranks; and "fail" when another node has failed. When stdin closes or falls silent, whoever
-started the job is gone, with ssh or the network, and the ranks are stopped.
+"signal N", to pass on to the ranks; "left NAME" when another node has ended well; and "fail" when one has failed. When
+stdin closes or falls silent, whoever started the job is gone, with ssh or the network, and the ranks are stopped.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ class StdinControl:
             os.kill(os.getpid(), int(word.split()[1]))
         elif word == "fail":
             self._ranks.fail()
+        elif word.startswith("left "):
+            self._ranks.note_left(word[len("left ") :])
 
     def _stop(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -82,6 +82,7 @@ class Ranks:
         self.processes: list[subprocess.Popen[bytes]] = []
         self.stop_signal: int | None = None
         self._failed_elsewhere = False
+        self._left_elsewhere = ""
         self._kill_at: float | None = None
         self._kill_joining_at: float | None = None
         self._tell_at: float | None = None
@@ -150,6 +151,10 @@ class Ranks:
     def fail(self) -> None:
         """Have the ranks end soon, since another node has failed. For any thread."""
         self._failed_elsewhere = True
+
+    def note_left(self, machine: str) -> None:
+        """Note that all ranks of another machine have ended with exit code 0. For any thread."""
+        self._left_elsewhere = machine
 
     def kill(self) -> None:
         """Kill the ranks and what they started. For any thread."""
@@ -233,6 +238,8 @@ class Ranks:
                 missed = self._joining.missed(codes)
                 if first is None and missed is not None:
                     first = (missed, 0)
+                if first is None and self._left_elsewhere and self._joining.misses_machine(codes):
+                    first = (self._joining.waiting(codes)[0], 0)
                 if first is not None:
                     self._report(*first)
             if not told and (first is not None or self._failed_elsewhere):
@@ -315,6 +322,12 @@ class Ranks:
     def _report(self, local_rank: int, code: int) -> None:
         if self._is_failure(code):
             codes = [process.returncode for process in self.processes]
+            if code == 0 and codes[local_rank] is None:
+                say(
+                    f"local rank {numbers_in_words(self._joining.waiting(codes))} waits in 'import oneflow' for "
+                    f"{self._left_elsewhere}, whose ranks ended with exit code 0 without it"
+                )
+                return
             if code == 0:
                 say(
                     f"local rank {local_rank} ended with exit code 0, without 'import oneflow', where local rank "
@@ -327,7 +340,11 @@ class Ranks:
     def _report_last(self, local_rank: int, code: int) -> None:
         """Say again what the first rank that failed said, if others have spoken since."""
         redirected = self._args.redirect_stdout_and_stderr
-        if not self._is_failure(code) or (not redirected and self._words.last_writer in (None, str(local_rank))):
+        if (
+            not code
+            or not self._is_failure(code)
+            or (not redirected and self._words.last_writer in (None, str(local_rank)))
+        ):
             return
         rank = self._args.nproc_per_node * self._args.node_rank + local_rank
         lines = self._words.of(str(local_rank))

@@ -230,6 +230,18 @@ def test_a_rank_that_fails_ends_all_with_its_code_and_its_error_last(cluster: Cl
     assert not re.search(r"^(?!(\[10\.77\.0\.2\] )?  \| )", last, re.MULTILINE), ended.output
 
 
+@pytest.mark.slow
+def test_a_machine_whose_ranks_end_well_before_they_import_oneflow_ends_all_and_is_named(cluster: Cluster) -> None:
+    script = cluster.folder / "leaves.py"
+    script.write_text("import os, libai_data\nif os.environ['RANK'] in '01':\n    import oneflow\n")
+    with Job() as job:
+        cluster.start(job, script)
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [1], ended.output
+    assert "local rank 0-1 waits in 'import oneflow' for 10.77.0.2, whose ranks ended with exit code 0" in ended.output
+    assert "cannot be reached" not in ended.output
+
+
 def interrupt(job: Job) -> None:
     job.processes[0].send_signal(signal.SIGINT)
 
