@@ -71,6 +71,7 @@ class ProcessExecutor(Executor):
         self._deadly: tuple[str, bool] | None = None
         self._heard = [_start_is_due()] * workers
         self._is_ready = [False] * workers
+        self._in_init: dict[int, float] = {}
         self._has_unpickled = False
         self._last_look = time.monotonic()
         self._task_queue = TaskQueue(workers)
@@ -207,6 +208,10 @@ class ProcessExecutor(Executor):
         elif kind == "ready":
             self._is_ready[number] = True
             self._has_unpickled |= self._pool.processes[number].is_program
+        elif kind == "init begins":
+            self._in_init[number] = time.monotonic()
+        elif kind == "init ended":
+            self._in_init.pop(number, None)
         elif kind == "init failed":
             raise SampleError(f"worker_init_fn: {self._told(content, number)}")
         elif self._starter.fork_instead(f"{self._dataset_name} cannot be unpickled in a worker: {content.message}"):
@@ -284,6 +289,7 @@ class ProcessExecutor(Executor):
         self._pool.bury(number)
         self._pool.replace(number)
         self._heard[number], self._is_ready[number] = _start_is_due(), False
+        self._in_init.pop(number, None)
 
     def _do_again(self, task: Task, who: str, hung: bool) -> None:
         try:
@@ -298,12 +304,27 @@ class ProcessExecutor(Executor):
         """Replace workers that have ended without a word, and end those that hang."""
         while self._listen(0):  # Before they are judged by what they have not said, all that they have is heard.
             pass
+        self._look_at_init()
         for number, process in enumerate(list(self._pool.processes)):
             process.stderr.pass_on()
             if process.has_ended():
                 self._hear_last_words(number)
             elif self._timeout and process is self._pool.processes[number]:
                 self._look_at(number)
+
+    def _look_at_init(self) -> None:
+        """Raise an error if a `worker_init_fn` takes too long; another worker's would, too."""
+        for number, begun in self._in_init.items():
+            process, seconds = self._pool.processes[number], time.monotonic() - begun
+            if self._timeout and seconds > self._timeout and not process.has_ended():
+                process.send(signal.SIGUSR1)
+                time.sleep(_SECONDS_TO_PRINT_STACKS)
+                process.stderr.pass_on()
+                self._fatal = SampleError(
+                    f"worker_init_fn has not returned in worker {number} (process {process.pid}) for {seconds:.0f} s "
+                    f"(timeout {self._timeout:g} s): see its stacks above, or raise timeout"
+                )
+                raise self._fatal
 
     def _look_at(self, number: int) -> None:
         place, seconds = self._task_queue.claim(number)

@@ -125,7 +125,11 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
     set_worker_info(WorkerInfo(handles.number, handles.workers, payload.seed, payload.dataset))
     try:
         if payload.init is not None:
+            with suppress(OSError):
+                channel.send(("init begins", None))
             payload.init(handles.number)
+            with suppress(OSError):
+                channel.send(("init ended", None))
     except Exception as error:
         with suppress(OSError):
             channel.send(("init failed", remote_failure(error)))

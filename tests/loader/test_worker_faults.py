@@ -264,6 +264,22 @@ def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any) -> 
             stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=0.5, prefetch=1, **workers)
 
 
+def hang_as_it_begins(number: int) -> None:
+    time.sleep(1000)
+
+
+@pytest.mark.parametrize("start_method", ["fork", slowly("spawn")])
+def test_a_worker_init_fn_that_hangs_is_named_and_its_stacks_are_shown(
+    start_method: str, capfd: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
+    with pytest.raises(SampleError, match=r"worker_init_fn has not returned in worker \d .*timeout 1 s.*raise timeout"):
+        stream(
+            Numbers(), batches=1, num_workers=2, timeout=1, start_method=start_method, worker_init_fn=hang_as_it_begins
+        )
+    assert "in hang_as_it_begins" in capfd.readouterr().err
+
+
 def test_a_first_sample_that_comes_too_late_is_not_taken_for_another(monkeypatch: Any) -> None:
     monkeypatch.setattr(threads, "_SECONDS_BETWEEN_LOOKS", 0.05)
     go_on = threading.Event()
