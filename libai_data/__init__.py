@@ -10,11 +10,11 @@ import importlib
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from libai_data.launch.cuda_libraries import install_import_hook
 
@@ -92,16 +92,25 @@ _MODULES: dict[str, str] = {
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'libai_data' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package whose names are loaded when they are first used (PEP 562).
+
+    Args:
+        package: its name.
+        modules: name -> the module that defines it.
+    """
+    namespace = vars(sys.modules[package])
+
+    def load(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = namespace[name] = getattr(importlib.import_module(modules[name]), name)
+        return value
+
+    return load, lambda: sorted({*namespace, *modules})
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
 
 
 # Where what lay elsewhere in earlier versions is now. Saved configs name classes by these paths.

@@ -170,6 +170,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     torch = sys.modules.get("torch.distributed.nn.jit.instantiator")
     if torch is not None:  # It keeps a folder until the process ends.
         torch._TEMP_DIR.cleanup()
+    gc.collect()  # A loader in a reference cycle ends with it, and its workers with the loader.
     deadline = time.monotonic() + ENDING_SECONDS
     while (left := _left_behind(session)) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from libai_data.config.argument_rules import PATH, check, whole
 from libai_data.data.text.files import FORMATS
 from libai_data.data.text.parts import DOCUMENTS, LINE, Cutting
 from libai_data.data.text.preprocessing import CLUSTERS, Preprocessed, preprocess
 from libai_data.data.text.shards import ShardReport, Task
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors.argument_rules import PATH, check, whole
 
 TOKENIZER_NAMES = ("BertTokenizer", "GPT2Tokenizer", "RobertaTokenizer", "T5Tokenizer")
 _EXTRA_IDS_OF_T5 = 100

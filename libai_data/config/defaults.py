@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, ListConfig
 
-from libai_data.config.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
 from libai_data.config.signatures import TARGET
+from libai_data.errors.argument_rules import FLAG, PATH, TEXT, Rule, list_of, one_of, or_none, real, whole
 
 
 class Key(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Any, Callable
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from libai_data.config.argument_rules import ANYTHING, FLAG, INT, REAL, TEXT, one_of, several
 from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
 from libai_data.config.swallowed import names_read
 from libai_data.errors import ConfigError, nearest
+from libai_data.errors.argument_rules import ANYTHING, FLAG, INT, REAL, TEXT, one_of, several
 
 TARGET = "_target_"
 RECURSIVE = "_recursive_"

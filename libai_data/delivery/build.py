@@ -17,7 +17,6 @@ import numpy as np
 from omegaconf import ListConfig
 
 from libai_data.config import LazyCall, instantiate
-from libai_data.config.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
 from libai_data.data.datasets.document_parts import split_documents
@@ -27,6 +26,7 @@ from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, DataPipelineError, nearest
+from libai_data.errors.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.schema import Overrides, TensorPart

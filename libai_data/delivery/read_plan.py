@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from libai_data.config.argument_rules import check, one_of
 from libai_data.errors import MeshError
+from libai_data.errors.argument_rules import check, one_of
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
 READERS = ("every_rank", "node", "rank0")

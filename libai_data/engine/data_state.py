@@ -9,11 +9,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from libai_data.config.argument_rules import EPOCH, TEXT, whole
 from libai_data.data.samplers.resuming import RESTART_DATA, check_overrides
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors.argument_rules import EPOCH, TEXT, whole
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.kinds import knows_its_rounds
 from libai_data.iterables.plain_state import encoded

@@ -7,10 +7,10 @@ from math import inf
 from typing import Any
 
 from libai_data.config import instantiate, try_get_key
-from libai_data.config.argument_rules import check, or_none, real
 from libai_data.config.keys import join_path, path_of
 from libai_data.config.signatures import check_is_call
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check, or_none, real
 
 _RULES = dict.fromkeys(("base_lr", "weight_decay", "weight_decay_norm", "weight_decay_bias"), or_none(real(0, 1e9)))
 _RULES.update(dict.fromkeys(("clip_grad_max_norm", "clip_grad_norm_type"), or_none(real(0, inf))))

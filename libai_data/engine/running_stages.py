@@ -10,7 +10,6 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.config import instantiate, try_get_key
-from libai_data.config.argument_rules import check, one_of
 from libai_data.config.signatures import target_of
 from libai_data.engine.batches import mixed_up
 from libai_data.engine.datamodule.data_stages import DataStages
@@ -18,6 +17,7 @@ from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.engine.evaluation.inference import inference_on_dataset
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check, one_of
 from libai_data.mesh.current import get_data_parallel_size
 
 GetBatch = Callable[..., dict[str, Any]]

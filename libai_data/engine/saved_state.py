@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import check, whole
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.checkpoint.directory import MANIFEST, PendingDirectory, verify
 from libai_data.engine.checkpoint.folder import LAST, STATE
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors.argument_rules import check, whole
 
 _SHOWN = 8
 

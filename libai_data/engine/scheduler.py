@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from libai_data.config import instantiate
-from libai_data.config.argument_rules import INT, check, one_of, real, whole
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import INT, check, one_of, real, whole
 
 _RULES = {
     "max_iter": INT,

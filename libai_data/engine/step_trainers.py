@@ -6,10 +6,10 @@ import warnings
 from collections.abc import Iterable
 from typing import Any, Callable
 
-from libai_data.config.argument_rules import check, whole
 from libai_data.engine.batches import StepInputs, name_inputs
 from libai_data.engine.losses import total_loss
 from libai_data.engine.train_loop import TrainerBase
+from libai_data.errors.argument_rules import check, whole
 
 
 class _StepTrainer(TrainerBase):

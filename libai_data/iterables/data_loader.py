@@ -7,13 +7,13 @@ from abc import ABCMeta
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, or_none
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.listed import DealtIndices
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, nearest
+from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, or_none
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, is_map_style

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from libai_data.config import LazyCall, instantiate
-from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none, whole
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
@@ -18,6 +17,7 @@ from libai_data.delivery.feeds import in_one_line
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, PeerError, nearest
+from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none, whole
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source

@@ -11,10 +11,10 @@ from typing import Any, Callable, Protocol
 
 import numpy as np
 
-from libai_data.config.argument_rules import FUNCTION, check
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import start_of
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import FUNCTION, check
 from libai_data.iterables.iterable_source import Opened, SaveState, Source
 from libai_data.iterables.kinds import is_map_style
 from libai_data.iterables.plain_state import saved_in

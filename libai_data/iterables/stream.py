@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
+from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader
 from libai_data.structures import BatchInfo

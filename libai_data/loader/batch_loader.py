@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Callable
 
-from libai_data.config.argument_rules import FUNCTION, INT, Rule, check, list_of, one_of, or_none, real, whole
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import FUNCTION, INT, Rule, check, list_of, one_of, or_none, real, whole
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator

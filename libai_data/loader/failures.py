@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from libai_data.config.argument_rules import PATH, check, or_none, real
 from libai_data.errors import ConfigError, SampleError, nearest
+from libai_data.errors.argument_rules import PATH, check, or_none, real
 
 logger = logging.getLogger(__name__)
 

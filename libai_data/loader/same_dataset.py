@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import MAPPING, or_none
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.samplers.resuming import differences as stream_differences
 from libai_data.data.samplers.resuming import refuse
 from libai_data.data.samplers.stream_state import Keys, StreamState, check_state
 from libai_data.errors import DataPipelineError
+from libai_data.errors.argument_rules import MAPPING, or_none
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of

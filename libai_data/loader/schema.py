@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import MAPPING, check, or_none
 from libai_data.data.nesting import Skeleton
 from libai_data.errors import ConfigError, SampleError, SchemaError, nearest
+from libai_data.errors.argument_rules import MAPPING, check, or_none
 from libai_data.loader.sample_form import SampleForm
 from libai_data.loader.slots import ArraySpec, bytes_of, lay_out
 from libai_data.mesh.arrays import as_array

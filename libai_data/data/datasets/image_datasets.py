@@ -9,13 +9,13 @@ from typing import Callable
 
 import numpy as np
 
-from libai_data.config.argument_rules import FLAG, check
 from libai_data.data.datasets.labelled_images import ImageSource, LabelledImages, Transform
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
 from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
 from libai_data.data.sources.mnist import FASHION_MNIST, MNIST, MNISTSource
 from libai_data.data.sources.paths import checked_path
+from libai_data.errors.argument_rules import FLAG, check
 
 
 class ImageFolderDataset(LabelledImages):

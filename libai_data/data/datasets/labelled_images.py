@@ -10,13 +10,13 @@ from typing import Any, Callable, Protocol
 import numpy as np
 from PIL import Image
 
-from libai_data.config.argument_rules import FUNCTION, TEXT, check, or_none
 from libai_data.data.random.sample_random import reading_row
 from libai_data.data.transforms.decode import MODES, EncodedImage
 from libai_data.data.transforms.image import ImageToFloat
 from libai_data.data.transforms.pipeline import transform_into, transform_stages
 from libai_data.data.transforms.timing import transform_time
 from libai_data.errors import FormatError, SampleError
+from libai_data.errors.argument_rules import FUNCTION, TEXT, check, or_none
 from libai_data.structures import DistTensorData, Instance
 
 Transform = Callable[[Any], Any]

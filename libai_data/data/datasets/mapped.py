@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
-from libai_data.config.argument_rules import FUNCTION, check
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.random.sample_random import map_attempt, map_generator
 from libai_data.data.transforms.timing import transform_time
+from libai_data.errors.argument_rules import FUNCTION, check
 
 
 class Map:

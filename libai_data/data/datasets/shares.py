@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import ANYTHING, several
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import ANYTHING, several
 
 
 def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:

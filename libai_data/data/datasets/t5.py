@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.config.argument_rules import check, whole
 from libai_data.config.signatures import check_types
 from libai_data.data.datasets.masking import padded
 from libai_data.data.datasets.sentence_dataset import SentenceDataset
@@ -21,6 +20,7 @@ from libai_data.data.datasets.vocabulary import special_id
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check, whole
 from libai_data.structures import DistTensorData, Instance
 
 _NO_LABEL = -1

@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
-from libai_data.config.argument_rules import FLAG, check, whole
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
 from libai_data.data.samplers.lane_order import laned_order
@@ -19,6 +18,7 @@ from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import Walk
 from libai_data.data.samplers.weighted_order import drawn_order
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import FLAG, check, whole
 
 _OF_TRANSFORMS = "what a stream transform makes of an epoch, and of the samples of a step, is not known in advance"
 

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.config.argument_rules import check, or_none, whole
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.random.permutation import permuted_each, places_in_each
 from libai_data.data.samplers.lane_visits import VISITS_VERSION, LaneVisits, ShardRow
 from libai_data.data.samplers.order import Order
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors.argument_rules import check, or_none, whole
 
 BLOCK = 4
 """Shards that a lane shuffles together if nothing else is said."""

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import FLAG, TEXT, whole
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.nesting import array_of
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
+from libai_data.errors.argument_rules import FLAG, TEXT, whole
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_rank, get_data_parallel_size, is_main_process
 
 _DIGESTS_KEPT = 1024

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import INT, check
 from libai_data.data.random.permutation import PERMUTATION_VERSION, permuted, places_in_permutation
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import INT, check
 
 ORDER_VERSION = PERMUTATION_VERSION
 """Raised whenever the same (seed, epoch, index) would give another order; a checkpoint records it."""

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import Walk
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.structures import BatchInfo
 
 logger = logging.getLogger(__name__)

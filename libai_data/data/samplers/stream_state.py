@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai_data.config.argument_rules import FLAG, INT, MAPPING, TEXT, Rule, each, or_none, whole
 from libai_data.data.datasets.stream_transform import place_and_offset, start_of
 from libai_data.data.samplers.blend_order import order_from_json
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors.argument_rules import FLAG, INT, MAPPING, TEXT, Rule, each, or_none, whole
 
 NOTHING = LeftOut()
 

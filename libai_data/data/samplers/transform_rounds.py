@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset, start_of
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.resuming import refuse
@@ -16,6 +15,7 @@ from libai_data.data.samplers.sampler import EpochPositions, IndexBatch, StreamS
 from libai_data.data.samplers.stream_state import PAIR, Keys, check_state
 from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import EPOCH, FLAG, MAPPING, check, one_of, or_none
 
 _STARTS_KEPT = 2048
 _ENDS = one_of("short", "pad", "drop")

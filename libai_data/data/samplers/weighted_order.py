@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, FLAG, check, or_none
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.nesting import array_of
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.data.samplers.order import Order
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, or_none
 
 _VERSION = 1
 """Raised whenever the same (weights, seed, epoch, place) would draw another sample; a checkpoint records it."""

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.atomic_files import written_together
-from libai_data.config.argument_rules import Rule
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.sources.paths import is_file, text_of, why_missing
 from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.data.sources.sharded import checked_indices
 from libai_data.errors import ConfigError, FormatError
+from libai_data.errors.argument_rules import Rule
 
 SIDE = 32
 _PIXELS = 3 * SIDE * SIDE

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import PATH, check, list_of, one_of, or_none
 from libai_data.data.files.identity import file_identity, key_of, settled
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.packed_names import PackedNames
@@ -22,6 +21,7 @@ from libai_data.data.sources.paths import checked_path, why_missing
 from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.remote import is_remote
 from libai_data.errors import ConfigError, FormatError
+from libai_data.errors.argument_rules import PATH, check, list_of, one_of, or_none
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _RULES = {

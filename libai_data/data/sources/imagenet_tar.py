@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import FLAG, check
 from libai_data.data.files.identity import file_identity, key_of
 from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.mapped_file import MappedFile
@@ -24,6 +23,7 @@ from libai_data.data.sources.paths import checked_path, is_file, text_of, why_mi
 from libai_data.data.sources.record_index import index_folder
 from libai_data.data.sources.tar_index import TarIndex, index_tar
 from libai_data.errors import ConfigError, FormatError
+from libai_data.errors.argument_rules import FLAG, check
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 VAL_LABELS = "imagenet_2012_validation_synset_labels.txt"

@@ -12,11 +12,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from libai_data.config.argument_rules import PATH, check, each
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_format import LARGEST_SEQUENCE, code_of, index_header
 from libai_data.data.sources.paths import checked_path
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import PATH, check, each
 
 _SMALL_VOCABULARY = 65500
 _COPIED_AT_ONCE = 1 << 24

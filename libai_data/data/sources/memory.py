@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import TEXT, check
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.node_memory import shared_memory
 from libai_data.data.sources.sharded import checked_indices
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import TEXT, check
 
 _HEAD = struct.Struct("<QQ")
 _BYTES, _PICKLED = 0, 1

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from libai_data.atomic_files import written_together
-from libai_data.config.argument_rules import Rule
 from libai_data.data.files.file_map import FileMap
 from libai_data.data.sources.paths import is_file, why_missing
 from libai_data.data.sources.published import PublishedImages, downloaded
 from libai_data.errors import ConfigError, FormatError
+from libai_data.errors.argument_rules import Rule
 
 _BYTES = 8
 # Nothing in MNIST's form is larger; a gzip file may claim to be.

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import PathLike
-from libai_data.config.argument_rules import PATH, check
 from libai_data.data.sources.remote import is_remote, without_protocol
 from libai_data.errors import ConfigError, FormatError
+from libai_data.errors.argument_rules import PATH, check
 
 
 def checked_path(name: str, path: Any) -> Path:

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from libai_data.config.argument_rules import FLAG, TEXT, Rule, check, or_none
 from libai_data.data.files.identity import file_identity
 from libai_data.data.sources.paths import checked_path
 from libai_data.data.sources.remote import md5_of
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import DataPipelineError, StorageError
+from libai_data.errors.argument_rules import FLAG, TEXT, Rule, check, or_none
 
 logger = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import PathLike
-from libai_data.config.argument_rules import PATH, check
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.paths import is_file, why_missing
 from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
 from libai_data.errors import ConfigError, StorageError
+from libai_data.errors.argument_rules import PATH, check
 
 CACHE_DIR = "LIBAI_DATA_CACHE_DIR"
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
 
-from libai_data.config.argument_rules import check, one_of, whole
 from libai_data.data.files.identity import file_identity
 from libai_data.data.shard_work.work_folder import keep_to_plan, own_folder
 from libai_data.data.sources.indexed_writer import IndexedWriter, dtype_for
@@ -19,6 +18,7 @@ from libai_data.data.text.parts import Cutting, Part, cut_into_parts
 from libai_data.data.text.ray_data import tokenize_on_ray
 from libai_data.data.text.shards import ShardReport, Task, finished_shard, shard_prefix, tokenize_parts
 from libai_data.errors import ConfigError, DataPipelineError
+from libai_data.errors.argument_rules import check, one_of, whole
 
 RAY = "ray"
 CLUSTERS = ("", RAY)

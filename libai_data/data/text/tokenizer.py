@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from libai_data.config.argument_rules import FLAG, check, whole
 from libai_data.data.sources.paths import checked_path, is_file, why_missing
 from libai_data.data.text.encoders import Encoder, FastEncoder, open_encoder
 from libai_data.data.text.special_tokens import SETTINGS, FolderSettings, read_settings, special_tokens
 from libai_data.errors import ConfigError, nearest
+from libai_data.errors.argument_rules import FLAG, check, whole
 
 _RULES = {
     "lower_case": FLAG,

@@ -8,10 +8,10 @@ from typing import Any, Callable
 import numpy as np
 from PIL import Image
 
-from libai_data.config.argument_rules import check, one_of
 from libai_data.data.random.global_generators import known_generators, seeded
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check, one_of
 
 _SEEDS = 1 << 32
 _turns = threading.Lock()

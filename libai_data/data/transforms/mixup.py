@@ -8,11 +8,11 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.config.argument_rules import check, one_of, real, whole
 from libai_data.data.random.sample_random import BatchRandom
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.data.transforms.libraries import opencv
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.errors.argument_rules import check, one_of, real, whole
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, fields_of
 

@@ -6,9 +6,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.argument_rules import check, real, whole
 from libai_data.data.transforms import operations
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
+from libai_data.errors.argument_rules import check, real, whole
 
 LARGEST_MAGNITUDE = 10
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
 from libai_data.data.items import ArgumentNames, as_leaf, named
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.data.samplers.stream_state import Keys, check_state
@@ -18,6 +17,7 @@ from libai_data.delivery.gather import gather_words
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import CheckpointError, ConfigError, PeerError, error_text, nearest
+from libai_data.errors.argument_rules import BATCH_SIZE, TEXT, check, list_of, one_of, or_none
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Collection
 from typing import Any
 
-from libai_data.config.argument_rules import TEXT, Rule, check
 from libai_data.delivery import to_global
 from libai_data.errors import ConfigError, nearest
+from libai_data.errors.argument_rules import TEXT, Rule, check
 
 _NAMES = Rule(
     "a name, or several",

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.argument_rules import check, each, whole
 from libai_data.engine.evaluation.evaluator import DatasetEvaluator
 from libai_data.errors import SchemaError
+from libai_data.errors.argument_rules import check, each, whole
 from libai_data.mesh.current import is_main_process
 
 _LOSSES = "losses of MeanLossEvaluator"

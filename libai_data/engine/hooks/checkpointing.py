@@ -7,11 +7,11 @@ import math
 import os
 from typing import Any, Callable
 
-from libai_data.config.argument_rules import check, or_none, whole
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.evaluation.evaluator import flatten_results_dict
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import CheckpointError, ConfigError, nearest
+from libai_data.errors.argument_rules import check, or_none, whole
 from libai_data.mesh.current import broadcast_py_object, synchronize
 
 logger = logging.getLogger(__name__)

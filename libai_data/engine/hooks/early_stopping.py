@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from libai_data.config.argument_rules import check, one_of, real, whole
 from libai_data.engine.hooks.checkpointing import validation_name
 from libai_data.engine.train_loop import HookBase
 from libai_data.errors import ConfigError, nearest
+from libai_data.errors.argument_rules import check, one_of, real, whole
 from libai_data.mesh.current import broadcast_py_object
 
 logger = logging.getLogger(__name__)

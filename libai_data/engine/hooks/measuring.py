@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from libai_data.config.argument_rules import check, whole
 from libai_data.data.samplers.schedule import StepSchedule
 from libai_data.engine.data_state import schedule_of, stream_state_of
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import SOURCE
+from libai_data.errors.argument_rules import check, whole
 
 logger = logging.getLogger(__name__)
 

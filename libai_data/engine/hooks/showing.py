@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from libai_data.config.argument_rules import check, whole
 from libai_data.engine.logging_setup import set_bar
 from libai_data.engine.train_loop import HookBase
 from libai_data.engine.writers import EventWriter
+from libai_data.errors.argument_rules import check, whole
 
 logger = logging.getLogger(__name__)
 
