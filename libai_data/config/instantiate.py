@@ -18,6 +18,7 @@ from libai_data.config.signatures import (
     SPECIAL_KEYS,
     TARGET,
     check_keywords,
+    check_sections,
     check_types,
     check_written,
     parameters_of,
@@ -144,6 +145,7 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
     check_keywords(target, given, path)
     check_written(target, written, path)
+    check_sections(target, written, path)
     _check_required(target, args, given, path)
     built = {key: _build(value, recursive, join_path(path, key)) for key, value in given.items()}
     check_types(target, built, path)

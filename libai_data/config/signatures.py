@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
-from libai_data.config.swallowed import names_read
+from libai_data.config.swallowed import keys_read, names_read
 from libai_data.errors import ConfigError, nearest
 from libai_data.errors.argument_rules import ANYTHING, FLAG, INT, REAL, TEXT, one_of, several
 
@@ -111,6 +111,25 @@ def check_written(target: Callable[..., Any], keys: Collection[str], path: str) 
             )
 
 
+def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: str) -> None:
+    """Refuses keys of plain sections that the target is given, but never reads.
+
+    Raises:
+        ConfigError: naming the first one and the nearest key that is read.
+    """
+    for name, section in values.items():
+        if not isinstance(section, DictConfig) or TARGET in section or section._metadata.object_type is not dict:
+            continue
+        read = keys_read(target, name)
+        for key in section:
+            if read is not None and key not in read:
+                raise ConfigError(
+                    f"{join_path(join_path(path, name), key)}: {describe(target)} is given the key {str(key)!r}, but "
+                    f"never reads it of {name!r}."
+                    + (nearest(str(key), read) or f" It reads: {', '.join(sorted(read)) or 'none'}.")
+                )
+
+
 def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
     """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
 
@@ -156,6 +175,7 @@ def check_targets(cfg: Any, path: str = "") -> None:
             check_written(target, keys, where)
             set_now = [key for key in keys if not OmegaConf.is_interpolation(section, key)]
             values = {key: section[key] for key in set_now if not OmegaConf.is_missing(section, key)}
+            check_sections(target, values, where)
             check_types(target, values, where)
 
 

@@ -1,4 +1,4 @@
-"""Arguments that a callable accepts by `**kwargs` and never reads: a misspelled key would have no effect.
+"""Arguments that a callable accepts by `**kwargs`, or in a section, and never reads: a misspelled key would do nothing.
 
 Python gives no way to see which of them a call reads, so the source of the callable is asked. Where the source does not
 tell for certain, every name counts as read.
@@ -13,6 +13,8 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any, Callable
 
+from omegaconf import DictConfig
+
 _READS_ALL = frozenset({"locals", "vars", "eval", "exec", "save_hyperparameters", "currentframe", "_getframe", "stack"})
 _READS_ONE = frozenset({"get", "pop"})
 
@@ -24,6 +26,17 @@ def names_read(target: Callable[..., Any]) -> frozenset[str] | None:
     `super().__init__`.
     """
     return _names_read(target) if isinstance(target, (FunctionType, type)) else None
+
+
+@lru_cache(maxsize=256)
+def keys_read(target: Callable[..., Any], parameter: str) -> frozenset[str] | None:
+    """The keys that a callable reads of a section which it is given as this argument; None if that is not certain."""
+    is_class = isinstance(target, type) and type(target).__call__ is type.__call__
+    init = inspect.getattr_static(target, "__init__") if is_class else target
+    if not isinstance(init, FunctionType) or parameter not in inspect.signature(init).parameters:
+        return None
+    uses = _uses_in(init, _UsesOfSection(parameter))
+    return None if uses is None or uses.are_unknown or uses.are_passed_on else uses.names
 
 
 @lru_cache(maxsize=256)
@@ -52,14 +65,22 @@ def _names_of(function: FunctionType, others: tuple[type, ...]) -> frozenset[str
     extra = next((each.name for each in parameters if each.kind is each.VAR_KEYWORD), None)
     if extra is None:
         return names
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
+    uses = _uses_in(function, _Uses(extra))
+    if uses is None:
         return None
-    uses = _Uses(extra)
-    uses.visit(tree)
     passed_on = _names_of_next(others) if uses.are_passed_on and others else frozenset()
     return None if uses.are_unknown or passed_on is None else names | uses.names | passed_on
+
+
+def _uses_in(function: FunctionType, uses: _Uses) -> _Uses | None:
+    """Look through the source of a function; None if there is none."""
+    if hasattr(function, "__wrapped__"):
+        return None
+    try:
+        uses.visit(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return uses
 
 
 class _Uses(ast.NodeVisitor):
@@ -110,6 +131,16 @@ class _Uses(ast.NodeVisitor):
             self.names |= {node.value}
             return True
         return False
+
+
+class _UsesOfSection(_Uses):
+    """How the body of a function uses a section of the config, of which it also reads keys as attributes."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if self._is_it(node.value) and not hasattr(DictConfig, node.attr):
+            self.names |= {node.attr}
+        else:
+            super().visit_Attribute(node)
 
 
 def _is_super_init(function: ast.AST) -> bool:

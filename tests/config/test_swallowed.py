@@ -98,3 +98,46 @@ def test_a_callable_that_may_read_any_key_gets_it(target: Callable[..., Any]) ->
 
 def test_what_the_trainer_adds_may_be_ignored() -> None:
     assert instantiate(LazyCall(deaf)(dim=3), tokenizer=None) == 3
+
+
+class Sectioned:
+    def __init__(self, cfg: Any, scale: float = 1.0) -> None:
+        self.width = cfg.hidden_size * scale
+        self.layers = cfg["num_layers"] if "num_layers" in cfg else cfg.get("layers", 2)
+        self.rate = cfg.dropout.rate
+
+
+def reads_section(cfg: Any) -> Any:
+    return cfg.hidden_size
+
+
+class KeepsSection:
+    def __init__(self, cfg: Any) -> None:
+        self.cfg = cfg
+
+
+def hands_section_on(cfg: Any) -> Any:
+    return reads_section(cfg)
+
+
+def asks_section(cfg: Any) -> Any:
+    return getattr(cfg, "hidden_size", 0) + len(cfg.keys())
+
+
+@pytest.mark.parametrize("target", [Sectioned, reads_section])
+def test_a_key_of_a_section_that_nothing_reads_is_refused_by_its_path(target: Callable[..., Any]) -> None:
+    cfg = LazyCall(dict)(model=LazyCall(target)(cfg={"hiden_size": 3}))
+    for refuse in (check_targets, instantiate):
+        with pytest.raises(ConfigError, match=r"model\.cfg\.hiden_size: .* never reads it of 'cfg'\. ") as refused:
+            refuse(cfg)
+        assert "Did you mean 'hidden_size'?" in str(refused.value)
+
+
+def test_keys_of_a_section_that_are_read_in_any_way_are_accepted() -> None:
+    section = {"hidden_size": 8, "num_layers": 2, "layers": 3, "dropout": {"rate": 0.1}}
+    assert instantiate(LazyCall(Sectioned)(cfg=section, scale=2.0)).width == 16
+
+
+@pytest.mark.parametrize("target", [KeepsSection, hands_section_on, asks_section, dict])
+def test_a_callable_that_may_read_any_key_of_a_section_gets_it(target: Callable[..., Any]) -> None:
+    instantiate(LazyCall(target)(cfg={"hidden_size": 3, "anything": 4}))
