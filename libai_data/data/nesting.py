@@ -125,7 +125,8 @@ def is_flat(skeleton: Mapping[str, Any]) -> bool:
 
 def text_to_array(texts: Sequence[Any]) -> np.ndarray:
     """Strings as an array with a row for each, uint8 [n, 4 + longest]: a length in 4 bytes, then the string."""
-    packed: list[bytes] = [text.encode() if isinstance(text, str) else text for text in texts]
+    # Names of files that are no UTF-8 hold surrogates.
+    packed: list[bytes] = [text.encode(errors="surrogatepass") if isinstance(text, str) else text for text in texts]
     array = np.zeros((len(packed), 4 + max(map(len, packed), default=0)), dtype=np.uint8)
     for row, text in zip(array, packed):
         row[: 4 + len(text)] = np.frombuffer(len(text).to_bytes(4, "little") + text, dtype=np.uint8)
@@ -141,7 +142,7 @@ def array_to_text(array: np.ndarray, kind: str | None) -> list[Any]:
     """
     rows = [bytes(row) for row in np.ascontiguousarray(array)]
     texts = [row[4 : 4 + int.from_bytes(row[:4], "little")] for row in rows]
-    return [text.decode() for text in texts] if kind == "str" else list(texts)
+    return [text.decode(errors="surrogatepass") for text in texts] if kind == "str" else list(texts)
 
 
 def array_of(values: Any) -> np.ndarray:

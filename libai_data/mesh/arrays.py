@@ -33,7 +33,8 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     """
     whose = f"field '{field_name}'" if field_name else "the value"
     if isinstance(value, np.ndarray):
-        array = value
+        # A matrix has two dims, whatever is done with it, and cannot be stacked.
+        array = np.asarray(value) if isinstance(value, np.matrix) else value
     elif type(value) is float:
         return np.asarray(value, dtype=np.float32)
     elif isinstance(value, (list, tuple)):

@@ -15,6 +15,7 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError, SampleError
 from libai_data.loader import PadCollator
+from libai_data.loader.default_collate import default_collate
 from libai_data.structures import DistTensorData, Instance
 from tests.loader.sample_datasets import Fields, Ragged, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
@@ -344,6 +345,16 @@ def test_a_batch_of_tuples_unpacks_into_values_and_any_other_into_names(
         assert list(batch) == list(to_global(batch)) == ["x", "name"]
         with pytest.raises(KeyError):
             batch[0]
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_matrices_and_strings_with_surrogates_pass(workers: dict[str, Any], collate_fn: Any) -> None:
+    """As in names of files that are no UTF-8."""
+    name = b"caf\xe9".decode(errors="surrogateescape") + "\ud800"
+    dataset = OfAnyForm(lambda index: {"x": np.matrix([[index, 2]]), "name": name})
+    with loading(dataset, CyclicSampler(dataset, 2), collate_fn=collate_fn, **workers) as loader:
+        assert plain(dict(next(iter(loader)))) == {"x": [[[0, 2]], [[1, 2]]], "name": [name, name]}
 
 
 PADDED = {
