@@ -41,6 +41,7 @@ STARTS_JOBS = (
     "test_launcher.py",
     "test_mixed_training.py",
     "test_own_loop.py",
+    "test_streaming.py",
     "test_two_nodes.py",
 )
 LONG = ("distributed", "loader", "docs", "engine", "commands", "data/sources", "data/text")

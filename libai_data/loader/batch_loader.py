@@ -12,6 +12,7 @@ from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
+from libai_data.data.sources.streamed import StreamedSource
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FUNCTION, INT, Rule, check, list_of, one_of, or_none, real, whole
@@ -31,7 +32,7 @@ from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
 from libai_data.loader.starting import START_METHODS, WorkerStarter
 from libai_data.loader.threads import ThreadExecutor
 from libai_data.loader.worker import Payload
-from libai_data.mesh.current import get_data_parallel_size
+from libai_data.mesh.current import get_data_parallel_size, get_mesh
 from libai_data.structures import Agreement, Instance, Origin, RowIndices
 
 WORKER_TYPES = ("process", "thread")
@@ -187,6 +188,7 @@ class BatchLoader(ResumableLoader):
         self._reader: BatchReader | None = None
         self._close_executor: weakref.finalize | None = None
         self._iteration: Iteration | None = None
+        self._streamed: StreamedSource | None = None
         self._is_lent = False
         self._times = LoaderTimes()
         self._stage_times = StageTimes()
@@ -228,14 +230,35 @@ class BatchLoader(ResumableLoader):
             also_kept: batches that the caller keeps in addition to the one in use.
         """
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
+        self._prepare_streaming()
         if self._reader is None or self._reader.is_torn:
             self._end_workers()
             self._renew_memory()
             self._reader = self._start()
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
-        self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times)
+        self._read_ahead(position)
+        # Not a method, with which the loader would be in a cycle, and live on when nobody has it.
+        reached = partial(_tell_reached, self._streamed, self.stream)
+        self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached)
         return self._iteration
+
+    def _prepare_streaming(self) -> None:
+        """Find the streamed source that the stream reads, before workers get a copy of it."""
+        source = getattr(self.dataset, "source", self.dataset)
+        self._streamed = None
+        if isinstance(source, StreamedSource) and isinstance(self.stream, StreamSampler):
+            self._streamed = source
+            source.use_share(self.stream.share_of_node(get_mesh().num_nodes))
+
+    def _read_ahead(self, position: int) -> None:
+        if self._streamed is None:
+            return
+        plan = self.stream.shard_plan(position)
+        if plan is not None:
+            self._streamed.read_ahead(plan)
+        elif getattr(self.stream.order, "shuffle", True):
+            self._streamed.check_holds_all()
 
     @property
     def collates(self) -> bool:
@@ -329,6 +352,8 @@ class BatchLoader(ResumableLoader):
         if self._iteration is not None:
             self._iteration.end("the loader was closed; iter(loader) starts it again")
             self._iteration = None
+        if self._streamed is not None:
+            self._streamed.end_read_ahead()
         self._end_workers()
         self._arena.close()
 
@@ -353,3 +378,9 @@ def _run_what_is_queued() -> None:
     """Wait for OneFlow, which runs some steps behind the trainer, and keeps the batches of these steps in use."""
     if "oneflow" in sys.modules:
         sys.modules["oneflow"].zeros(1).numpy()
+
+
+def _tell_reached(source: StreamedSource | None, stream: Any, position: int) -> None:
+    """Tell a streamed source which batch was handed out."""
+    if source is not None:
+        source.reached(stream.batch_of(position))

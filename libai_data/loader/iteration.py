@@ -84,10 +84,20 @@ class Iteration:
         reader: reads them.
         ahead: batches to read ahead of the one asked for.
         times: where waiting is counted.
+        reached: called with the position of each batch that is handed out.
     """
 
-    def __init__(self, stream: Any, position: int, reader: BatchReader, ahead: int, times: LoaderTimes) -> None:
+    def __init__(
+        self,
+        stream: Any,
+        position: int,
+        reader: BatchReader,
+        ahead: int,
+        times: LoaderTimes,
+        reached: Callable[[int], None],
+    ) -> None:
         self._reader = reader
+        self._reached = reached
         self._ahead = ahead
         self._times = times
         self._plan = stream.batches(position)
@@ -126,6 +136,7 @@ class Iteration:
             raise StopIteration
         self._pending.popleft()
         self._count(asked)
+        self._reached(batch.index_batch.position)
         return batch
 
     def next_if_ready(self) -> ReadyBatch | None:

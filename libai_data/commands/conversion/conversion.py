@@ -20,10 +20,11 @@ from libai_data.data.files.identity import key_of
 from libai_data.data.shard_work.process_pool import Work, WorkError, done_by_processes
 from libai_data.data.shard_work.work_folder import check_same_plan, keep_to_plan, own_folder, write_json
 from libai_data.data.sources.opening import open_source, source_format
+from libai_data.data.sources.shard_counts import MANIFEST
 from libai_data.errors import ConfigError, FormatError, SchemaError, nearest
 from libai_data.errors.argument_rules import check, whole
 
-MANIFEST, _UNFINISHED = ".libai_data_manifest.json", ".libai_data_parts"
+_UNFINISHED = ".libai_data_parts"
 _TELL_COLUMNS = 1000
 
 

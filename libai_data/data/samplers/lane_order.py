@@ -14,7 +14,7 @@ from functools import cached_property
 from heapq import merge
 from itertools import count
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.random.permutation import permuted_each, places_in_each
 from libai_data.data.samplers.lane_visits import VISITS_VERSION, LaneVisits, ShardRow
 from libai_data.data.samplers.order import Order
+from libai_data.data.shard_use import ShardUse
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import check, or_none, whole
 
@@ -32,20 +33,6 @@ BLOCK = 4
 _RULES = {"lanes": or_none(whole(1, 1 << 16)), "block": or_none(whole(1))}
 _SPANS_KEPT = 8
 _TABLES_OF_LANE = 4
-
-
-class ShardUse(NamedTuple):
-    """A time in which a reader needs a shard.
-
-    Args:
-        shard: number of the shard.
-        first: the first global batch that may have a sample of it.
-        last: the last such batch.
-    """
-
-    shard: int
-    first: int
-    last: int
 
 
 @dataclass(frozen=True)
@@ -228,6 +215,12 @@ class LaneOrder(Order):
                         batches = max(low, start) // batch_size, high // batch_size
                         for shard in shards[slice(*visits.block_shards[block : block + 2])].tolist():
                             yield ShardUse(shard, *batches)
+
+    def next_use(self, shard: int, batch_size: int, batch: int) -> int:
+        """The first batch after this one that may need a shard: the beginning of its block in the next epoch."""
+        epoch = (batch + 1) * batch_size // self.epoch_size + 1
+        index = np.array([self._visits.row.starts[shard]])
+        return int(self.find(epoch, index)[0]) // batch_size
 
     def in_words(self) -> str:
         return f"in {self.lanes} lanes, blocks of {self.block} shards, {super().in_words()}"

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.data.samplers.walk import Walk
+from libai_data.data.shard_use import ShardPlan
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.structures import BatchInfo
@@ -249,6 +251,32 @@ class StreamSampler:
         count = count if end is None else min(count, end - int(firsts[0]))
         places = self.order.in_rows(self.left_out.places_of(firsts[:, None] + np.arange(count)))
         return np.take_along_axis(places, np.minimum((positions - firsts)[:, None] + rows, count - 1), axis=1)
+
+    def share_of_node(self, nodes: int) -> float:
+        """Of the rows that a node reads, the part of this reader, if all nodes read equally many.
+
+        Args:
+            nodes: that read.
+        """
+        return min(1.0, len(self._shards) / self.data_parallel_size * nodes)
+
+    def shard_plan(self, position: int) -> ShardPlan | None:
+        """The shards that this reader needs from a position on; None without lanes.
+
+        Batches are counted by `batch_of` a position.
+        """
+        order = self.order
+        if not isinstance(order, LaneOrder):
+            return None
+        size = self.global_batch_size
+        rows = self._rows_of(size)
+        first = self.batch_of(position)
+        uses = order.shard_uses(range(int(rows[0]), int(rows[-1]) + 1), size, first)
+        return ShardPlan(uses, lambda shard, batch: order.next_use(shard, size, batch))
+
+    def batch_of(self, position: int) -> int:
+        """The number of a global batch in a `shard_plan`: all places count, and batches of the sampler's own size."""
+        return self.left_out.place_of(position) // self.global_batch_size
 
     def _first_of_turns(self, position: int, size: int) -> int:
         """Where the global batch begins of which the batch at a position is a part."""

@@ -43,6 +43,12 @@ class LastUsed:
                 self._bytes -= self._values.popitem(last=False)[1][1]
         return value
 
+    def clear(self) -> None:
+        """Let go of all values."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
+
     def made(self, key: Hashable, make: Callable[[], tuple[Any, int]]) -> Any:
         """The value of a key; `make` gives it with its bytes if it is not kept."""
         found = self.get(key)

@@ -28,17 +28,27 @@ logger = logging.getLogger(__name__)
 
 _ENDINGS = (".part", ".room", ".lock")
 _NAME = re.compile(r"(?P<key>[0-9a-f]{24})(?:\.(?:lock|part|room)|-.*)")
+_INDEX = re.compile(r".*-[0-9a-f]{24}\.(?:npy|lock|unfinished)")  # see `record_index`
 _FLOCK = struct.Struct("hhqqi0q")
+_IN_USE = "in_use"
 _DIGITS = 15  # Of a key, which tell its byte: the offset of a lock has 63 bits.
+NO_ROOM = "finds no room"
+"""What the error of a full cache says."""
 _guard = threading.RLock()
 
 
 @dataclass
 class _Entry:
-    """What the cache has of one file: bytes held or promised, and when it was used last (ns)."""
+    """What the cache has of one file: bytes held or promised, those of its index, and when it was used last (ns)."""
 
-    size: int = 0
+    copy: int = 0
+    index: int = 0
     used: int = 0
+
+    @property
+    def size(self) -> int:
+        """All bytes."""
+        return self.copy + self.index
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,16 @@ class LocalCache:
             finally:
                 os.close(lock)
 
+    def expect(self, key: str, when: int) -> None:
+        """Note when a copy will be used again; of copies that are not in use, that with the earliest time goes first.
+
+        Args:
+            key: of the copy.
+            when: ns, as of a file's time of change; the later, the longer the copy is kept.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.directory / f"{key}.lock", ns=(when, when))
+
     def _make(
         self, key: str, copy: Path, size: int | None, make: Callable[[Path], None], lock: int, first: Failures
     ) -> None:
@@ -127,7 +147,7 @@ class LocalCache:
                     del entries[other]
             if held + size > self.size:
                 raise StorageError(
-                    f"a file of {size} bytes finds no room in the cache {self.directory} of {self.size} bytes, where "
+                    f"a file of {size} bytes {NO_ROOM} in the cache {self.directory} of {self.size} bytes, where "
                     f"{held} bytes are in use in {len(entries)} files; make LIBAI_DATA_CACHE_SIZE larger"
                 )
             with open(self.directory / f"{key}.room", "wb") as room:
@@ -143,11 +163,13 @@ class LocalCache:
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat()
                     entry = found.setdefault(match["key"], _Entry())
-                    if file.name.endswith(".lock"):
+                    if _INDEX.fullmatch(file.name):
+                        entry.index += status.st_size
+                    elif file.name.endswith(".lock"):
                         entry.used = status.st_mtime_ns
                     else:
                         # A file that is being made has a promise of its whole size beside it.
-                        entry.size = max(entry.size, status.st_size)
+                        entry.copy = max(entry.copy, status.st_size)
         return found
 
     def _evict(self, key: str) -> bool:
@@ -222,6 +244,13 @@ class _Uses:
             raise BlockingIOError(f"the copy {key} is being removed")
         self._counts[key] += 1
 
+    def is_current(self, folder: Path) -> bool:
+        """Whether other processes look here: not if someone has deleted the folder."""
+        try:
+            return os.path.samestat(os.fstat(self.descriptor), os.stat(folder / _IN_USE))
+        except FileNotFoundError:
+            return False
+
     def remove(self, folder: Path, key: str) -> None:
         with _guard:
             self._counts[key] -= 1
@@ -250,7 +279,7 @@ def use(folder: Path, key: str) -> Callable[[], None]:
     """
     with _guard:
         uses = _current.get(folder)
-        if uses is None:
+        if uses is None or not uses.is_current(folder):
             uses = _current[folder] = _Uses(folder)
         uses.add(key)
     return lambda: uses.remove(folder, key)
@@ -266,7 +295,7 @@ def is_used(folder: Path, key: str) -> bool:
 
 
 def _opened(folder: Path) -> int:
-    return os.open(folder / "in_use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
 
 
 def _lock(descriptor: int, key: str, kind: int) -> bool:

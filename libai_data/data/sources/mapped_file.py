@@ -93,6 +93,10 @@ class MappedFile:
             self._array = mapped.array
         return self._array
 
+    def map(self) -> None:
+        """Map the file now, so that it may be removed."""
+        self._mapped()
+
     def release(self) -> None:
         """Take what was read out of this process's resident memory, since it is kept decoded."""
         if self._map is not None:

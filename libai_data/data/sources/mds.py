@@ -43,9 +43,12 @@ class MDSSource(ShardedSource):
         FormatError: A file is cut short or damaged, compressed in another way, or has a column of pickled objects.
     """
 
-    def __init__(self, paths: Paths, columns: Sequence[str] | None = None) -> None:
-        described = _described(listed(paths))
-        files = [_opened(path, shard) for path, shard in described.items()]
+    def __init__(self, paths: Paths | MappedFile, columns: Sequence[str] | None = None) -> None:
+        if isinstance(paths, MappedFile):
+            described, files = described_shards([paths.source]), [paths]
+        else:
+            described = described_shards(listed(paths))
+            files = [_opened(path, shard) for path, shard in described.items()]
         shards = [_Shard(file, shard, columns) for file, shard in zip(files, described.values())]
         super().__init__(files, shards, None if columns is None else list(columns))
 
@@ -58,7 +61,7 @@ class _Column(NamedTuple):
     size: int
 
 
-class _Described(NamedTuple):
+class DescribedShard(NamedTuple):
     """What an index says of a shard.
 
     Args:
@@ -80,7 +83,7 @@ class _Described(NamedTuple):
     columns: tuple[_Column, ...]
 
     @classmethod
-    def from_json(cls, shard: Any) -> _Described:
+    def from_json(cls, shard: Any) -> DescribedShard:
         """Read an entry of an index; what is malformed raises a KeyError, TypeError or ValueError."""
         if (shard["format"], shard["version"]) != ("mds", _VERSION):
             raise ValueError(f"a shard has the format {shard['format']!r}, version {shard['version']}; MDS 2 is read")
@@ -102,7 +105,7 @@ class _Described(NamedTuple):
 
 
 class _Shard:
-    def __init__(self, file: MappedFile, described: _Described, columns: Sequence[str] | None) -> None:
+    def __init__(self, file: MappedFile, described: DescribedShard, columns: Sequence[str] | None) -> None:
         self._file = file
         self._count, self._columns = described.samples, described.columns
         self._chosen = set(chosen_columns([column.name for column in self._columns], columns, file.source))
@@ -176,11 +179,11 @@ class _Shard:
         self._decoders = self._made_decoders()
 
 
-def _described(files: Sequence[str]) -> dict[str, _Described]:
+def described_shards(files: Sequence[str]) -> dict[str, DescribedShard]:
     """Path -> what the index says of a shard, in the order of the files."""
     given = [path for path in files if path.rpartition("/")[2] == _INDEX]
     indices = given or sorted({_beside(path, _INDEX) for path in files})
-    known: dict[str, _Described] = {}
+    known: dict[str, DescribedShard] = {}
     there, claimed = set(files), set()
     for index in indices:
         for shard in _shards_of(index):
@@ -200,16 +203,16 @@ def _described(files: Sequence[str]) -> dict[str, _Described]:
     return found
 
 
-def _shards_of(index: str) -> list[_Described]:
+def _shards_of(index: str) -> list[DescribedShard]:
     with LocalFile(index) as file:
         content = Path(file.path).read_bytes()
     try:
-        return [_Described.from_json(shard) for shard in json.loads(content)["shards"]]
+        return [DescribedShard.from_json(shard) for shard in json.loads(content)["shards"]]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{index} is no index of MDS shards: {type(error).__name__}: {error}") from error
 
 
-def _opened(path: str, shard: _Described) -> MappedFile:
+def _opened(path: str, shard: DescribedShard) -> MappedFile:
     if not shard.packed or not path.endswith(shard.packed):
         return MappedFile(path)
     if shard.compression != "zstd":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
-from pathlib import Path
 from typing import Any, Callable
 
 from libai_data.data.sources.array_record import ArrayRecordSource
 from libai_data.data.sources.arrow import ArrowSource
 from libai_data.data.sources.cifar import CIFAR10, CIFAR100, CIFARSource
+from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.sources.image_records import ImageRecords
 from libai_data.data.sources.imagenet_tar import ImageNetTarSource
@@ -20,6 +19,7 @@ from libai_data.data.sources.numpy_files import NumpySource
 from libai_data.data.sources.parquet import ParquetSource
 from libai_data.data.sources.sharded import Paths
 from libai_data.data.sources.storage import listed, patterns_of
+from libai_data.data.sources.streamed import StreamedSource
 from libai_data.data.sources.webdataset import WebDatasetSource
 from libai_data.errors import ConfigError, nearest
 
@@ -53,54 +53,41 @@ SOURCES: dict[str, Callable[..., Any]] = {
 }
 """Formats by name; those of images take the folder that their source takes, and "_test" the images to test with."""
 
-_OF_ENDING = {
-    ".array_record": "array_record",
-    ".arrayrecord": "array_record",
-    ".tar": "webdataset",
-    ".parquet": "parquet",
-    ".mds": "mds",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".npy": "numpy",
-    ".npz": "numpy",
-}
 # What datasets writes beside its Arrow files, and Streaming beside MDS shards.
 _NOTES = (".json",)
 
 
-def open_source(paths: Paths, format: str = "") -> Any:
+def open_source(paths: Paths, format: str = "", streaming: bool = False) -> Any:
     """The source of some files.
 
     Args:
-        paths: files, globs or folders; see `storage.listed`.
+        paths: files, globs or folders; see `storage.listed`. To stream: the address of one folder of shards.
         format: one of `SOURCES`; by default from the endings of the file names.
+        streaming: copy each shard to this machine when it is needed, and remove copies that are not; see
+            `StreamedSource`.
 
     Raises:
-        ConfigError: There is no such file or format, or the file names give no format, or several.
+        ConfigError: There is no such file or format, or the file names give no format, or several. Or the shards
+            cannot be streamed.
         FormatError: A file cannot be read.
     """
-    return SOURCES[source_format(paths, format)](paths)
+    if not streaming:
+        return SOURCES[source_format(paths, format)](paths)
+    folders = patterns_of(paths)
+    if len(folders) != 1:
+        raise ConfigError(f"streaming reads one folder of shards, not {folders}; give its address")
+    return StreamedSource(folders[0], SOURCES, _checked(format))
 
 
 def source_format(paths: Paths, format: str = "") -> str:
     """The name of the format of some files; see `open_source`."""
-    if format:
-        if not isinstance(format, str) or format not in SOURCES:
-            raise ConfigError(f"there is no format {format!r}; there are {list(SOURCES)}.{nearest(format, SOURCES)}")
+    if _checked(format):
         return format
     files = [path for path in listed(paths) if not path.endswith(_NOTES)]
-    found = sorted({_format_of(path) for path in files})
-    if len(found) != 1 or not found[0]:
-        endings = sorted({Path(path).suffix for path in files})
-        raise ConfigError(
-            f"the files of {paths} end with {endings}, which belong to no single format; name it: {list(SOURCES)}"
-        )
-    return found[0]
+    return format_of_files(paths, files, SOURCES)
 
 
-def _format_of(path: str) -> str:
-    # Shards of ArrayRecord are often called "x.array_record-00001-of-00008", compressed ones of MDS "x.mds.zstd".
-    _, ending = os.path.splitext(path.removesuffix(".zstd") if path.endswith(".mds.zstd") else path)
-    return _OF_ENDING.get(ending, "") or _OF_ENDING.get(ending.partition("-")[0], "")
+def _checked(format: str) -> str:
+    if format and (not isinstance(format, str) or format not in SOURCES):
+        raise ConfigError(f"there is no format {format!r}; there are {list(SOURCES)}.{nearest(format, SOURCES)}")
+    return format

@@ -28,7 +28,8 @@ def record_index(
         file: of records.
         kind: what the index is of, with its version.
         build: makes the index, int64 [n] each.
-        cache_dir: folder for index files; see `index_folder`, for which `.libai_data_index` lies beside the file.
+        cache_dir: folder for index files; see `index_folder`, for which `.libai_data_index` lies beside the file. By
+            default, the index of a copy of a store's file lies beside the copy.
 
     Returns:
         The arrays, read-only; see `cached_arrays`.
@@ -44,8 +45,10 @@ def record_index(
         return found
 
     name = f"{file.path.name}-{key_of(kind, file.identity)}"
-    beside = None if file.is_copy else file.path.parent / FOLDER
-    return cached_arrays(index_folder(cache_dir, beside, name), name, build_of_this_file)
+    if file.is_copy and cache_dir in (None, ""):
+        # A part of the copy's entry in the cache, which goes with the copy.
+        return cached_arrays(file.path.parent, name, build_of_this_file)
+    return cached_arrays(index_folder(cache_dir, file.path.parent / FOLDER, name), name, build_of_this_file)
 
 
 def index_folder(cache_dir: PathLike | None, beside: Path | None, name: str) -> Path:

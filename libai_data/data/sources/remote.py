@@ -119,13 +119,35 @@ def list_files(url: str, attempts: int) -> list[str]:
         raise
 
 
-def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
+def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Result:
+    """Read parts of a file of a store.
+
+    Args:
+        url: the file's address.
+        read: gets the open file, which asks the store for what is read of it.
+        attempts: how often to ask.
+
+    Raises:
+        ConfigError: There is no such file, or what reads such a store is not installed.
+        StorageError: The store does not answer, gives no parts of files, or `read` fails.
+    """
+
+    def ask() -> _Result:
+        store, name = _store_of(url)
+        with store.open(name, "rb", cache_type="none") as file:
+            return read(file)
+
+    return _patiently(url, "read in parts", ask, attempts)
+
+
+def fetch(remote: RemoteFile, target: Path, attempts: int, since: str = "while it was fetched") -> None:
     """Copy a file of a store, and check the copy.
 
     Args:
         remote: the file, as it must still be.
         target: where to; after an error, what is there is worth nothing.
         attempts: how often to begin.
+        since: when `remote` was looked up, in words.
 
     Raises:
         ConfigError: It is not there any more.
@@ -135,6 +157,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
 
     def copy() -> None:
         store, name = _store_of(remote.url)
+        target.parent.mkdir(parents=True, exist_ok=True)  # if someone has deleted the cache meanwhile
         store.get_file(name, str(target))
         store.invalidate_cache()
         if _described(remote.url, store.info(name)).identity != remote.identity:
@@ -152,8 +175,26 @@ def fetch(remote: RemoteFile, target: Path, attempts: int) -> None:
         _patiently(remote.url, "fetched", copy, attempts)
     except _Changed:
         raise StorageError(
-            f"{remote.url} has changed while it was fetched; start again when nothing writes to it any more"
+            f"{remote.url} has changed {since}; start again when nothing writes to it any more"
         ) from None
+
+
+def write_file(url: str, content: bytes, attempts: int) -> None:
+    """Write a file of a store.
+
+    Raises:
+        ConfigError: The store lets nobody write, or this user.
+        StorageError: The store does not answer.
+    """
+
+    def write() -> None:
+        store, name = _store_of(url)
+        try:
+            store.pipe_file(name, content)
+        except NotImplementedError as error:
+            raise ConfigError(f"{url} cannot be written: the store is for reading alone") from error
+
+    _patiently(url, "written", write, attempts)
 
 
 def md5_of(path: Path) -> str:

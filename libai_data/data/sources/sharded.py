@@ -19,9 +19,9 @@ Indices = Union[Sequence[int], np.ndarray]
 _READ_AT_ONCE = 256
 
 
-def opened(paths: Paths) -> list[MappedFile]:
-    """The files that paths name; see `storage.listed`."""
-    return [MappedFile(path) for path in listed(paths)]
+def opened(paths: Paths | MappedFile) -> list[MappedFile]:
+    """The files that paths name; see `storage.listed`. Or one that is open already."""
+    return [paths] if isinstance(paths, MappedFile) else [MappedFile(path) for path in listed(paths)]
 
 
 class Shard(Protocol):

@@ -47,30 +47,31 @@ class TarIndex:
         return cls(PackedNames.from_numbers(ends, data), offsets, sizes)
 
 
-def index_tar(path: str | Path, start: int = 0, stop: int | None = None) -> TarIndex:
+def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called: str = "") -> TarIndex:
     """Find the files of an archive; reads its headers only.
 
     Args:
         path: of the file.
         start: byte at which the archive begins, if it lies within a file.
         stop: byte at which it ends; by default that of the file.
+        called: what errors call the file; by default its path.
 
     Raises:
         FormatError: It is truncated, compressed, no tar, or has a name that leads out of it; the offset is named.
         OSError: The file is not there, or may not be read.
     """
-    offsets, sizes = array("q"), array("q")
+    offsets, sizes, named = array("q"), array("q"), called or path
 
     def names() -> Iterator[str]:
         with open(path, "rb") as file:
             end = os.fstat(file.fileno()).st_size if stop is None else stop
-            for info in _members(path, file, start, end):
+            for info in _members(named, file, start, end):
                 if info.issparse():
-                    raise _broken(path, info.offset, "a sparse file; write the archive without --sparse")
+                    raise _broken(named, info.offset, "a sparse file; write the archive without --sparse")
                 if info.isreg():
                     offsets.append(info.offset_data)
                     sizes.append(info.size)
-                    yield _checked_name(path, info)
+                    yield _checked_name(named, info)
 
     packed = PackedNames.of(names())
     return TarIndex(packed, np.array(offsets, np.int64), np.array(sizes, np.int64))

@@ -79,7 +79,7 @@ class _Shard:
 
 def _build(file: MappedFile) -> list[np.ndarray]:
     """Of all samples the first member; of all members start, stop and ending; all keys; all endings."""
-    index = index_tar(file.path)
+    index = index_tar(file.path, called=file.source)
     first, numbers, endings = [0], array("q"), array("q")
     numbered: dict[str, int] = {}
 

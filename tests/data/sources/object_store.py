@@ -62,6 +62,10 @@ class ObjectStore:
         self._ask("PUT", f"/{BUCKET}/{quote(name)}", data)
         return f"s3://{BUCKET}/{name}"
 
+    def delete(self, name: str) -> None:
+        """Remove an object."""
+        self._ask("DELETE", f"/{BUCKET}/{quote(name)}")
+
     def environment(self) -> dict[str, str]:
         """What a process needs to find this store."""
         return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
@@ -80,7 +84,7 @@ class ObjectStore:
         connection.request(method, path, body, {"Authorization": f"{credential}, SignedHeaders=host, Signature=none"})
         status = connection.getresponse().status
         connection.close()
-        if status != 200:
+        if status not in (200, 204):
             raise RuntimeError(f"{method} {path} was answered with {status}")
 
 

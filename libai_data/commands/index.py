@@ -1,0 +1,53 @@
+"""The command `libai-data index ADDRESS`: count the samples of shards once, so that trainings can stream them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+
+from tqdm import tqdm
+
+from libai_data.commands.console import print_lines
+from libai_data.data.sources.opening import open_source
+from libai_data.data.sources.shard_counts import AT_ONCE, STREAMED, counted
+from libai_data.data.sources.shard_table import TABLE
+from libai_data.errors.argument_rules import check, whole
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    arguments = argparse.ArgumentParser(prog="libai-data index", description=__doc__)
+    arguments.add_argument("folder", help="address of the folder of the shards")
+    arguments.add_argument(
+        "--format", choices=list(STREAMED), default="", help="of the shards (default: by their names)"
+    )
+    arguments.add_argument(
+        "--at-once", type=int, default=AT_ONCE, metavar="N", help="shards to ask the store for (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--output", metavar="FILE", help=f"for the table (default: {TABLE} in the folder, where it has to be)"
+    )
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Count the samples; returns the exit code: 1 if that failed."""
+    asked = parser().parse_args(argv)
+
+    def lines() -> Iterable[str]:
+        check({"at_once": whole(1)}, at_once=asked.at_once)
+        folder = asked.folder.rstrip("/")
+        target = asked.output or f"{folder}/{TABLE}"
+        with tqdm(unit="shard", file=sys.stderr) as bar:
+
+            def told(total: int) -> None:
+                bar.total = total
+                bar.update()
+
+            table = counted(folder, asked.format, open_source, asked.at_once, told)
+        table.save(target)
+        yield f"{int(table.samples.sum())} samples in {len(table)} shards of {int(table.sizes.sum())} bytes in all"
+        yield f"the table is {target}"
+
+    return print_lines("index", lines)

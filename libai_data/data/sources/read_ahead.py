@@ -1,0 +1,95 @@
+"""Fetches shards before they are needed: several at once, in the order of their first use, up to a number of bytes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Callable
+
+import numpy as np
+
+from libai_data.data.shard_use import ShardUse
+from libai_data.errors import DataPipelineError
+
+logger = logging.getLogger(__name__)
+
+_AT_ONCE = 8
+_Held = list[tuple[ShardUse, "Future[Callable[[], None]]"]]
+
+
+class ReadAhead:
+    """Holds the shards that the next batches need.
+
+    A shard that cannot be fetched is left out, with a warning: whoever reads it fetches it again, and raises.
+
+    Args:
+        uses: of the shards, in the order of their first batch.
+        hold: fetches a shard, and returns what lets go of it.
+        sizes: int64 [shards], bytes.
+        budget: bytes that are held or fetched, at most; one shard is held even if it has more.
+        done: called with a shard and the last batch of a use, when that has passed.
+    """
+
+    def __init__(
+        self,
+        uses: Iterator[ShardUse],
+        hold: Callable[[int], Callable[[], None]],
+        sizes: np.ndarray,
+        budget: int,
+        done: Callable[[int, int], None],
+    ) -> None:
+        self._uses, self._hold, self._sizes, self._budget, self._done = uses, hold, sizes, budget, done
+        self._held: _Held = []
+        self._waiting: ShardUse | None = None
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="reads shards ahead")
+        self._close = weakref.finalize(self, _let_go, self._held, self._pool)
+        self.reached(0)
+
+    def reached(self, batch: int) -> None:
+        """Let go of shards whose last use is before this batch, and fetch more."""
+        with self._lock:
+            # One that is still being fetched is let go of later.
+            kept: _Held = []
+            for use, fetched in self._held:
+                if use.last < batch and fetched.done():
+                    fetched.result()()
+                    self._done(use.shard, use.last)
+                else:
+                    kept.append((use, fetched))
+            self._held[:] = kept
+            shards = {use.shard for use, _ in self._held}
+            taken = sum(int(self._sizes[shard]) for shard in shards)
+            while len(self._held) < 2 * len(self._sizes):
+                use = self._waiting or next(self._uses)
+                self._waiting = None
+                if use.last < batch:
+                    continue
+                more = 0 if use.shard in shards else int(self._sizes[use.shard])
+                if taken and taken + more > self._budget:
+                    self._waiting = use
+                    return
+                taken += more
+                shards.add(use.shard)
+                self._held.append((use, self._pool.submit(self._fetched, use.shard)))
+
+    def _fetched(self, shard: int) -> Callable[[], None]:
+        try:
+            return self._hold(shard)
+        except (DataPipelineError, OSError) as error:
+            logger.warning("A shard cannot be fetched ahead: %s", error)
+            return lambda: None
+
+    def close(self) -> None:
+        """Let go of all shards."""
+        self._close()
+
+
+def _let_go(held: _Held, pool: ThreadPoolExecutor) -> None:
+    pool.shutdown(wait=False, cancel_futures=True)
+    for _, fetched in held:
+        fetched.add_done_callback(lambda done: None if done.cancelled() else done.result()())
+    held.clear()

@@ -1,0 +1,166 @@
+"""Counts the samples of the shards of a store: from what lies beside them or in their footers, else by reading them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.config.naming import installed
+from libai_data.data.sources.file_formats import format_of_files
+from libai_data.data.sources.local_cache import NO_ROOM
+from libai_data.data.sources.mds import described_shards
+from libai_data.data.sources.packed_names import PackedNames
+from libai_data.data.sources.remote import RemoteFile, is_remote, list_files, look_up, read_ranges
+from libai_data.data.sources.shard_table import TABLE, ShardTable
+from libai_data.data.sources.storage import LocalFile, Storage
+from libai_data.errors import ConfigError, FormatError, StorageError
+
+STREAMED = ("array_record", "webdataset", "parquet", "mds", "arrow", "jsonl", "numpy")
+"""Formats of which each shard can be read by itself."""
+MANIFEST = ".libai_data_manifest.json"
+"""What `libai-data convert` writes beside its shards."""
+AT_ONCE = 16
+
+
+def counted(
+    folder: str,
+    format: str = "",
+    open_copy: Callable[[str, str], Any] | None = None,
+    at_once: int = AT_ONCE,
+    told: Callable[[int], object] = lambda total: None,
+) -> ShardTable:
+    """Count the samples of all shards below a folder.
+
+    Args:
+        folder: address, without a slash at its end.
+        format: of the shards; by default from the endings of their names.
+        open_copy: address and format -> source, to count what is written nowhere; by default that is an error.
+        at_once: shards that the store is asked for at once.
+        told: called after each shard, with the number of all.
+
+    Raises:
+        ConfigError: The folder is none of a store, has no shards, or a format that cannot be streamed; or nothing but
+            reading tells the samples.
+        FormatError: What lies beside the shards does not fit them.
+        StorageError: The store does not answer.
+    """
+    attempts = Storage.from_environment().attempts
+    check_address(folder)
+    found = list_files(f"{folder}/", attempts)
+    other = next((path for path in found if not path.startswith(f"{folder}/")), "")
+    if other:
+        raise ConfigError(f"{folder} is no folder of shards: the store has {other}; give the address of their folder")
+    files = [path for path in found if not path.endswith(".json")]
+    if not files:
+        raise ConfigError(f"{folder} has no shards; give the address of a folder of shards")
+    kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
+    known = _of_mds(found) if kind == "mds" else _of_manifest(folder)
+    if kind == "mds":
+        files = list(known)
+
+    def count(path: str) -> tuple[int, RemoteFile]:
+        remote = look_up(path, attempts)
+        if remote.size is None:
+            raise ConfigError(f"{path} cannot be streamed: the store does not tell its size; open it without streaming")
+        samples = _samples(folder, kind, remote, known, open_copy, attempts)
+        told(len(files))
+        return samples, remote
+
+    with ThreadPoolExecutor(at_once) as pool:
+        rows = list(pool.map(count, files))
+    remotes = [remote for _, remote in rows]
+    return ShardTable(
+        kind,
+        PackedNames.of(path[len(folder) + 1 :] for path in files),
+        np.array([samples for samples, _ in rows], np.int64),
+        np.array([remote.size for remote in remotes], np.int64),
+        np.array([remote.identity for remote in remotes], "S24"),
+        np.array([remote.md5 or "" for remote in remotes], "S32"),
+        np.array([remote.md5_is_sure for remote in remotes], np.uint8),
+    )
+
+
+def checked_format(folder: str, format: str) -> str:
+    """A format, if shards of it can be streamed."""
+    if format not in STREAMED:
+        raise ConfigError(
+            f"{folder} cannot be streamed: its format is {format!r}, and those that can are {list(STREAMED)}; open it "
+            "without streaming, or write it in one of these with 'libai-data convert'"
+        )
+    return format
+
+
+def check_address(folder: str) -> None:
+    """Refuse what is no folder of a store, or a glob."""
+    if not is_remote(folder):
+        raise ConfigError(f"{folder} is on this machine, where nothing has to be streamed; open it without streaming")
+    if any(sign in folder for sign in "*?["):
+        raise ConfigError(f"{folder} is a glob; streaming reads one folder of shards: give its address")
+
+
+def _samples(
+    folder: str,
+    kind: str,
+    remote: RemoteFile,
+    known: Mapping[str, tuple[int, int]],
+    open_copy: Callable[[str, str], Any] | None,
+    attempts: int,
+) -> int:
+    if remote.url in known:
+        samples, size = known[remote.url]
+        if size != remote.size:
+            raise FormatError(f"{remote.url} has {remote.size} bytes, where what lies beside it says {size}")
+        return samples
+    why = ""
+    if kind == "parquet":
+        pyarrow_parquet = installed("pyarrow.parquet", "the footer of a Parquet file", "'libai_data[records]'")
+        try:
+            return int(
+                read_ranges(remote.url, lambda file: pyarrow_parquet.ParquetFile(file).metadata.num_rows, attempts)
+            )
+        except StorageError as error:
+            why = f" ({error})"
+    if open_copy is None:
+        raise ConfigError(
+            f"nothing tells how many samples {remote.url} has{why}; run 'libai-data index {folder}' once, which counts "
+            f"them and writes {TABLE} beside the shards"
+        )
+    try:
+        return len(open_copy(remote.url, kind))
+    except StorageError as error:
+        if NO_ROOM not in str(error):
+            raise
+        raise StorageError(f"{remote.url} cannot be counted: {error}, or count fewer shards at once") from error
+
+
+def _of_mds(files: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Address -> samples and bytes of MDS shards, in the order of the files."""
+    found = {}
+    for path, shard in described_shards(files).items():
+        if shard.packed and path.endswith(shard.packed):
+            raise ConfigError(
+                f"{path} is compressed, and such shards of MDS cannot be streamed; open them without streaming, or "
+                "write them in another format with 'libai-data convert'"
+            )
+        found[path] = shard.samples, shard.size
+    return found
+
+
+def _of_manifest(folder: str) -> dict[str, tuple[int, int]]:
+    """Address -> samples and bytes of what `libai-data convert` has written; nothing without its manifest."""
+    path = f"{folder}/{MANIFEST}"
+    try:
+        with LocalFile(path) as file:
+            content = Path(file.path).read_bytes()
+    except ConfigError:  # There is none.
+        return {}
+    try:
+        shards = json.loads(content)["shards"]
+        return {f"{folder}/{name}": (int(shard["records"]), int(shard["size"])) for name, shard in shards.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path} is no manifest of 'libai-data convert' ({error!r}); remove it") from error

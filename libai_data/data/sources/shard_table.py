@@ -1,0 +1,102 @@
+"""The table of the shards of a data set: names, samples, bytes and versions, so that a stream opens none of them.
+
+`libai-data index ADDRESS` counts the samples once and writes the table beside the shards.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from libai_data.atomic_files import written_whole
+from libai_data.data.files.identity import key_of
+from libai_data.data.sources.packed_names import PackedNames
+from libai_data.data.sources.remote import RemoteFile, is_remote, write_file
+from libai_data.data.sources.storage import LocalFile, Storage
+from libai_data.errors import FormatError
+
+TABLE = ".libai_data_shards.npz"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ShardTable:
+    """The shards below one folder of a store.
+
+    Args:
+        format: of the shards, a name of `opening.SOURCES`.
+        names: of the files, from the folder on, in the order of the samples.
+        samples: int64 [shards].
+        sizes: int64 [shards], bytes.
+        versions: S24 [shards], `RemoteFile.identity`.
+        sums: S32 [shards], `RemoteFile.md5`, empty where the store has none.
+        sure: uint8 [shards], `RemoteFile.md5_is_sure`.
+    """
+
+    format: str
+    names: PackedNames
+    samples: np.ndarray
+    sizes: np.ndarray
+    versions: np.ndarray
+    sums: np.ndarray
+    sure: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def identity(self) -> str:
+        """Changes when a shard does."""
+        return key_of(self.format, *(array.tobytes() for array in (*self.names.numbers(), self.samples, self.versions)))
+
+    def remote(self, folder: str, number: int) -> RemoteFile:
+        """A shard, as it must still be in the store."""
+        md5 = self.sums[number].decode() or None
+        version = self.versions[number].decode()
+        return RemoteFile(
+            f"{folder}/{self.names[number]}", int(self.sizes[number]), md5, bool(self.sure[number]), version
+        )
+
+    def save(self, target: str) -> None:
+        """Write the table to a path or an address."""
+        content = io.BytesIO()
+        ends, data = self.names.numbers()
+        columns = {name: getattr(self, name) for name in _COLUMNS}
+        np.savez(content, format=np.array([str(_VERSION), self.format]), ends=ends, data=data, **columns)
+        if is_remote(target):
+            write_file(target, content.getvalue(), Storage.from_environment().attempts)
+        else:
+            with written_whole(Path(target)) as part:
+                part.write_bytes(content.getvalue())
+
+    @classmethod
+    def read(cls, folder: str) -> ShardTable:
+        """Read the table of a folder.
+
+        Raises:
+            ConfigError: There is none.
+            FormatError: It is damaged, or of another version.
+        """
+        path = f"{folder}/{TABLE}"
+        with LocalFile(path) as file:
+            try:
+                with np.load(file.path, allow_pickle=False) as found:
+                    version, kind = found["format"].tolist()
+                    names = PackedNames.from_numbers(found["ends"], found["data"])
+                    table = cls(kind, names, *(found[name] for name in _COLUMNS))
+            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                raise FormatError(
+                    f"{path} is no table of shards, or it is cut short ({error}); run 'libai-data index {folder}' again"
+                ) from error
+        if version != str(_VERSION):
+            raise FormatError(f"{path} has version {version}; this package reads {_VERSION}: index it again")
+        if {len(getattr(table, name)) for name in _COLUMNS} != {len(names)}:
+            raise FormatError(f"{path} has columns of different lengths; run 'libai-data index {folder}' again")
+        return table
+
+
+_COLUMNS = ("samples", "sizes", "versions", "sums", "sure")

@@ -1,0 +1,255 @@
+"""Records of shards that are copied to this machine when they are needed, and let go when others need their room."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import re
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, Callable
+
+import numpy as np
+
+from libai_data.data.files.identity import key_of
+from libai_data.data.shard_use import ShardPlan, ShardUse
+from libai_data.data.sources.last_used import LastUsed
+from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
+from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.read_ahead import ReadAhead
+from libai_data.data.sources.remote import RemoteFile, fetch
+from libai_data.data.sources.shard_counts import check_address, checked_format, counted
+from libai_data.data.sources.shard_table import TABLE, ShardTable
+from libai_data.data.sources.sharded import Indices, checked_indices, runs_of
+from libai_data.data.sources.storage import LocalFile, Storage
+from libai_data.errors import ConfigError, FormatError, StorageError
+
+logger = logging.getLogger(__name__)
+
+_WAITS = (0.1, 0.5, 2.0, 8.0)
+"""Seconds between attempts to find room in the cache, while others use all of it."""
+_OPENED_AT_MOST = 3
+_NS_PER_BATCH = 1000
+"""Of the times by which copies are kept: the order counts, so that any unit does."""
+_HOUR = 3600 * 10**9
+
+
+class StreamedSource:
+    """The records of the shards below a folder of a store, in the order of their names.
+
+    Opening reads the table that `libai-data index` has written, or counts samples by what tells them without reading
+    the shards: the manifest of `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is
+    fetched into the cache of the node (see `storage`) when one of its records is read, or before that: a loader whose
+    dataset is this source, or has it as `source`, fetches ahead if its order has lanes.
+
+    Args:
+        folder: address.
+        sources: format -> the source of a file.
+        format: of the shards; by default from the endings of their names.
+        storage: where copies are kept; by default as the environment sets it.
+
+    Attributes:
+        shard_lengths: int64 [shards].
+        identity: of the records; see `libai_data.data.files.identity`.
+
+    Raises:
+        ConfigError: There are no shards, they cannot be streamed, nothing tells their samples, or the cache is smaller
+            than a shard.
+        FormatError: What tells the samples is damaged.
+        StorageError: The store does not answer.
+    """
+
+    def __init__(
+        self, folder: str, sources: Mapping[str, Callable[..., Any]], format: str = "", storage: Storage | None = None
+    ) -> None:
+        self.folder = folder.rstrip("/")
+        self.storage = storage or Storage.from_environment()
+        self.table = self._table(format)
+        self._open_file = sources[self.table.format]
+        self.shard_lengths = self.table.samples
+        self._ends = np.cumsum(self.shard_lengths)
+        self.identity = key_of("streamed", self.folder, self.table.identity)
+        self._cache = LocalCache(self.storage.directory, self.storage.size)
+        self.use_share(0.5)
+        self._ahead: ReadAhead | None = None
+        largest = int(self.table.sizes.max(initial=0))
+        if largest > self.storage.size:
+            raise ConfigError(
+                f"{self.folder} has a shard of {largest} bytes, and the cache {self.storage.directory} has "
+                f"{self.storage.size}; set LIBAI_DATA_CACHE_SIZE to at least {2 * largest} bytes"
+            )
+
+    def _table(self, format: str) -> ShardTable:
+        if format:
+            checked_format(self.folder, format)
+        check_address(self.folder)
+        try:
+            table = ShardTable.read(self.folder)
+        except ConfigError:  # There is none.
+            return counted(self.folder, format)
+        if format and table.format != format:
+            raise ConfigError(f"{self.folder}/{TABLE} is of shards of the format {table.format!r}, not {format!r}")
+        checked_format(self.folder, table.format)
+        return table
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, index: int) -> Any:
+        return self.read_many([operator.index(index)])[0]
+
+    def read_many(self, indices: Indices) -> list[Any]:
+        """Records, in the order of their indices.
+
+        Raises:
+            IndexError: There is no such record.
+            FormatError: One cannot be read; the shard is named.
+            StorageError: A shard cannot be fetched, has changed, or finds no room in the cache; it is named.
+        """
+        asked = checked_indices(indices, len(self), f"records of {self.folder}")
+        found: list[Any] = [None] * len(asked)
+        for number, places, rows in runs_of(self._ends, asked):
+            for place, record in zip(places.tolist(), self._shard(number).read_many(rows)):
+                found[place] = record
+        return found
+
+    __getitems__ = read_many
+
+    def _shard(self, number: int) -> Any:
+        return self._open.made(number, lambda: (self._opened(number), int(self.table.sizes[number])))
+
+    def _opened(self, number: int) -> Any:
+        remote = self.table.remote(self.folder, number)
+        for _ in range(_OPENED_AT_MOST):
+            try:
+                file = MappedFile(remote.url, self.hold(number))
+                file.map()
+                opened = self._open_file(file)
+                break
+            except FileNotFoundError:
+                logger.warning(
+                    "The copy of %s has gone from %s; it is fetched again.", remote.url, self.storage.directory
+                )
+        else:
+            raise StorageError(
+                f"{remote.url} cannot be kept in {self.storage.directory}: something deletes files there"
+            )
+        if len(opened) != self.shard_lengths[number]:
+            raise FormatError(
+                f"{remote.url} has {len(opened)} records, where {self.shard_lengths[number]} were counted; run "
+                f"'libai-data index {self.folder}' again"
+            )
+        return opened
+
+    def hold(self, number: int) -> LocalFile:
+        """The copy of a shard, which stays until it is closed or forgotten; fetched if it is not there.
+
+        Raises:
+            ConfigError: The shard is not there any more.
+            StorageError: It cannot be fetched, has changed, or finds no room in the cache.
+        """
+        remote = self.table.remote(self.folder, number)
+        for wait in (*_WAITS, None):
+            try:
+                return _Copy(remote, self._key(remote), self._cache, self.storage.attempts)
+            except StorageError as error:
+                if NO_ROOM not in str(error):
+                    raise
+                if wait is None:
+                    raise StorageError(f"{remote.url} cannot be kept on this machine: {error}") from error
+            # What this process has open, it can open again; what others have is let go of as they read on.
+            self._open.clear()
+            time.sleep(wait)
+        raise AssertionError
+
+    def _key(self, remote: RemoteFile) -> str:
+        return key_of(remote.url, remote.identity)
+
+    def use_share(self, share: float) -> None:
+        """Set what part of the cache this process, and each of its workers, keeps copies open in.
+
+        Args:
+            share: of the samples that processes of this node read, those of this process.
+        """
+        self._budget = int(self.storage.size * share) // 2
+        self._open = LastUsed(self._budget)
+
+    def read_ahead(self, plan: ShardPlan) -> None:
+        """Fetch shards before they are needed, in the order of a plan.
+
+        Raises:
+            ConfigError: The cache is smaller than the shards that are needed at once.
+        """
+        self.end_read_ahead()
+        first, needed = _first_needed(plan.uses, self.table.sizes)
+        if needed > self._budget:
+            self._refuse(needed, "use fewer lanes, smaller blocks or smaller shards")
+        hour = (time.time_ns() // _HOUR + 1) * _HOUR
+
+        def done(shard: int, batch: int) -> None:
+            key = self._key(self.table.remote(self.folder, shard))
+            self._cache.expect(key, hour - _NS_PER_BATCH * plan.next_use(shard, batch))
+
+        self._ahead = ReadAhead(
+            chain(first, plan.uses), lambda shard: self.hold(shard).close, self.table.sizes, self._budget, done
+        )
+
+    def check_holds_all(self) -> None:
+        """Refuse an order that needs all shards at once, if the cache does not hold them.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        needed = int(self.table.sizes.sum())
+        if needed > self._budget:
+            self._refuse(needed, "give lanes (lanes=64), which keep samples of one shard close together")
+
+    def _refuse(self, needed: int, advice: str) -> None:
+        size = -(-needed * self.storage.size // max(self._budget, 1))
+        raise ConfigError(
+            f"the cache {self.storage.directory} of {self.storage.size} bytes is too small to stream {self.folder}: "
+            f"the order needs shards of {needed} bytes at once, and this process may keep {self._budget}; set "
+            f"LIBAI_DATA_CACHE_SIZE to at least {size} bytes, or {advice}"
+        )
+
+    def reached(self, batch: int) -> None:
+        """Let go of the shards that no batch from this one on needs."""
+        if self._ahead is not None:
+            self._ahead.reached(batch)
+
+    def end_read_ahead(self) -> None:
+        """Fetch no more ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_ahead": None}
+
+
+class _Copy(LocalFile):
+    """The copy of a shard in the cache."""
+
+    def __init__(self, remote: RemoteFile, key: str, cache: LocalCache, attempts: int) -> None:
+        self.source, self.identity = remote.url, remote.identity
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", remote.url.rpartition("/")[2])[-100:]
+        since = "since its samples were counted"
+        self.path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, attempts, since))
+        self._release = weakref.finalize(self, release)
+
+
+def _first_needed(uses: Iterator[ShardUse], sizes: np.ndarray) -> tuple[list[ShardUse], int]:
+    """The uses until those that come first are over, and the most bytes of shards in use at once."""
+    taken: list[ShardUse] = []
+    end, most = 0, 0
+    for use in uses:
+        taken.append(use)
+        if use.first == taken[0].first:
+            end = max(end, use.last)
+        in_use = {each.shard for each in taken if each.first <= use.first <= each.last}
+        most = max(most, int(sizes[list(in_use)].sum()))
+        if use.first > end:
+            break
+    return taken, most

@@ -1,0 +1,368 @@
+"""Streamed shards: the records of the same files opened locally, in a cache that is smaller than they are."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import pytest
+
+from libai_data.commands.convert import main as convert
+from libai_data.commands.index import main as index
+from libai_data.data.samplers import CyclicSampler
+from libai_data.data.shard_use import ShardUse
+from libai_data.data.sources import open_source
+from libai_data.data.sources.local_cache import LocalCache
+from libai_data.data.sources.read_ahead import ReadAhead
+from libai_data.errors import ConfigError, FormatError, StorageError
+from libai_data.loader import BatchLoader
+from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, ObjectStore
+from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
+from tests.full_disk import small_disk
+from tests.properties import slowly
+
+pyarrow = pytest.importorskip("pyarrow")
+
+SHARDS, SAMPLES, BYTES = 10, 20, 1 << 14
+REST = ("array_record", "parquet", "arrow", "jsonl", "numpy")
+FOLDER = f"s3://{BUCKET}/shards"
+
+
+def put_shards(store: ObjectStore, folder: Path) -> None:
+    from pyarrow import parquet
+
+    folder.mkdir()
+    for shard in range(SHARDS):
+        noise = np.random.default_rng(shard).bytes(BYTES)
+        rows = [{"x": shard * SAMPLES + row, "noise": noise[row::SAMPLES]} for row in range(SAMPLES)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), folder / f"{shard:02}.parquet", compression="none")
+        store.put(f"shards/{shard:02}.parquet", (folder / f"{shard:02}.parquet").read_bytes())
+
+
+@pytest.fixture
+def store(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+    """Shards with their table, and a cache for six of them."""
+    put_shards(object_store, tmp_path / "local")
+    assert index([FOLDER]) == 0
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "streamed"))
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(8 * (tmp_path / "local" / "00.parquet").stat().st_size))
+    object_store.gets.clear()
+    return object_store
+
+
+class Numbers:
+    """Samples of a source."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.shard_lengths = source.shard_lengths
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        return {"x": np.array(self.source[number]["x"])}
+
+
+def fetched(store: ObjectStore) -> Counter[str]:
+    return Counter(path.rpartition("/")[2] for path in store.gets if path.endswith(".parquet"))
+
+
+def test_opening_reads_the_table_alone_and_records_are_those_of_the_files(store: ObjectStore, tmp_path: Path) -> None:
+    source, local = open_source(FOLDER, streaming=True), open_source(tmp_path / "local")
+    assert not fetched(store)
+    assert source.shard_lengths.tolist() == local.shard_lengths.tolist()
+    order = np.random.default_rng(0).permutation(len(local))[:40]
+    assert source.read_many(order) == local.read_many(order)
+    assert pickle.loads(pickle.dumps(source))[7] == local[7]
+    held = sum(path.stat().st_size for path in (tmp_path / "streamed" / "files").glob("*.parquet"))
+    assert held <= source.storage.size
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_once_an_epoch(
+    store: ObjectStore, tmp_path: Path, workers: int
+) -> None:
+    local = CyclicSampler(Numbers(open_source(tmp_path / "local")), 10, shuffle=True, seed=3, lanes=2, block=1)
+    dataset = Numbers(open_source(FOLDER, streaming=True))
+    sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
+    with closing(BatchLoader(dataset, sampler, num_workers=workers)) as loader:
+        batches = iter(loader)
+        for step in range(len(dataset) // 10):
+            expected = local.batch_at(10 * step)
+            assert expected is not None
+            assert next(batches)["x"].numpy().tolist() == expected.indices.tolist()
+        dataset.source.end_read_ahead()
+        # What is fetched ahead belongs to the next epoch.
+        assert sum(fetched(store).values()) <= SHARDS + 6
+
+
+@pytest.mark.parametrize("faults", [[FAIL, FAIL], [CUT], [FLIP, FAIL]])
+def test_a_store_that_fails_for_a_while_changes_nothing(store: ObjectStore, faults: list[str]) -> None:
+    source = open_source(FOLDER, streaming=True)
+    store.faults = list(faults)
+    assert [record["x"] for record in source.read_many(range(25))] == list(range(25))
+    assert not store.faults
+
+
+def test_a_shard_that_changed_or_went_is_named(store: ObjectStore, tmp_path: Path) -> None:
+    source = open_source(FOLDER, streaming=True)
+    store.put("shards/01.parquet", (tmp_path / "local" / "02.parquet").read_bytes())
+    with pytest.raises(StorageError, match=r"shards/01.parquet has changed"):
+        source[SAMPLES]
+    store.delete("shards/03.parquet")
+    with pytest.raises(ConfigError, match=r"there is no s3://bucket/shards/03.parquet"):
+        source[3 * SAMPLES]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "webdataset",
+        "mds",
+        *map(
+            slowly,
+            (
+                "array_record",
+                "parquet",
+                "arrow",
+                "jsonl",
+                "numpy",
+            ),
+        ),
+    ],
+)
+def test_shards_of_any_format_are_those_of_local_files_and_the_cache_stays_bounded(
+    kind: str, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    if kind == "array_record":
+        pytest.importorskip("array_record")
+    folder, expected = put_records(object_store, tmp_path, kind, 5)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(size * 3 // 4))
+    if kind not in ("parquet", "mds"):
+        with pytest.raises(ConfigError, match=rf"s3://bucket/shards/0\..*'libai-data index {FOLDER}'"):
+            open_source(FOLDER, streaming=True)
+        if kind == "numpy":
+            assert index([FOLDER]) == 1
+            assert re.search(rf"{FOLDER}/.* cannot be counted: .*count fewer shards at once", capsys.readouterr().err)
+        assert index([FOLDER, "--at-once", "1"]) == 0, capsys.readouterr().err
+        assert f"5 shards of {size - noted(folder)} bytes" in capsys.readouterr().out
+    source = open_source(FOLDER, streaming=True)
+    order = np.random.default_rng(0).permutation(len(expected))
+    for start in range(0, len(order), 9):
+        rows = order[start : start + 9]
+        assert same(source.read_many(rows), [expected[row] for row in rows])
+    files = list((tmp_path / "cache").rglob("*"))
+    held = sum(path.stat().st_size for path in files if path.is_file() and "in_use" not in path.name)
+    assert held <= size * 3 // 4 + size // 5, "one index may be larger than was promised, until another copy is made"
+    assert not (tmp_path / "cache" / "indices").exists(), "indices go with their copies"
+
+
+def put_records(store: ObjectStore, tmp_path: Path, kind: str, shards: int) -> tuple[Path, list[Any]]:
+    folder = tmp_path / "records"
+    folder.mkdir()
+    records = []
+    for number in range(shards):
+        records += write(kind, folder / f"{number}.{ENDINGS[kind]}", texts(20 + number, number))
+    for path in folder.iterdir():
+        if not path.is_dir():
+            store.put(f"shards/{path.name}", path.read_bytes())
+    return folder, records
+
+
+def noted(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "webdataset",
+        "jsonl",
+        *map(
+            slowly,
+            (
+                "arrow",
+                "numpy",
+            ),
+        ),
+    ],
+)
+def test_damaged_shards_are_named_by_their_address(
+    kind: str, object_store: ObjectStore, tmp_path: Path, capsys: Any
+) -> None:
+    folder, _ = put_records(object_store, tmp_path, kind, 2)
+    name = f"1.{ENDINGS[kind]}"
+    whole = (folder / name).read_bytes()
+    object_store.put(f"shards/{name}", b"[5]\n" + whole if kind == "jsonl" else whole[: len(whole) // 2])
+    if kind == "jsonl":
+        assert index([FOLDER]) == 0
+        with pytest.raises(FormatError) as error:
+            open_source(FOLDER, streaming=True)[20]
+        said = str(error.value)
+    else:
+        assert index([FOLDER]) == 1
+        said = capsys.readouterr().err
+    assert f"{FOLDER}/{name}" in said and str(tmp_path) not in said, said
+
+
+def test_what_cannot_be_streamed_is_refused_with_what_to_do(object_store: ObjectStore, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is on this machine.*open it without streaming"):
+        open_source(tmp_path, streaming=True)
+    with pytest.raises(ConfigError, match=r"is a glob.*give its address"):
+        open_source(f"{FOLDER}/*.tar", streaming=True)
+    with pytest.raises(ConfigError, match=r"one folder of shards, not \['s3://a', 's3://b'\]"):
+        open_source(["s3://a", "s3://b"], streaming=True)
+    with pytest.raises(ConfigError, match=r"'image_folder'.*libai-data convert"):
+        open_source(FOLDER, "image_folder", streaming=True)
+    with pytest.raises(ConfigError, match=rf"{FOLDER} has no shards"):
+        open_source(FOLDER, streaming=True)
+    with pytest.raises(ConfigError, match=r"is no folder of shards: .*their folder"):
+        open_source(object_store.put("shards/a.parquet", b"x"), streaming=True)
+    WRITERS["mds"](tmp_path / "a.mds", texts(3), True)
+    for name in ("a.mds.zstd", "index.json"):
+        object_store.put(f"packed/{name}", (tmp_path / name).read_bytes())
+    with pytest.raises(ConfigError, match=r"packed/a.mds.zstd is compressed.*libai-data convert"):
+        open_source(f"s3://{BUCKET}/packed", streaming=True)
+    object_store.put("shards/.libai_data_shards.npz", b"PK no table")
+    with pytest.raises(FormatError, match=r"libai_data_shards.npz is no table.*run 'libai-data index"):
+        open_source(FOLDER, streaming=True)
+
+
+def test_what_convert_has_written_is_streamed_without_counting(object_store: ObjectStore, tmp_path: Path) -> None:
+    records = write("jsonl", tmp_path / "a.jsonl", texts(50))
+    arguments = ["--to", "webdataset", "--output", str(tmp_path / "out"), "--records-per-shard", "20"]
+    assert convert([str(tmp_path / "a.jsonl"), *arguments]) == 0
+    for path in (tmp_path / "out").iterdir():
+        object_store.put(f"shards/{path.name}", path.read_bytes())
+    object_store.gets.clear()
+    source = open_source(FOLDER, streaming=True)
+    assert [path for path in object_store.gets if path.endswith(".tar")] == []
+    assert source.shard_lengths.tolist() == [16, 17, 17]
+    assert source[49]["text.txt"].decode() == records[49]["text"]
+
+
+def test_a_cache_that_is_too_small_is_refused_at_the_start_with_the_size_that_is_enough(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def first_batch(size: int, **order: Any) -> list[int]:
+        monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(size))
+        dataset = Numbers(open_source(FOLDER, streaming=True))
+        with closing(BatchLoader(dataset, CyclicSampler(dataset, 10, shuffle=True, **order))) as loader:
+            return list(next(iter(loader))["x"].numpy().tolist())
+
+    largest = int(open_source(FOLDER, streaming=True).table.sizes.max())
+    with pytest.raises(ConfigError, match=rf"a shard of {largest} bytes.* at least {2 * largest} bytes"):
+        first_batch(largest - 1)
+    with pytest.raises(ConfigError, match=r"too small to stream .*or give lanes"):
+        first_batch(8 * largest)
+    lanes = {"lanes": 4, "block": 2}
+    with pytest.raises(ConfigError, match=r"too small to stream .*fewer lanes") as error:
+        first_batch(8 * largest, **lanes)
+    found = re.search(r"to at least (\d+) bytes", str(error.value))
+    assert found is not None
+    assert first_batch(int(found[1]), **lanes)
+    with pytest.raises(ConfigError, match="too small"):
+        first_batch(int(found[1]) - 2, **lanes)
+
+
+def test_a_cache_that_is_deleted_is_filled_again(store: ObjectStore, tmp_path: Path) -> None:
+    source = open_source(FOLDER, streaming=True)
+    held = source.hold(2)
+    for shard in range(4):
+        shutil.rmtree(tmp_path / "streamed")
+        assert source[shard * SAMPLES + 1]["x"] == shard * SAMPLES + 1
+        assert source[1]["x"] == 1, "what is mapped stays readable"
+    cache = LocalCache(source.storage.directory, source.storage.size)
+    assert not cache._evict(source._key(source.table.remote(FOLDER, 0))), "others see that it is in use"
+    held.close()
+
+
+def test_a_full_disk_is_named_with_the_shard(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk", 30) as folder:
+        monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(folder))
+        source = open_source(FOLDER, streaming=True)
+        with pytest.raises(StorageError, match=rf"{FOLDER}/0\d.parquet .*make room on the disk"):
+            for shard in range(4):
+                source[shard * SAMPLES]
+
+
+@pytest.mark.parametrize("fault", [FAIL, *map(slowly, (CUT,))])
+def test_a_store_that_never_gives_a_shard_ends_with_the_address(store: ObjectStore, fault: str) -> None:
+    source = open_source(FOLDER, streaming=True)
+    store.faults = [fault] * 100
+    with pytest.raises(StorageError, match=rf"{FOLDER}/00.parquet could not be fetched in 3 attempts"):
+        source[0]
+
+
+def test_of_copies_that_nobody_uses_that_with_the_farthest_next_use_goes(tmp_path: Path) -> None:
+    """The farthest next use needs fewer fetches than the least recent use, on an order that comes again."""
+    order = [number for _ in range(4) for number in range(5)]
+
+    def fetches(farthest: bool) -> int:
+        cache, made = LocalCache(tmp_path / str(farthest), 3 * 100), []
+        for place, number in enumerate(order):
+
+            def make(part: Path, number: int = number) -> None:
+                made.append(number)
+                part.write_bytes(bytes(100))
+
+            _, release = cache.hold(f"{number:024x}", "shard", 100, make)
+            release()
+            if farthest:
+                later = order[place + 1 :]
+                cache.expect(f"{number:024x}", 10**18 - 1000 * (later.index(number) if number in later else 10**6))
+        return len(made)
+
+    assert fetches(farthest=False) == 20, "what was used longest ago is what comes next"
+    assert fetches(farthest=True) == 5 + 2 * 3 + 2
+
+
+class Shards:
+    """What is held of shards of 100 bytes."""
+
+    def __init__(self) -> None:
+        self.fetched: list[int] = []
+        self.held: Counter[int] = Counter()
+        self.most = 0
+        self.changed = Event()
+
+    def hold(self, shard: int) -> Any:
+        self.fetched.append(shard)
+        self.held[shard] += 1
+        self.most = max(self.most, sum(self.held.values()))
+        self.changed.set()
+        return lambda: self.held.subtract([shard])
+
+
+def test_reading_ahead_stays_within_its_bytes_and_follows_the_batches() -> None:
+    shards = Shards()
+
+    def uses() -> Iterator[ShardUse]:
+        number = 0
+        while True:
+            yield ShardUse(number % 50, number, number + 1)
+            number += 1
+
+    done: list[tuple[int, int]] = []
+    ahead = ReadAhead(uses(), shards.hold, np.full(50, 100), 400, lambda shard, batch: done.append((shard, batch)))
+    for batch in range(20):
+        ahead.reached(batch)
+        while len(shards.fetched) < batch + 3:
+            shards.changed.wait(1)
+            shards.changed.clear()
+    assert sorted(shards.fetched)[:20] == list(range(20))
+    assert shards.most <= 6, "four within the budget, and those that are just let go"
+    ahead.close()
+    assert {shard for shard, _ in done} <= set(range(20))
