@@ -249,6 +249,8 @@ class BatchLoader(ResumableLoader):
         self._streamed = None
         if isinstance(source, StreamedSource) and isinstance(self.stream, StreamSampler):
             self._streamed = source
+            # A forked worker would keep what is held in use.
+            source.end_read_ahead()
             source.use_share(self.stream.share_of_node(get_mesh().num_nodes))
 
     def _read_ahead(self, position: int) -> None:

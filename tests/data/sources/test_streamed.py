@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,10 @@ from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.errors import ConfigError, FormatError, StorageError
 from libai_data.loader import BatchLoader
-from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, ObjectStore
+from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
 from tests.full_disk import small_disk
+from tests.loader.streams import worker_pids
 from tests.properties import slowly
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -61,15 +64,16 @@ def store(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyP
 class Numbers:
     """Samples of a source."""
 
-    def __init__(self, source: Any) -> None:
-        self.source = source
+    def __init__(self, source: Any, name: str = "source") -> None:
+        setattr(self, name, source)
+        self._records = source
         self.shard_lengths = source.shard_lengths
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self._records)
 
     def __getitem__(self, number: int) -> dict[str, np.ndarray]:
-        return {"x": np.array(self.source[number]["x"])}
+        return {"x": np.array(self._records[number]["x"])}
 
 
 def fetched(store: ObjectStore) -> Counter[str]:
@@ -103,6 +107,34 @@ def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_on
         dataset.source.end_read_ahead()
         # What is fetched ahead belongs to the next epoch.
         assert sum(fetched(store).values()) <= SHARDS + 6
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_while_they_fetch_or_read_change_no_sample(store: ObjectStore, tmp_path: Path) -> None:
+    local = CyclicSampler(Numbers(open_source(tmp_path / "local")), 10, shuffle=True, seed=3, lanes=2, block=1)
+    # Of another name, by which the loader does not find it: the workers fetch.
+    dataset = Numbers(open_source(FOLDER, streaming=True), "shards")
+    sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
+    store.faults = [STALL]
+    with closing(BatchLoader(dataset, sampler, num_workers=2)) as loader:
+        batches = iter(loader)
+
+        def kill_while_fetching() -> None:
+            store.sent.wait(60)
+            for pid in worker_pids(loader):
+                os.kill(pid, signal.SIGKILL)
+            store.go_on.set()
+
+        killer = Thread(target=kill_while_fetching)
+        killer.start()
+        for step in range(len(dataset) // 10):
+            expected = local.batch_at(10 * step)
+            assert expected is not None
+            assert next(batches)["x"].numpy().tolist() == expected.indices.tolist()
+            if step == 5:
+                os.kill(worker_pids(loader)[0], signal.SIGKILL)
+        killer.join()
+    assert store.sent.is_set()
 
 
 @pytest.mark.parametrize("faults", [[FAIL, FAIL], [CUT], [FLIP, FAIL]])
