@@ -12,6 +12,7 @@ from libai_data.commands.console import config_parser, print_lines, with_ruled_h
 from libai_data.commands.inspection.fields import Part, in_words, part_of, spread, whole_shape
 from libai_data.commands.inspection.step_rows import read_step
 from libai_data.commands.one_rank import mesh_of, one_rank_loaders
+from libai_data.commands.streaming_plan import streaming_report
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadPlan, node_traffic, read_mode, times_read
@@ -47,7 +48,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     try:
         (loader,) = opened.loaders
         rows = read_step(opened, "train", loader, 0, mesh.data_parallel_size, 1, rows=1)
-        dataset = getattr(loader, "dataset", None)
+        dataset, order = getattr(loader, "dataset", None), getattr(getattr(loader, "stream", None), "order", None)
     finally:
         opened.close()
     fields = tuple(
@@ -56,7 +57,8 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     first = opened.plan.first
     job = JobPlan(mesh, first.micro_batch_size, fields, reads_parts(dataset))
     readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
-    return report(job, first.num_accumulation_steps, readers)
+    streamed = streaming_report(dataset, order, mesh, first.micro_batch_size, readers)
+    return report(job, first.num_accumulation_steps, readers) + streamed
 
 
 _NODES_SHOWN = 4

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Callable, NamedTuple
+
+import numpy as np
 
 
 class ShardUse(NamedTuple):
@@ -30,3 +34,25 @@ class ShardPlan(NamedTuple):
 
     uses: Iterator[ShardUse]
     next_use: Callable[[int, int], int]
+
+
+def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:
+    """The most bytes of shards that are in use at once.
+
+    Args:
+        uses: in the order of their first batch.
+        sizes: int64 [shards], bytes.
+    """
+    ends: list[tuple[int, int]] = []
+    counts: Counter[int] = Counter()
+    now = most = 0
+    for use in uses:
+        while ends and ends[0][0] < use.first:
+            _, shard = heappop(ends)
+            counts[shard] -= 1
+            now -= 0 if counts[shard] else int(sizes[shard])
+        now += 0 if counts[use.shard] else int(sizes[use.shard])
+        counts[use.shard] += 1
+        heappush(ends, (use.last, use.shard))
+        most = max(most, now)
+    return most

@@ -14,7 +14,7 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.data.files.identity import key_of
-from libai_data.data.shard_use import ShardPlan, ShardUse
+from libai_data.data.shard_use import ShardPlan, ShardUse, most_in_use
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
@@ -183,7 +183,8 @@ class StreamedSource:
             ConfigError: The cache is smaller than the shards that are needed at once.
         """
         self.end_read_ahead()
-        first, needed = _first_needed(plan.uses, self.table.sizes)
+        first = _first_uses(plan.uses)
+        needed = most_in_use(first, self.table.sizes)
         if needed > self._budget:
             self._refuse(needed, "use fewer lanes, smaller blocks or smaller shards")
         hour = (time.time_ns() // _HOUR + 1) * _HOUR
@@ -240,16 +241,14 @@ class _Copy(LocalFile):
         self._release = weakref.finalize(self, release)
 
 
-def _first_needed(uses: Iterator[ShardUse], sizes: np.ndarray) -> tuple[list[ShardUse], int]:
-    """The uses until those that come first are over, and the most bytes of shards in use at once."""
+def _first_uses(uses: Iterator[ShardUse]) -> list[ShardUse]:
+    """The uses until those that come first are over."""
     taken: list[ShardUse] = []
-    end, most = 0, 0
+    end = 0
     for use in uses:
         taken.append(use)
         if use.first == taken[0].first:
             end = max(end, use.last)
-        in_use = {each.shard for each in taken if each.first <= use.first <= each.last}
-        most = max(most, int(sizes[list(in_use)].sum()))
         if use.first > end:
             break
-    return taken, most
+    return taken

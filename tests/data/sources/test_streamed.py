@@ -19,13 +19,15 @@ import pytest
 
 from libai_data.commands.convert import main as convert
 from libai_data.commands.index import main as index
+from libai_data.commands.streaming_plan import streaming_report
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.shard_use import ShardUse
 from libai_data.data.sources import open_source
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.read_ahead import ReadAhead
-from libai_data.errors import ConfigError, FormatError, StorageError
+from libai_data.errors import ConfigError, FormatError, StorageError, bytes_in_words
 from libai_data.loader import BatchLoader
+from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
 from tests.full_disk import small_disk
@@ -64,8 +66,8 @@ def store(object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyP
 class Numbers:
     """Samples of a source."""
 
-    def __init__(self, source: Any, name: str = "source") -> None:
-        setattr(self, name, source)
+    def __init__(self, source: Any, is_found: bool = True) -> None:
+        self.source = source if is_found else None
         self._records = source
         self.shard_lengths = source.shard_lengths
 
@@ -96,7 +98,8 @@ def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_on
     store: ObjectStore, tmp_path: Path, workers: int
 ) -> None:
     local = CyclicSampler(Numbers(open_source(tmp_path / "local")), 10, shuffle=True, seed=3, lanes=2, block=1)
-    dataset = Numbers(open_source(FOLDER, streaming=True))
+    source = open_source(FOLDER, streaming=True)
+    dataset = Numbers(source)
     sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
     with closing(BatchLoader(dataset, sampler, num_workers=workers)) as loader:
         batches = iter(loader)
@@ -104,7 +107,7 @@ def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_on
             expected = local.batch_at(10 * step)
             assert expected is not None
             assert next(batches)["x"].numpy().tolist() == expected.indices.tolist()
-        dataset.source.end_read_ahead()
+        source.end_read_ahead()
         # What is fetched ahead belongs to the next epoch.
         assert sum(fetched(store).values()) <= SHARDS + 6
 
@@ -112,8 +115,8 @@ def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_on
 @pytest.mark.slow
 def test_workers_that_are_killed_while_they_fetch_or_read_change_no_sample(store: ObjectStore, tmp_path: Path) -> None:
     local = CyclicSampler(Numbers(open_source(tmp_path / "local")), 10, shuffle=True, seed=3, lanes=2, block=1)
-    # Of another name, by which the loader does not find it: the workers fetch.
-    dataset = Numbers(open_source(FOLDER, streaming=True), "shards")
+    # The loader does not find the source, so that the workers fetch.
+    dataset = Numbers(open_source(FOLDER, streaming=True), is_found=False)
     sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
     store.faults = [STALL]
     with closing(BatchLoader(dataset, sampler, num_workers=2)) as loader:
@@ -305,6 +308,21 @@ def test_a_cache_that_is_too_small_is_refused_at_the_start_with_the_size_that_is
     assert first_batch(int(found[1]), **lanes)
     with pytest.raises(ConfigError, match="too small"):
         first_batch(int(found[1]) - 2, **lanes)
+
+
+def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> None:
+    source = open_source(FOLDER, streaming=True)
+    sizes = source.table.sizes
+    dataset = Numbers(source)
+    sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
+    title, *lines = streaming_report(dataset, sampler.order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[1:]
+    assert title.startswith(f"Streaming {FOLDER}: 10 shard files, {bytes_in_words(int(sizes.sum()))}.")
+    shown = [" ".join(line.split()) for line in lines]
+    half = bytes_in_words(int(sizes[:5].sum()))
+    assert shown[2:] == [f"0-1 5 {half} {half} {bytes_in_words(2 * int(sizes[0]))}"]
+    plain = CyclicSampler(dataset, 10).order
+    assert "Without lanes" in streaming_report(dataset, plain, ParallelMesh(1, 1, 1), 5, "node")[1]
+    assert streaming_report(object(), plain, ParallelMesh(1, 1, 1), 5, "node") == []
 
 
 def test_a_cache_that_is_deleted_is_filled_again(store: ObjectStore, tmp_path: Path) -> None:
