@@ -80,12 +80,14 @@ def as_flow_tensor(tensor: Any) -> Any:
     """A OneFlow tensor over the same memory; an array that is not contiguous is copied.
 
     Raises:
-        SchemaError: OneFlow has no such dtype.
+        SchemaError: OneFlow has no such dtype, or the array is masked.
     """
     import oneflow as flow
 
     if not isinstance(tensor, np.ndarray):
         return tensor
+    if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
+        raise SchemaError("a tensor cannot hold the mask of a masked array; pass value.filled(...)")
     try:
         return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
     except RuntimeError as error:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
-from libai_data.mesh.parallel_mesh import ParallelMesh
+from libai_data.mesh.parallel_mesh import DEVICE_TYPES, ParallelMesh
 from libai_data.mesh.peers.liveness import in_collective, watch_over_ranks
 
 logger = logging.getLogger(__name__)
@@ -119,11 +119,16 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
 
     Returns:
         A `oneflow.placement` of shape `(data, tensor)` when both axes exist, else a flat one.
+
+    Raises:
+        MeshError: The mesh has no such layer, or the device is neither.
     """
     import oneflow as flow
 
     mesh = get_mesh()
     device_type = device_type or mesh.device_type
+    if device_type not in DEVICE_TYPES:
+        raise MeshError(f"device_type is {device_type!r}; allowed: {', '.join(DEVICE_TYPES)}.")
     if device_type == "cuda" and not flow.cuda.is_available():
         device_type = "cpu"
     ranks = list(mesh.layer_ranks(layer_idx))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from libai_data.errors import SchemaError
+from libai_data.errors import MeshError, SchemaError
 from libai_data.mesh.arrays import as_flow_tensor
 from libai_data.mesh.global_tensor import global_shape, local_to_global, split_dims
 from libai_data.mesh.parallel_mesh import ParallelMesh
@@ -97,6 +97,16 @@ def test_a_tensor_without_a_batch_dim_is_refused() -> None:
 def test_a_dtype_that_oneflow_lacks_is_refused_with_those_it_has(dtype: str) -> None:
     with pytest.raises(SchemaError, match=f"no tensors of dtype {dtype}; convert the field to .*int64"):
         as_flow_tensor(np.zeros(2, dtype))
+
+
+def test_a_masked_array_is_refused_with_the_remedy() -> None:
+    with pytest.raises(SchemaError, match="mask of a masked array"):
+        local_to_global(np.ma.masked_array(np.zeros(2), [True, False]), ["split_0", "broadcast"])
+
+
+def test_a_device_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(MeshError, match="device_type is 'tpu'; allowed: cuda, cpu"):
+        local_to_global(np.zeros(2), ["split_0", "broadcast"], device_type="tpu")
 
 
 def test_a_contiguous_array_is_shared_and_not_copied() -> None:
