@@ -124,6 +124,10 @@ def _tuple_of(names: tuple[str, ...]) -> Any:
     return namedtuple("Sample", names)
 
 
+_TIMES_COMPARED = 8
+_ITSELF = object()
+
+
 def contents_of(sample: Any) -> dict[Any, bytes]:
     """What the arrays of a sample hold now, by the name or number of their field."""
     fields: Any = fields_in(sample)
@@ -157,6 +161,60 @@ def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: s
             raise SchemaError(
                 f"field {name!r} of a sample of {dataset} overwrites that of an earlier one; return a copy of it"
             )
+
+
+class ReuseCheck:
+    """Refuses samples that overwrite the memory of those before, which somebody still holds; at any place of a stream.
+
+    Two samples of which both are held can lie in one place only if the place does not change, or is overwritten. Where
+    that happens, the contents are compared with those at the next sample: the first times, and then ever less often.
+
+    Args:
+        dataset: its name.
+    """
+
+    def __init__(self, dataset: str) -> None:
+        self._dataset = dataset
+        self._times = 0
+        self._suspects = True
+        self.begin()
+
+    def begin(self) -> None:
+        """Nobody holds the samples so far any more."""
+        self._last: Any = None  # Held, so that its place is no new sample's by chance.
+        self._places: dict[Any, int] = {}
+        self._contents: dict[Any, bytes] | None = None
+
+    def see(self, sample: Any) -> None:
+        """Look at the next sample.
+
+        Raises:
+            SchemaError: It has overwritten the one before; the field is named.
+        """
+        if self._contents is not None:
+            check_kept(self._last, self._contents, sample, self._dataset)
+            self._contents, self._suspects = None, False
+        places = _places_of(sample)
+        shares = any(self._places.get(name) == place for name, place in places.items())
+        self._suspects |= shares
+        if shares or (self._suspects and self._last is None):
+            self._times += 1
+            if self._times <= _TIMES_COMPARED or self._times & (self._times - 1) == 0:
+                self._contents = contents_of(sample)
+        self._last, self._places = sample, places
+
+
+def _places_of(sample: Any) -> dict[Any, int]:
+    """Where the arrays of a sample lie, and the sample itself if it can change."""
+    fields: Any = fields_in(sample)
+    if fields is None:
+        fields = dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
+    places: dict[Any, int] = {_ITSELF: id(sample)} if isinstance(sample, (dict, list, Instance)) else {}
+    for name, value in fields.items():
+        tensor = value.tensor if type(value) is DistTensorData else value
+        if isinstance(tensor, np.ndarray) and tensor.size:
+            places[name] = tensor.__array_interface__["data"][0]
+    return places
 
 
 def as_leaf(value: Any, path: str) -> Any:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
-from libai_data.data.items import fields_in
+from libai_data.data.items import ReuseCheck, fields_in
 from libai_data.errors import SampleError, SchemaError
 from libai_data.iterables.digest import running_digest
 from libai_data.iterables.iterable_source import SaveState
@@ -148,6 +148,7 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
     try:
         iterator, save = open_round()
         ended, first, digests = False, None, {}
+        reuse = ReuseCheck("the iterable")
         while not ended and not shared.stop.is_set():
             items: list[Any] = []
             while len(items) < size and not shared.stop.is_set():
@@ -162,6 +163,7 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
                     check_kept(first, digests, item)
                 else:
                     first = None
+                reuse.see(item)
                 items.append(item)
                 shared.items += 1
             shared.put(Group(items, save() if save is not None else None, ended))

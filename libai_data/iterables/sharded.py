@@ -21,7 +21,7 @@ from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 
-from libai_data.data.items import fields_in
+from libai_data.data.items import ReuseCheck, fields_in
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
@@ -126,13 +126,14 @@ class ShardReader:
             thing, iterator, save = self._opened(part)
         items: list[Any] = []
         began, first, digests, size = perf_counter(), None, {}, 0
-        ended = True
+        ended, reuse = True, ReuseCheck("the iterable")
         with self._being(part.shard, thing):
             for item in iterator:
                 if part.start == 0 and not items:
                     first, digests = item, field_digests(item)
                 elif part.start == 0 and len(items) < COMPARED_ITEMS:
                     check_kept(first, digests, item)
+                reuse.see(item)
                 items.append(item)
                 size += _bytes_of(item)
                 if len(items) == _MOST_AT_ONCE or size > _BYTES_AT_ONCE or perf_counter() - began > _SECONDS_AT_ONCE:

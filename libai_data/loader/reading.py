@@ -11,7 +11,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from libai_data.data.items import check_kept, contents_of, selected
+from libai_data.data.items import ReuseCheck, selected
 from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
@@ -52,7 +52,7 @@ class SampleReader:
         self._read_batch: Callable[..., Any] | None = getattr(dataset, "read_batch", None)
         if names is not None:
             self._read_batch = None
-        self._has_compared = False
+        self._reuse = ReuseCheck(type(dataset).__name__)
         self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
         self._reads_parts = reads_parts(dataset, names)
         self._skipped: list[SkippedSample] = []
@@ -114,29 +114,24 @@ class SampleReader:
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         """Read some samples, in this order, with the fields that were asked for."""
-        if self._get_items is None and not self._has_compared and len(indices) > 1:
-            samples = self._compared_samples(epochs, indices)
-        else:
-            samples = self._samples(epochs, indices)
+        samples = self._samples(epochs, indices, self._reuse)
         return samples if self._names is None else [selected(sample, self._names) for sample in samples]
 
-    def _compared_samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
-        """Read the samples of a first batch, and see whether the first of them is kept while the others are read."""
-        first = self._samples(epochs[:1], indices[:1])
-        before = contents_of(first[0])
-        others = self._samples(epochs[1:], indices[1:])
-        check_kept(first[0], before, others[-1], type(self.dataset).__name__)
-        self._has_compared = True
-        return [*first, *others]
-
-    def _samples(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+    def _samples(self, epochs: np.ndarray, indices: np.ndarray, reuse: ReuseCheck | None = None) -> list[Any]:
         if self._get_items is not None and self._may_read_together(indices):
             try:
                 return self._get_together(epochs, indices)
             except SampleError:
                 if not self._policy.substitutes:
                     raise
-        return [self.sample(epoch, index) for epoch, index in zip(epochs.tolist(), indices.tolist())]
+        samples: list[Any] = []
+        for epoch, index in zip(epochs.tolist(), indices.tolist()):
+            samples.append(self.sample(epoch, index))
+            if reuse is not None:
+                reuse.see(samples[-1])
+        if reuse is not None:
+            reuse.begin()
+        return samples
 
     def read_into(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         """Read samples straight into their rows.

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from libai_data import DataLoader, from_iterable
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError, SampleError
@@ -449,3 +450,37 @@ def test_batches_stay_when_a_collator_uses_its_memory_again(workers: dict[str, A
 def test_a_name_of_a_field_that_is_no_text_is_refused(name: Any) -> None:
     with pytest.raises(DataPipelineError, match="name fields by texts"):
         batch_of([{name: np.zeros(2)}] * 8)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 5])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_samples_that_begin_to_overwrite_each_other_later_are_refused(batch: int, is_stream: bool) -> None:
+    buffer = np.zeros(2)
+
+    def sample(index: int) -> dict[str, np.ndarray]:
+        if index < 20:
+            return {"x": np.full(2, float(index))}
+        buffer[:] = index
+        return {"x": buffer}
+
+    class Later:
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+            return sample(index)
+
+    if is_stream:
+        loader: Any = from_iterable(lambda: map(sample, range(60)), batch)
+    else:
+        loader = DataLoader(Later(), batch_size=batch, collate_fn=stack_dicts)
+    with pytest.raises(DataPipelineError, match=r"field 'x' of a sample of .* overwrites .* return a copy"):
+        list(loader.numpy())
+
+
+def test_samples_that_share_memory_which_does_not_change_are_delivered() -> None:
+    shared = np.arange(3)
+    dataset = OfAnyForm(lambda index: {"x": np.full(2, index), "mask": shared})
+    samples = [{"x": np.full(2, index), "mask": shared} for index in range(40)]
+    for loader in (DataLoader(dataset, batch_size=2, collate_fn=stack_dicts), from_iterable(lambda: iter(samples), 2)):
+        assert all((batch["mask"] == shared).all() for batch in loader.numpy())
