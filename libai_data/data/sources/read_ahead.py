@@ -44,6 +44,7 @@ class ReadAhead:
         self._uses, self._hold, self._sizes, self._budget, self._done = uses, hold, sizes, budget, done
         self._held: _Held = []
         self._waiting: ShardUse | None = None
+        self._soonest = -1  # last batch of the use that is over first
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="reads shards ahead")
         self._close = weakref.finalize(self, _let_go, self._held, self._pool)
@@ -52,6 +53,8 @@ class ReadAhead:
     def reached(self, batch: int) -> None:
         """Let go of shards whose last use is before this batch, and fetch more."""
         with self._lock:
+            if batch <= self._soonest:
+                return
             # One that is still being fetched is let go of later.
             kept: _Held = []
             for use, fetched in self._held:
@@ -71,10 +74,11 @@ class ReadAhead:
                 more = 0 if use.shard in shards else int(self._sizes[use.shard])
                 if taken and taken + more > self._budget:
                     self._waiting = use
-                    return
+                    break
                 taken += more
                 shards.add(use.shard)
                 self._held.append((use, self._pool.submit(self._fetched, use.shard)))
+            self._soonest = min((use.last for use, _ in self._held), default=batch)
 
     def _fetched(self, shard: int) -> Callable[[], None]:
         try:

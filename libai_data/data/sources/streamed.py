@@ -111,7 +111,7 @@ class StreamedSource:
         asked = checked_indices(indices, len(self), f"records of {self.folder}")
         found: list[Any] = [None] * len(asked)
         for number, places, rows in runs_of(self._ends, asked):
-            for place, record in zip(places.tolist(), self._shard(number).read_many(rows)):
+            for place, record in zip(places.tolist(), self._shard(number).read_rows(rows)):
                 found[place] = record
         return found
 
