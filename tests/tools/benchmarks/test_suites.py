@@ -18,7 +18,7 @@ from libai_data.delivery.read_plan import READERS, ReadPlan
 from tools.benchmarks.deliveries import CONTENDERS, seconds_a_step
 from tools.benchmarks.ranks import Ranks, RanksError
 from tools.benchmarks.rows import AtLeast, AtMost, Measured, Row, Scale, measure
-from tools.benchmarks.suites import delivery, images, loader, plan, records, state, text, text_preprocess
+from tools.benchmarks.suites import delivery, images, loader, plan, records, state, streaming, text, text_preprocess
 from tools.benchmarks.works import (
     IMAGE_SHAPE,
     TOKEN_FIELDS,
@@ -54,6 +54,7 @@ def keeps_its_limits(measured: Measured) -> bool:
     [
         (images, ["train-2"], ["flowvision"]),
         (records, ["array_record", "tar", "parquet"], ["array_record", "pyarrow"]),
+        (streaming, ["cached", "fetched"], ["aiohttp"]),
         (text_preprocess, ["preprocess-1", "preprocess-2", "bert", "t5"], ["tokenizers"]),
         # OneFlow's loader, which takes long to start, is measured by the suite of images too.
         (text, ["index-shuffled", "index-packed", "gpt-0", "gpt-shuffled", "gpt-packed"], []),
