@@ -350,6 +350,7 @@ def test_a_batch_of_tuples_unpacks_into_values_and_any_other_into_names(
 
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, default_collate])
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
 def test_matrices_and_strings_with_surrogates_pass(workers: dict[str, Any], collate_fn: Any) -> None:
     """As in names of files that are no UTF-8."""
     name = b"caf\xe9".decode(errors="surrogateescape") + "\ud800"
