@@ -42,7 +42,7 @@ class Source:
 
     Args:
         thing: an iterable that can be iterated again, such as a list of batches; or a function that returns an iterable
-            or iterator, such as a generator function. A function may have the parameters `epoch`, `shard` and
+            or iterator, such as a generator function. A function may have the parameters `epoch`, and `shard` with
             `num_shards`.
         batches: whether it yields batches instead of samples; None decides by its class.
 
@@ -71,6 +71,12 @@ class Source:
             )
         accepted = _keywords(thing) if self._is_factory else ()
         self.takes_shard = "shard" in accepted and "num_shards" in accepted
+        for name, other in (("shard", "num_shards"), ("num_shards", "shard")):
+            if name in accepted and other not in accepted:
+                raise ConfigError(
+                    f"{self.name} has the parameter {name} but not {other}; give it both, and the loader passes them. "
+                    f"If {name} is not for the loader, bind it: functools.partial({self.name}, {name}=...)"
+                )
         self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
         self._last_iterator: Callable[[], Any] = _nothing
@@ -226,7 +232,9 @@ def _keywords(function: Any) -> Iterable[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return ()
-    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    bound = getattr(function, "keywords", {})  # Of a functools.partial.
+    by_name = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    return [name for name in by_name if name not in bound]
 
 
 def _is_its_own_iterator(thing: Any) -> bool:

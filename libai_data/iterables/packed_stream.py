@@ -63,24 +63,27 @@ class FilteredStream:
 class PackedStream:
     """Packs the samples of a stream into sequences of one length; itself a stream.
 
-    Samples are packed in the order of the stream. An epoch of the stream is an epoch of the sequences, and its last
-    sequence is padded. With `num_shards`, each shard is packed by itself.
+    Samples are packed in the order of the stream, or with a window by best fit among so many consecutive samples. An
+    epoch of the stream is an epoch of the sequences, and its last sequence is padded. With `num_shards`, each shard is
+    packed by itself.
 
     Args:
         source: see `FilteredStream`. Its samples are dicts, Instances or named tuples.
         length: of a packed sequence, in tokens.
-        **options: `cut`, `truncate`, `padding`, `segments` and `positions` of `PackedDataset`. Without `cut`, a
-            sequence ends with the last sample that fits.
+        **options: `cut`, `truncate`, `padding`, `segments`, `positions` and `window` of `PackedDataset`.
 
     Raises:
         ConfigError: The source has a length and an index (use `PackedDataset`), or an argument is out of range.
     """
 
     def __init__(self, source: Any, length: int, **options: Any) -> None:
-        for name in ("lengths", "keep", "window"):
+        for name in ("lengths", "keep"):
             if name in options:
-                raise ConfigError(f"PackedStream has no argument '{name}': it packs samples in the order of the stream")
-        self.source, self._options = _stream(source, "PackedDataset"), {"length": length, "window": 0, **options}
+                raise ConfigError(
+                    f"PackedStream has no argument '{name}': it measures each sample when the sample comes, and packs "
+                    "all; filter with FilteredStream"
+                )
+        self.source, self._options = _stream(source, "PackedDataset"), {"length": length, **options}
         self._packer(_Waiting())
 
     def _packer(self, samples: _Waiting) -> PackedDataset:
@@ -129,10 +132,10 @@ class _AsTheyCome:
 
 
 class _Packing:
-    """Reads samples until a sequence is full. Samples, or parts of one, that are left begin the next sequence.
+    """Reads samples until a sequence, or a window, is full. Samples, or parts of one, that are left begin the next one.
 
-    The state is a state of the source, the samples to skip from there, and how many tokens of the next sample are
-    used. A sequence may end within a sample, so the state of the source is the newest one before that sample.
+    The state is a state of the source, the samples to skip from there, and what is used of what comes next: tokens of
+    the next sample, or sequences of the window. The newest state of the source may be older than the next sample.
     """
 
     def __init__(
@@ -144,42 +147,69 @@ class _Packing:
         self._offset = 0
         if state is not None:
             with saved_in(state) as saved:
-                samples.first, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
-                self._marks.append((0, json.dumps(saved["source"])))
-            for _ in islice(rows, samples.first):
+                skipped, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
+                self._marks.append((-skipped, json.dumps(saved["source"])))
+            for _ in islice(rows, skipped):
                 pass
 
     def __iter__(self) -> _Packing:
         return self
 
     def __next__(self) -> Any:
+        return self._of_window() if self._packer.window else self._as_they_come()
+
+    def _of_window(self) -> Any:
+        samples, packed = self._samples, None
+        while packed is None:
+            if len(samples.rows) < self._packer.window:
+                self._mark()
+            while len(samples.rows) < self._packer.window and self._read():
+                pass
+            if not samples.rows:
+                raise StopIteration
+            outputs = len(self._packer.window_at(samples.first).outputs)
+            if self._offset < outputs:
+                packed = self._packer[start_of(samples.first, self._offset)]
+                self._offset += 1
+            if self._offset >= outputs:
+                self._offset = 0
+                self._forget(len(samples.rows))
+        return packed
+
+    def _as_they_come(self) -> Any:
         room = self._packer.units
-        waiting, marked = sum(self._lengths) - self._offset, self._save is None
-        while waiting < room:
-            if not marked and self._save is not None:
-                self._marks.append((len(self._samples), self._save()))
-                marked = True
-            sample = next(self._rows, _END)
-            if sample is _END:
-                break
-            self._samples.rows.append(sample)
-            place = np.array([len(self._samples) - 1])
-            self._lengths.append(int(self._packer.amounts(np.zeros_like(place), place)[0]))
+        waiting = sum(self._lengths) - self._offset
+        if waiting < room:
+            self._mark()
+        while waiting < room and self._read():
+            self._lengths.append(self._packer.measured(self._samples.rows[-1]))
             waiting += self._lengths[-1]
         if not waiting:
             raise StopIteration
         packed = self._packer[start_of(self._samples.first, self._offset)]
-        self._forget(room)
-        return packed
-
-    def _forget(self, room: int) -> None:
-        """Let go of the samples that are packed."""
         used, done = self._offset, 0
         while done < len(self._lengths) and self._lengths[done] - used <= room:
             room -= self._lengths[done] - used
             used, done = 0, done + 1
         self._offset = used + room if self._packer.cuts and done < len(self._lengths) else 0
         del self._lengths[:done]
+        self._forget(done)
+        return packed
+
+    def _mark(self) -> None:
+        """Save the state before the next sample."""
+        if self._save is not None:
+            self._marks.append((len(self._samples), self._save()))
+
+    def _read(self) -> bool:
+        """Read a sample; whether there is one."""
+        sample = next(self._rows, _END)
+        if sample is not _END:
+            self._samples.rows.append(sample)
+        return sample is not _END
+
+    def _forget(self, done: int) -> None:
+        """Let go of samples that are packed."""
         for _ in range(done):
             self._samples.rows.popleft()
         self._samples.first += done

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable
 
 import numpy as np
@@ -582,6 +583,18 @@ def test_counting_forward_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("libai_data.iterables.rows.tqdm", Bar)
     resumed(lambda: numbers, 7, 1, micro_batch_size=4, ends="cycle")
     assert shown == [["Fast-forwarding numbers, epoch 1", 6, 6]]
+
+
+def test_a_function_with_one_of_the_parameters_of_shards_is_refused_unless_it_is_bound() -> None:
+    def of_shard(shard: int) -> Iterator[Any]:
+        return map(sample, range(shard, 8, 2))
+
+    for function, name, other in ((of_shard, "shard", "num_shards"), (lambda num_shards=1: (), "num_shards", "shard")):
+        with pytest.raises(ConfigError, match=f"has the parameter {name} but not {other}; give it both"):
+            from_iterable(function, 2)
+    loader = from_iterable(partial(of_shard, shard=1), 2)
+    assert flat(taken(loader)) == [1, 3, 5, 7]
+    loader.close()
 
 
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset", "test_batch_size", "consumed_samples"])

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data import DataLoader, from_iterable
-from libai_data.data.datasets import FilteredDataset, OneRound, PackedDataset
+from libai_data.data.datasets import OneRound, PackedDataset
 from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import FilteredStream, PackedStream
 from tests.properties import examples
 
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=30)
+PACKING = st.sampled_from([{"cut": True}, *({"cut": False, "window": window} for window in (0, 1, 5, 16, 256))])
 
 
 class Documents:
@@ -60,12 +61,11 @@ def fields(sample: Any) -> Any:
 
 
 @settings(max_examples=examples(25), deadline=None)
-@given(LENGTHS, st.integers(1, 25), st.booleans())
-def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int], length: int, cut: bool) -> None:
-    options: dict[str, Any] = {"cut": cut, "truncate": not cut, "padding": {"tokens": -1}, "window": 0}
-    documents = [document(each, number) for number, each in enumerate(lengths)]
-    packed = OneRound(PackedDataset(FilteredDataset(documents, keep), length, **options))
-    del options["window"]
+@given(LENGTHS, st.integers(1, 25), PACKING)
+def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int], length: int, packing: Any) -> None:
+    options: dict[str, Any] = {**packing, "truncate": not packing["cut"], "padding": {"tokens": -1}}
+    documents = [document(each, number) for number, each in enumerate([*lengths, 3])]
+    packed = OneRound(PackedDataset([each for each in documents if keep(each)], length, **options))
     stream = PackedStream(FilteredStream(lambda: iter(documents), keep), length, **options)
     expected = [fields(packed[row]) for row in range(len(packed))]
     for _ in range(2):
@@ -73,15 +73,15 @@ def test_sequences_of_a_stream_are_those_of_the_same_dataset(lengths: list[int],
 
 
 @settings(max_examples=examples(25), deadline=None)
-@given(LENGTHS, st.integers(1, 25), st.booleans(), st.integers(0, 30), st.sampled_from(["cycle", "short"]))
+@given(LENGTHS, st.integers(1, 25), PACKING, st.integers(0, 30), st.sampled_from(["cycle", "short"]))
 def test_every_cut_continues_exactly_from_the_state_of_the_stream(
-    lengths: list[int], length: int, cut: bool, batches: int, ends: str
+    lengths: list[int], length: int, packing: Any, batches: int, ends: str
 ) -> None:
     lengths = [*lengths, 3]
 
     def loader(stateful: bool = True) -> Any:
         stream = Documents(lengths) if stateful else lambda: iter(Documents(lengths))
-        packed = PackedStream(FilteredStream(stream, keep), length, cut=cut, truncate=not cut)
+        packed = PackedStream(FilteredStream(stream, keep), length, truncate=not packing["cut"], **packing)
         return from_iterable(packed, 2, ends=ends)
 
     whole, stopped, resumed, plain = loader(), loader(), loader(), loader(stateful=False)
@@ -103,12 +103,24 @@ def test_long_streams_of_many_lengths_are_packed_without_a_gap() -> None:
     assert packed[: len(tokens)].tolist() == tokens.tolist() and len(packed) - len(tokens) < 64
 
 
-def test_a_resume_reads_only_the_samples_of_the_next_sequences() -> None:
-    stopped = from_iterable(PackedStream(Documents([5] * 1000), 64), 2)
+def test_a_window_fills_sequences_that_samples_in_their_order_leave_open() -> None:
+    lengths = np.random.default_rng(1).integers(1, 64, 2000).tolist()
+    documents = [document(length, number) for number, length in enumerate(lengths)]
+    packs = {window: list(PackedStream(lambda: iter(documents), 64, cut=False, window=window)) for window in (0, 256)}
+    for each in packs.values():
+        found = np.concatenate([pack.tokens.tensor[pack.segment_ids.tensor > 0] for pack in each])
+        assert sorted(found.tolist()) == sorted(np.concatenate([each["tokens"] for each in documents]).tolist())
+    fill = {window: sum(lengths) / 64 / len(each) for window, each in packs.items()}
+    assert fill[0] < 0.8 and fill[256] > 0.97
+
+
+@pytest.mark.parametrize("options", [{}, {"cut": False, "window": 32}])
+def test_a_resume_reads_only_the_samples_of_the_next_sequences(options: Any) -> None:
+    stopped = from_iterable(PackedStream(Documents([5] * 1000), 64, **options), 2)
     batches = iter(stopped)
     next(islice(batches, 30, 31))
     source = Documents([5] * 1000)
-    resumed = from_iterable(PackedStream(source, 64), 2, prefetch=1)
+    resumed = from_iterable(PackedStream(source, 64, **options), 2, prefetch=1)
     resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
     assert (next(iter(resumed))["tokens"].numpy() == next(batches)["tokens"].numpy()).all()
     resumed.close()

@@ -98,7 +98,7 @@ class PackedDataset(StreamTransform):
             self._check_fits(int(amounts[too_long[0]]), f"sample {int(indices[too_long[0]])}")
         return np.minimum(amounts, self.units)
 
-    def _measured(self, sample: Any) -> int:
+    def measured(self, sample: Any) -> int:
         length = _length_of(_arrays_of(sample))
         if self.cuts:
             return length

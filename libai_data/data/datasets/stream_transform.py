@@ -217,7 +217,7 @@ class StreamTransform:
     def _measured_amount(self, epoch: int, index: int) -> tuple[int, Any]:
         """The units of a sample that has to be read, and what was read."""
         sample, replacement = read = self._read(epoch, index)
-        amount = 0 if sample is _LEFT_OUT else self._measured(sample)
+        amount = 0 if sample is _LEFT_OUT else self.measured(sample)
         _remember(self._amounts, (epoch, index), amount)
         if replacement is not None:
             _remember(self._planned, (epoch, index), replacement.chosen)
@@ -282,7 +282,8 @@ class StreamTransform:
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         raise NotImplementedError
 
-    def _measured(self, sample: Any) -> int:
+    def measured(self, sample: Any) -> int:
+        """The units that a sample yields."""
         raise NotImplementedError
 
     def _read(self, epoch: int, index: int) -> tuple[Any, _Replacement | None]:
@@ -391,7 +392,7 @@ class FilteredDataset(StreamTransform):
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
         return np.ones(len(indices), dtype=np.int64)
 
-    def _measured(self, sample: Any) -> int:
+    def measured(self, sample: Any) -> int:
         return 1
 
     def __getitem__(self, start: int) -> Any:
