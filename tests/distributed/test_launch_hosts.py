@@ -266,7 +266,7 @@ def kill_the_launcher(job: Job) -> None:
 
 @pytest.mark.parametrize(
     ("happens", "code"),
-    [(interrupt, 130), (save_and_stop, STOPPED), (kill_one_ssh, 128 + 9), (kill_the_launcher, -9)],
+    [slowly(interrupt, 130), (save_and_stop, STOPPED), (kill_one_ssh, 128 + 9), (kill_the_launcher, -9)],
 )
 def test_no_process_is_left_on_any_node_whatever_ends_the_job(
     happens: Callable[[Job], None], code: int, cluster: Cluster

@@ -12,6 +12,7 @@ from libai_data.data.samplers import Ledger, Order
 from libai_data.errors import CheckpointError, ConfigError
 from tests.engine.data_runs import config_of, metric, train
 from tests.engine.tiny import TinyDataset
+from tests.properties import slowly
 
 
 def samples(steps: dict[int, list[int]]) -> list[int]:
@@ -23,7 +24,7 @@ def stream(count: int, length: int = 40) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("graph", [slowly(False), True])
 def test_two_halves_are_the_whole_bit_for_bit(graph: bool, tmp_path: Path) -> None:
     whole = train(config_of(tmp_path / "whole", graph=graph))
     first = train(config_of(tmp_path / "cut", graph=graph), stop_after=5)
@@ -42,7 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("cut", [None, 1, 3, 5])
+@pytest.mark.parametrize("cut", [None, slowly(1), 3, slowly(5)])
 def test_a_growing_global_batch_keeps_the_stream_and_the_schedule(sizes: str, cut: Any, tmp_path: Path) -> None:
     def config() -> Any:
         ramp = [[0, 4], [3, 8], [6, 16]]
@@ -88,7 +89,7 @@ def test_skipped_steps_are_left_out_and_the_numbers_of_the_steps_count_on(tmp_pa
     assert all(ledger.samples_of(step)[1].tolist() == trainer.steps[step] for step in range(12))
 
 
-@pytest.mark.parametrize("skips", [[[4, 7]], [[0, 7]]])
+@pytest.mark.parametrize("skips", [[[4, 7]], slowly([[0, 7]])])
 def test_a_skip_named_in_its_middle_leaves_out_the_rest_of_it(skips: Any, tmp_path: Path) -> None:
     whole = train(config_of(tmp_path / "whole", length=160))
     train(config_of(tmp_path / "run", length=160), stop_after=5)

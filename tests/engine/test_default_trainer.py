@@ -25,6 +25,7 @@ from libai_data.mesh.current import set_mesh
 from libai_data.mesh.peers.liveness import say_farewell
 from libai_data.structures import DistTensorData, Instance
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, tiny_config
+from tests.properties import slowly
 
 
 class SignalAfter3(HookBase):
@@ -299,7 +300,7 @@ class LoaderAlone(GuidesTrainer):
 
 @pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone])
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-@pytest.mark.parametrize("micro", [8, 4])
+@pytest.mark.parametrize("micro", [slowly(8), 4])
 def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind: Any, graph: bool, micro: int) -> None:
     cfg = tiny_config(str(tmp_path), graph=graph, global_batch_size=8 * (8 // micro), train_micro_batch_size=8)
     trainer = trained(cfg, kind)
@@ -309,7 +310,7 @@ def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind:
     assert trainer._last_eval_results["Acc@2"] > 50
 
 
-@pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone])
+@pytest.mark.parametrize("kind", [slowly(GuidesTrainer), LoaderAlone])
 def test_a_loader_that_cannot_be_saved_resumes_with_the_next_batch(tmp_path: Path, kind: Any) -> None:
     def config(name: str) -> Any:
         return tiny_config(str(tmp_path / name), global_batch_size=8, train_micro_batch_size=8)

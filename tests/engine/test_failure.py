@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from libai_data.engine.failure import end_job_on_failure
+from tests.properties import slowly
 
 SCRIPT = """
 import atexit, sys, time
@@ -42,7 +43,7 @@ def test_a_rank_that_fails_ends_at_once_and_says_why_once(body: str, code: int, 
         assert result.stderr.count(text) == 1
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [slowly(1), 2])
 @pytest.mark.parametrize("cause", ["None", "ConfigError('b')"])
 def test_a_config_error_needs_no_traceback(world_size: int, cause: str) -> None:
     result = run(f"raise ConfigError('unknown key') from {cause}", world_size=world_size)
@@ -51,7 +52,7 @@ def test_a_config_error_needs_no_traceback(world_size: int, cause: str) -> None:
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("world_size", [slowly(1), 2])
 @pytest.mark.parametrize(
     ("call", "error", "has_traceback"),
     [

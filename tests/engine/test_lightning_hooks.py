@@ -19,6 +19,7 @@ from libai_data.structures import DistTensorData, Instance
 from tests.engine.test_datamodule_stages import config, with_module
 from tests.engine.test_default_trainer import metrics
 from tests.engine.tiny import TinyDataset, TinyModel
+from tests.properties import slowly
 
 
 def lightning(form: str, calls: list[Any]) -> Any:
@@ -175,7 +176,7 @@ class Together(DataModule):
         return loaders if self.hparams.kind == "dict" else list(loaders.values())
 
 
-@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("graph", [slowly(False), True])
 def test_several_training_loaders_train_together_and_resume_bit_for_bit(tmp_path: Path, graph: bool) -> None:
     def job(folder: Path) -> Any:
         cfg = config(folder, graph=graph)

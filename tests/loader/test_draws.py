@@ -50,9 +50,9 @@ from tests.loader.drawing_datasets import (
     with_noise,
 )
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading
-from tests.properties import examples
+from tests.properties import examples, slowly
 
-slowly = settings(
+with_workers = settings(
     deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )
 
@@ -88,7 +88,7 @@ def states() -> list[Any]:
 
 
 @pytest.mark.watchdog(180)
-@pytest.mark.parametrize("kind", [Draws, pytest.param(DrawsItems, marks=pytest.mark.slow), DrawsFilled])
+@pytest.mark.parametrize("kind", [Draws, slowly(DrawsItems), slowly(DrawsFilled)])
 def test_what_a_dataset_draws_depends_on_seed_epoch_and_index_alone(kind: Any) -> None:
     dataset = kind(["python", "numpy", "normal", "torch"])
     expected = samples(dataset, epochs=2)
@@ -110,7 +110,7 @@ def test_draws_from_oneflow_depend_on_seed_epoch_and_index_alone(caplog: pytest.
     assert len(np.unique(np.round(drawn[:, 1:], 5))) == 4 * 24, "no two generators draw the same"
 
 
-@settings(slowly, max_examples=examples(40))
+@settings(with_workers, max_examples=examples(40))
 @given(
     sources=st.lists(st.sampled_from(SOURCES[:4]), min_size=1, max_size=3, unique=True),
     kind=st.sampled_from([Draws, DrawsItems, DrawsFilled]),
@@ -384,7 +384,7 @@ class Documents:
         return {"index": index}
 
 
-@settings(slowly, max_examples=examples(60))
+@settings(with_workers, max_examples=examples(60))
 @given(data=st.data(), layers=st.integers(1, 4))
 def test_random_maps_draw_other_numbers_wherever_they_lie(data: st.DataObject, layers: int) -> None:
     dataset = nested(data, layers)

@@ -17,8 +17,9 @@ from libai_data.errors import DataPipelineError, SampleError
 from libai_data.loader.reading import row_slices
 from tests.loader.sample_datasets import Numbers, NumbersFilled, NumbersTogether, stack_dicts, unstoppable_collator
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
+from tests.properties import slowly
 
-EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+EVERYWHERE = pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 WITHOUT_SPAWN = pytest.mark.parametrize("workers", WORKERS[:3], ids=WORKER_NAMES[:3])
 
 

@@ -19,10 +19,10 @@ from tests.loader.sample_datasets import (
     stack_dicts,
 )
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 DATASETS = (Numbers, NumberDicts, NumbersTogether, NumbersFilled)
-slowly = settings(
+with_workers = settings(
     deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.reuse, Phase.generate]
 )
 
@@ -68,7 +68,7 @@ def contents_and_states(case: dict[str, Any], batches: int, **workers: Any) -> A
     return found
 
 
-@settings(slowly, max_examples=examples(25))
+@settings(with_workers, max_examples=examples(25))
 @given(case=streams(), workers=cheap_workers, batches=st.integers(1, 12))
 def test_threads_bring_the_stream_of_the_trainers_own_process(
     case: dict[str, Any], workers: dict[str, Any], batches: int
@@ -77,7 +77,7 @@ def test_threads_bring_the_stream_of_the_trainers_own_process(
 
 
 @pytest.mark.watchdog(120)
-@settings(slowly, max_examples=examples(10))
+@settings(with_workers, max_examples=examples(10))
 @given(case=streams(), workers=processes, batches=st.integers(1, 12))
 def test_processes_bring_the_stream_of_the_trainers_own_process(
     case: dict[str, Any], workers: dict[str, Any], batches: int
@@ -86,8 +86,8 @@ def test_processes_bring_the_stream_of_the_trainers_own_process(
 
 
 @pytest.mark.watchdog(120)
-@pytest.mark.parametrize("dataset", DATASETS)
-@pytest.mark.parametrize("collate_fn", [None, pytest.param(stack_dicts, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dataset", [*DATASETS[:2], *map(slowly, DATASETS[2:])])
+@pytest.mark.parametrize("collate_fn", [None, slowly(stack_dicts)])
 def test_spawned_workers_bring_the_stream_of_the_trainers_own_process(dataset: Any, collate_fn: Any) -> None:
     case = {
         "dataset": dataset(37),
@@ -105,7 +105,7 @@ def test_all_ways_of_reading_bring_the_same_stream() -> None:
     assert bare[0] == bare[1] == bare[2] == bare[3]
 
 
-@settings(slowly, max_examples=examples(20))
+@settings(with_workers, max_examples=examples(20))
 @given(case=streams(), taken=st.integers(0, 15), data=st.data())
 def test_a_state_saved_after_any_batch_goes_on_exactly_with_other_workers(
     case: dict[str, Any], taken: int, data: st.DataObject

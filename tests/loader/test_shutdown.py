@@ -121,7 +121,7 @@ def test_a_killed_trainer_leaves_nothing_whenever_it_is_killed(start: Any, worke
         assert trainer.leaves_nothing()
 
 
-@SPAWNED_TOO
+@PROCESSES
 def test_a_trainer_that_is_killed_while_its_workers_start_leaves_nothing(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
         trainer = start("go_on_for_ever", numpy=True, **workers)
@@ -151,7 +151,7 @@ def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: dict[
     assert trainer.leaves_nothing()
 
 
-@ALL
+@PROCESSES
 @pytest.mark.parametrize("how", ["be_interrupted", "go_on_for_ever"])
 def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
@@ -165,7 +165,7 @@ def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: d
     assert (trainer.process.returncode == 0) == (how == "be_interrupted")
 
 
-@ALL
+@PROCESSES
 def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("be_interrupted", seconds=1.0, prefetch=8, **workers)
     trainer.wait_until_begun()

@@ -15,8 +15,9 @@ from libai_data.loader import iteration
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
 from tests.loader.sample_datasets import Failing, Numbers, Slow, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading
+from tests.properties import slowly
 
-EVERYWHERE = pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+EVERYWHERE = pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
 
 
 class SlowTransform(Numbers):

@@ -213,7 +213,7 @@ def test_maps_of_records_and_strided_maps_arrive_as_they_are_without_a_copy(tmp_
     assert copied(mapped).filename == mapped.filename
 
 
-@pytest.mark.parametrize("fate", [slowly("replaced"), "unlinked", "replaced twice", slowly("renamed")])
+@pytest.mark.parametrize("fate", [slowly("replaced"), slowly("unlinked"), "replaced twice", slowly("renamed")])
 def test_workers_map_the_file_that_the_trainer_maps_whatever_became_of_its_name(tmp_path: Path, fate: str) -> None:
     path = tmp_path / "rows bin"
     np.zeros((64, 3), np.int64).tofile(path)

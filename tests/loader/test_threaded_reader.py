@@ -13,6 +13,7 @@ from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import ConfigError, SampleError
 from tests.loader.sample_datasets import Failing, FailingFilled, Numbers
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
+from tests.properties import slowly
 
 
 class Drawn:
@@ -33,7 +34,7 @@ def stacked(samples: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
-@pytest.mark.parametrize("options", [{}, {"collate_fn": stacked}], ids=["stacked", "collated"])
+@pytest.mark.parametrize("options", [slowly({}), {"collate_fn": stacked}], ids=["stacked", "collated"])
 def test_threads_read_what_one_thread_reads(workers: dict[str, Any], options: dict[str, Any]) -> None:
     for dataset in (Drawn(), DrawnFromNumpy()):
 

@@ -40,7 +40,7 @@ from tests.loader.sample_datasets import (
 from tests.loader.streams import content, descriptors, eventually, is_running, loading, stream, worker_pids
 from tests.properties import slowly
 
-PROCESSES = pytest.mark.parametrize("start_method", ["fork", "spawn"])
+PROCESSES = pytest.mark.parametrize("start_method", ["fork", slowly("spawn")])
 DEADLY = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 
 
@@ -223,7 +223,7 @@ def test_a_worker_that_ends_is_told_in_the_log(start_method: str, caplog: pytest
     assert all("are read again" in text for text in told)
 
 
-@pytest.mark.parametrize("dataset", [Exiting, Crashing, Hanging])
+@pytest.mark.parametrize("dataset", [Exiting, Crashing, slowly(Hanging)])
 def test_a_sample_that_ends_its_workers_is_skipped_where_failing_ones_are(
     dataset: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -329,7 +329,7 @@ def test_a_hanging_thread_is_found_by_the_timeout() -> None:
         go_on.set()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [slowly(1), 2])
 @pytest.mark.parametrize("moment", ["idle", "reading"])
 def test_stopped_workers_are_found_by_the_timeout(workers: int, moment: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)

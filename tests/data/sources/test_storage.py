@@ -18,6 +18,7 @@ from libai_data.data.sources.storage import LocalFile, Storage, listed, local_pa
 from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
+from tests.properties import slowly
 
 READ = (
     "import sys; import s3fs; from libai_data.data.sources.storage import LocalFile; "
@@ -135,7 +136,7 @@ def test_a_store_that_fails_is_asked_again(object_store: ObjectStore, faults: li
     assert not object_store.faults
 
 
-@pytest.mark.parametrize("fault", [FAIL, CUT])
+@pytest.mark.parametrize("fault", [FAIL, slowly(CUT)])
 def test_a_store_that_always_fails_is_named_with_the_attempts_and_leaves_no_file(
     object_store: ObjectStore, tmp_path: Path, fault: str
 ) -> None:

@@ -93,7 +93,7 @@ def test_opening_reads_the_table_alone_and_records_are_those_of_the_files(store:
     assert held <= source.storage.size
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [slowly(0), 2])
 def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_once_an_epoch(
     store: ObjectStore, tmp_path: Path, workers: int
 ) -> None:
@@ -140,7 +140,7 @@ def test_workers_that_are_killed_while_they_fetch_or_read_change_no_sample(store
     assert store.sent.is_set()
 
 
-@pytest.mark.parametrize("faults", [[FAIL, FAIL], [CUT], [FLIP, FAIL]])
+@pytest.mark.parametrize("faults", [slowly([FAIL, FAIL]), slowly([CUT]), [FLIP, FAIL]])
 def test_a_store_that_fails_for_a_while_changes_nothing(store: ObjectStore, faults: list[str]) -> None:
     source = open_source(FOLDER, streaming=True)
     store.faults = list(faults)

@@ -27,6 +27,7 @@ from libai_data.data.text.tokenizer_training import Training, train_tokenizer
 from libai_data.errors import ConfigError
 from tests.data.text.corpora import bpe_tokenizer, content, documents_of, texts, write_json_lines
 from tests.distributed.processes import children_of, command_of
+from tests.properties import slowly
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -265,7 +266,7 @@ preprocess([corpus], prefix, Task(TokenizerFiles(tokenizer)), cutting=Cutting(pa
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [slowly(1), 2])
 def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same_bytes(
     tmp_path: Path, tokenizer: str, workers: int
 ) -> None:
