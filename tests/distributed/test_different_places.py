@@ -11,23 +11,27 @@ from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "wait_in_different_places.py"
 WATCHDOG = 200.0
+DIFFERENT, WAITING = "the ranks have come to different collectives: ", "all ranks wait, and none can continue: "
 CASES = [
-    ("read modes", "broadcast_py_object of rank 0, its collective number 1"),
-    slowly("one batch more", "a batch of rank 0, after"),
-    slowly("one to_global more", "synchronize, its collective number"),
+    ("read modes", DIFFERENT, "broadcast_py_object of rank 0, its collective number 1"),
+    ("one step more", "the ranks do not get the same data at step ", "the step differs: 6 on rank 0, but 5 on rank 1"),
+    slowly("one to_global more", DIFFERENT, "synchronize, its collective number"),
+    slowly("one batch more", WAITING, "a batch of rank 0, after"),
+    slowly("one step less", WAITING, "in OneFlow, after"),
 ]
 
 
-@pytest.mark.parametrize(("case", "where"), CASES)
-def test_ranks_that_wait_in_different_places_end_and_are_named(case: str, where: str) -> None:
+@pytest.mark.parametrize(("case", "why", "where"), CASES)
+def test_ranks_that_wait_in_different_places_end_and_are_named(case: str, why: str, where: str) -> None:
     with Job() as job:
-        start_by_launcher(job, SCRIPT, 3, case)
+        start_by_launcher(job, SCRIPT, 3 if why == WAITING else 2, case)
         ended = job.wait(WATCHDOG)
     assert all(ended.codes), ended.output
     assert not ended.left, ended.output
-    assert "ends: all ranks wait, and none can continue: " in ended.output, ended.output
+    assert why in ended.output, ended.output
     assert where in ended.output, ended.output
-    assert "(wait_in_different_places.py:" in ended.output, ended.output
+    assert "wait_in_different_places.py" in ended.output, ended.output
+    assert "Check failed" not in ended.output, ended.output
     assert "at its end" not in ended.output
 
 

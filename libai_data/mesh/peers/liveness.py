@@ -31,6 +31,10 @@ from libai_data.mesh.peers.watchdog import SECONDS_FOR_THE_CAUSE, Liveness, end_
 _JOINS = "oneflow._oneflow_internal"
 SECONDS_TO_JOIN_VARIABLE = "LIBAI_DATA_SECONDS_TO_JOIN"
 _SECONDS_TO_JOIN = 600.0
+_NO_RANK = (
+    "this process was forked from one that had imported OneFlow, so it is no rank; start it by the launcher, or as a "
+    "program of its own (multiprocessing's method 'spawn')"
+)
 _liveness: Liveness | None = None
 _beginning = threading.Lock()
 _forked = False
@@ -147,21 +151,30 @@ def begin_to_watch() -> Liveness | None:
     return _liveness
 
 
-def begin_collective() -> None:
+def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
     """Say, at the start of each collective of this package, that this rank begins it.
+
+    Args:
+        what: wait until all ranks have begun a collective of this name, the same on all ranks; "" does not wait.
+        words: then tell them this.
+
+    Returns:
+        What each rank has told; nothing without `what`.
 
     Raises:
         PeerError: Another rank has left, and will not come to it.
-        MeshError: In the first one: the ranks belong to two jobs, or two nodes run on one machine.
+        MeshError: In the first one: the ranks belong to two jobs, or two nodes run on one machine. Or this process is a
+            fork of a rank.
     """
     liveness = begin_to_watch()
-    if liveness is not None:
-        liveness.begin_collective()
+    if liveness is None and what:
+        raise MeshError(_NO_RANK)
+    return {} if liveness is None else liveness.begin_collective(what, words)
 
 
 @contextmanager
 def in_collective(what: str) -> Iterator[None]:
-    """Around a collective of this package that no rank completes before all have begun it.
+    """Around a collective of OneFlow, which no rank completes before all have begun it.
 
     Args:
         what: named in errors; collectives that match have the same name on all ranks.
@@ -169,7 +182,7 @@ def in_collective(what: str) -> Iterator[None]:
     Raises:
         PeerError, MeshError: As `begin_collective`.
     """
-    begin_collective()
+    begin_collective(what)
     with _in_place(COLLECTIVE, what):
         yield
 
@@ -200,10 +213,7 @@ def watch_over_ranks() -> Liveness:
 
     liveness = begin_to_watch()
     if liveness is None:
-        raise MeshError(
-            "this process was forked from one that had imported OneFlow, so it is no rank; start it by the launcher, "
-            "or as a program of its own (multiprocessing's method 'spawn')"
-        )
+        raise MeshError(_NO_RANK)
     if flow.env.get_world_size() > 1:
         with _ending_unless_all_come(flow.env.get_rank()), _in_place(COLLECTIVE, FIRST_MEETING):
             liveness.meet()

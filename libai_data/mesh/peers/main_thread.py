@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import sysconfig
 import threading
@@ -10,6 +11,10 @@ import time
 
 _IDLE = 0.1
 """Of a core: a process that uses less computes nothing."""
+
+_YIELDING, _TIMES_THE_OWN = 0.02, 2.0
+"""Of a core, and times what the process computes: the system's part where OneFlow waits for other ranks. It yields in a
+busy loop."""
 
 # How long all ranks stand still inside of OneFlow before they count as waiting for a rank that has left, where:
 SECONDS_IDLE = 4.0  # their processes compute nothing, and what the rank that has left computed is complete;
@@ -24,8 +29,8 @@ class MainThread:
         has_gpus: it may wait for a GPU while its process computes nothing.
 
     Attributes:
-        is_idle: between the last two looks, the process computed nothing.
-        is_in_oneflow: it stood still then, in code of OneFlow itself and not of the program.
+        is_idle: between the last two looks, the process computed nothing, or waited in OneFlow's busy loop.
+        is_in_oneflow: it stood still then, in code of OneFlow itself and not of the program, or in this loop.
     """
 
     def __init__(self, has_gpus: bool) -> None:
@@ -34,7 +39,7 @@ class MainThread:
         self._standard_library = sysconfig.get_paths()["stdlib"] + os.sep
         self._packages = sysconfig.get_paths()["purelib"] + os.sep
         self._has_gpus = has_gpus
-        self._switches, self._used, self._at = "", 0.0, 0.0
+        self._switches, self._used, self._at = "", (0.0, 0.0), 0.0
         self._oneflow = self._packages + "oneflow" + os.sep
         self.is_idle = self.is_in_oneflow = False
 
@@ -43,16 +48,18 @@ class MainThread:
 
         A program that `has_left` has ended, and waits in OneFlow's own farewell.
         """
-        switches, used, now = self._context_switches(), time.process_time(), time.monotonic()
+        switches, used, now = self._context_switches(), resource.getrusage(resource.RUSAGE_SELF)[:2], time.monotonic()
         still = bool(switches) and switches == self._switches
-        idle = used - self._used < _IDLE * (now - self._at)
+        own, of_system = used[0] - self._used[0], used[1] - self._used[1]
+        idle = own + of_system < _IDLE * (now - self._at)
+        yields = of_system > max(_YIELDING * (now - self._at), _TIMES_THE_OWN * own)
         self._switches, self._used, self._at = switches, used, now
-        self.is_idle, self.is_in_oneflow = idle, False
+        self.is_idle, self.is_in_oneflow = idle or yields, False
         frame = sys._current_frames().get(self._ident)
         code = frame.f_code if frame is not None else None
         if code is None or not still or not self._sleeps_on_a_lock() or self._is_in_standard_library(code.co_filename):
             return 0.0
-        self.is_in_oneflow = code.co_filename.startswith(self._oneflow)
+        self.is_in_oneflow = yields or code.co_filename.startswith(self._oneflow)
         # Where OneFlow comes when all that this process has begun is complete.
         incomplete = has_left and (code.co_name != "switch_to_shutting_down" or not idle)
         if incomplete or self._has_gpus:

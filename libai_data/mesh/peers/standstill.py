@@ -21,13 +21,17 @@ _SECONDS_FRESH = 10.0
 """A rank that was stopped reports nothing more, and may continue."""
 
 # How long all ranks wait before they count as waiting for ever, on one node and on several:
-_SECONDS_IN_COLLECTIVES = 10.0, 60.0  # each in a collective of this package, but not all in the same one;
-_SECONDS_FOR_BATCHES = 30.0, 300.0  # or some for a batch of another rank, which may be on its way;
+_SECONDS_FOR_BATCHES = 30.0, 300.0  # some for a batch of another rank, which may be on its way;
 _SECONDS_IDLE = 30.0, 300.0  # or some in OneFlow, while no process computes;
 _SECONDS_AT_ONE_PLACE = 300.0, float("inf")  # or all at the same place, while no process computes.
 
 COLLECTIVE, BATCH, ONEFLOW = "collective", "batch", "oneflow"
 FIRST_MEETING = "the first meeting of all ranks"
+
+SAME_COLLECTIVES = (
+    "Every rank must run the same collectives in the same order (to_global, synchronize, making and iterating over "
+    "loaders, with the same read mode and check_every)"
+)
 
 Place = tuple[int, str, str]
 """Collectives of this package that were begun, the kind of the place, and what is waited for."""
@@ -61,11 +65,14 @@ class Report:
 
     def in_words(self) -> str:
         """For an error."""
-        number, kind, what = self.place
-        where = (
-            f"{what}, its collective number {number}" if kind == COLLECTIVE else f"{what}, after {number} collectives"
-        )
-        return where + (f" ({self.line})" if self.line else "")
+        return in_words(self.place, self.line)
+
+
+def in_words(place: Place, line: str) -> str:
+    """For an error: a place, and the line of the program that is there."""
+    number, kind, what = place
+    where = f"{what}, its collective number {number}" if kind == COLLECTIVE else f"{what}, after {number} collectives"
+    return where + (f" ({line})" if line else "")
 
 
 class OwnPlace:
@@ -146,17 +153,14 @@ class Standstill:
         if min(report.seconds for report in reports.values()) < self._seconds(list(reports.values())):
             return ""
         places = by_rank({rank: report.in_words() for rank, report in reports.items()})
-        return (
-            f"all ranks wait, and none can continue: {places}. Every rank must run the same collectives in the same "
-            "order (to_global, synchronize, making and iterating over loaders, with the same read mode and check_every)"
-        )
+        return f"all ranks wait, and none can continue: {places}. {SAME_COLLECTIVES}"
 
     def _seconds(self, reports: list[Report]) -> float:
         kinds = {report.place[1] for report in reports}
         differ = len({report.place for report in reports}) > 1
         if differ and ONEFLOW not in kinds:
             # Who has completed a collective has met all others in it, so they complete it too.
-            return (_SECONDS_FOR_BATCHES if BATCH in kinds else _SECONDS_IN_COLLECTIVES)[self._across_nodes]
+            return _SECONDS_FOR_BATCHES[self._across_nodes]
         if not all(report.is_idle for report in reports):
             return float("inf")
         return (_SECONDS_IDLE if differ else _SECONDS_AT_ONE_PLACE)[self._across_nodes or self._has_gpus]

@@ -12,6 +12,8 @@ collective of this package, where the ranks also compare their job and their mac
   rank tells rank 0 whether its main thread stands still inside of OneFlow. If that is so on all ranks at once, for long
   enough, then nobody will ever go on.
 * Before any rank leaves, each rank that waits tells rank 0 where, and `standstill` concludes from it.
+* Each collective of this package begins with a meeting over these connections, which compares what the ranks begin.
+  So it never mixes with another one, nor with OneFlow's: OneFlow aborts, or adds up what does not belong together.
 
 In each case all ranks are told why, and end at once. Over the same connections they agree where to stop
 (`stop_agreement`).
@@ -32,9 +34,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Union
+from typing import Any, Union, cast
 
-from libai_data.errors import MeshError, PeerError
+from libai_data.errors import MeshError, PeerError, by_rank
 from libai_data.launch.job_environment import job_id, job_key, machine, proof
 from libai_data.mesh.peers.channel import Channel
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
@@ -49,10 +51,14 @@ from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,
     FIRST_MEETING,
+    SAME_COLLECTIVES,
     SECONDS_BETWEEN_REPORTS,
     OwnPlace,
+    Place,
     Report,
     Standstill,
+    in_words,
+    line_of_program,
 )
 from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
 
@@ -66,7 +72,7 @@ _SECONDS_TO_FLUSH = 2.0
 _SECONDS_FOR_PREDECESSOR = 10.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
-_LEFT, _WAITS, _STANDS, _END = "left ", "waits ", "stands ", "end: "
+_LEFT, _WAITS, _STANDS, _AT, _GO, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
 
 Connection = Union[Channel, socket.socket]
 
@@ -106,6 +112,9 @@ class Liveness:
         self._names: dict[int, str] = {}
         self._above: Connection | None = None
         self._left: dict[int, int] = {}
+        self._is_at_meeting = False
+        self._arrived: dict[int, tuple[Place, str, list[Any]]] = {}
+        self._told: list[Any] = []
         self._waiting: dict[int, float] = {}
         self._all_wait_since = float("inf")
         self._main = MainThread(has_gpus)
@@ -138,23 +147,65 @@ class Liveness:
         finally:
             self._place.leave(before)
 
-    def begin_collective(self) -> None:
+    def begin_collective(self, what: str = "", words: str = "") -> dict[int, str]:
         """This rank begins a collective, which needs all ranks.
+
+        Args:
+            what: wait until all have begun a collective of this name; "" does not wait.
+            words: then tell them this.
+
+        Returns:
+            What each rank has told; nothing without `what`.
 
         Raises:
             PeerError: One has left.
             MeshError: In the first collective, as `meet`.
         """
         if self._world_size == 1:
-            return
+            return {}
         if not self._met:
             with self.waiting(COLLECTIVE, FIRST_MEETING):
                 self.meet()
         with self._changed:
             self._collectives += 1
+            self._is_at_meeting = bool(what)
             problem = self._why_not_alone()
         if problem:
             raise PeerError(problem)
+        if not what:
+            return {}
+        with self.waiting(COLLECTIVE, what):
+            own = [self._rank, words]
+            self._arrive(self._rank, (self._collectives, COLLECTIVE, what), line_of_program(), [own])
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_at_meeting)
+        return dict(self._told)
+
+    def _arrive(self, rank: int, place: Place, line: str, told: list[Any]) -> None:
+        """Note where this rank has come to, or one below it with all that are below that one; the last lets all go."""
+        with self._changed:
+            self._arrived[rank] = cast(Place, tuple(place)), line, told
+            if len(self._arrived) < len(self._connections) + (self._above is None):
+                return
+            arrived, self._arrived = self._arrived, {}
+        if len({place for place, _, _ in arrived.values()}) > 1:
+            places = by_rank({each: in_words(place, at) for each, (place, at, _) in sorted(arrived.items())})
+            self._end(f"the ranks have come to different collectives: {places}. {SAME_COLLECTIVES}")
+        told = [each for _, _, below in arrived.values() for each in below]
+        if self._above is None:
+            self._go(json.dumps(told))
+        else:
+            _send(self._above, _AT + json.dumps((self._rank, place, line, told)))
+
+    def _go(self, told: str) -> None:
+        """All ranks have come, and have told this."""
+        for connection in list(self._connections.values()):
+            if connection is not self._above:
+                _send(connection, _GO + told)
+        with self._changed:
+            self._told = json.loads(told)
+            self._is_at_meeting = False
+            self._changed.notify_all()
 
     def meet(self) -> None:
         """Compare job and machine with the other ranks, and complete the connections. Collective, the first time.
@@ -299,6 +350,10 @@ class Liveness:
         elif word.startswith(_WAITS):
             said, seconds = word[len(_WAITS) :].split()
             self._note(int(said), float(seconds))
+        elif word.startswith(_AT):
+            self._arrive(*json.loads(word[len(_AT) :]))
+        elif word.startswith(_GO):
+            self._go(word[len(_GO) :])
         elif word.startswith(_STANDS):
             said, _, report = word[len(_STANDS) :].partition(" ")
             self._note_place(int(said), Report.unpacked(report))
@@ -314,7 +369,7 @@ class Liveness:
     def _why_not_alone(self) -> str:
         """Why the collective that this rank has begun cannot be; "" if it can."""
         for rank, collectives in self._left.items():
-            if rank != self._rank and collectives < self._collectives:
+            if rank != self._rank and (collectives < self._collectives or self._is_at_meeting):
                 return (
                     f"rank {rank} has left the job after {collectives} collectives, such as to_global, and rank "
                     f"{self._rank} begins number {self._collectives}; {_REMEDY}"

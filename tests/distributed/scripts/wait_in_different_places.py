@@ -20,7 +20,7 @@ DIFFERS = mesh.rank == 1
 
 class Samples:
     def __len__(self) -> int:
-        return 40
+        return 400
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": np.full(8, index, np.float32)}
@@ -46,6 +46,23 @@ elif CASE == "one to_global more":
     for _ in range(2 if DIFFERS else 1):
         libai_data.to_global(batch())
     libai_data.synchronize()
+elif CASE in ("one step more", "one step less"):
+    everyone = flow.placement("cpu", list(range(mesh.world_size)))
+    model = flow.nn.Linear(8, 1).to_global(placement=everyone, sbp=flow.sbp.broadcast)
+    if CASE == "one step more":
+        batches = iter(libai_data.from_iterable(Samples(), 2, shuffle=True, check_every=3))
+    else:
+        batches = iter(loader("node"))
+    for step in range(20):
+        made = next(batches)
+        if DIFFERS and step == 5 and CASE == "one step less":
+            continue
+        if DIFFERS and step == 5:
+            libai_data.to_global(made)
+        loss = model(libai_data.to_global(made)["x"]).sum()
+        loss.backward()
+        if CASE == "one step less":
+            loss.to_global(sbp=flow.sbp.broadcast).to_local().item()
 elif CASE == "slow":
     if DIFFERS:
         time.sleep(45)
