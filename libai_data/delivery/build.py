@@ -24,6 +24,7 @@ from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.transforms.batch import BatchTransform
 from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, DataPipelineError, nearest
 from libai_data.errors.argument_rules import BATCH_SIZE, FUNCTION, Rule, check, list_of, or_none
@@ -353,6 +354,8 @@ def build_loader(
     if plan.readers != "every_rank":
         mixup_func = options.get("mixup_func")
         by_trainer = None if isinstance(mixup_func, BatchTransform) else mixup_func
+        given = {"batch size" if name == "micro_batch_size" else name: value for name, value in arguments.items()}
+        check_same_arguments(plan.readers, **given, sampler=sampler, **options)
         return SharedLoader(plan, open_dataset, make_stream, make_loader, by_trainer)
     mesh = plan.mesh
     if mesh.tensor_parallel_size > 1:

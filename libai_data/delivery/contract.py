@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,7 @@ _ABSENT = -1
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows", "place behind the batch")
 
 
-def check_contract(fields: Mapping[str, DistTensorData], origin: Origin) -> None:
+def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
     """Compare this batch between all ranks. Collective: each rank must call it for the same batch, on the main thread.
 
     All ranks must have the same fields, follow the same order and stand at the same step, epoch and position. Ranks
@@ -27,7 +28,7 @@ def check_contract(fields: Mapping[str, DistTensorData], origin: Origin) -> None
     Those that differ in data coordinate must have read different samples.
 
     Args:
-        fields: this rank's local tensors.
+        fields: this rank's local tensors; lists of strings only need to be there on all ranks.
         origin: of the batch. Of its `parts`, tensor peers hold different bytes; its `absent` fields have none.
 
     Raises:
@@ -39,13 +40,15 @@ def check_contract(fields: Mapping[str, DistTensorData], origin: Origin) -> None
         return
     heads = check_places(fields, origin)
     count = int(heads[0, _SIZE]) // mesh.data_parallel_size
-    whole = {name: value for name, value in fields.items() if name not in origin.parts}
+    whole = {
+        name: value for name, value in fields.items() if isinstance(value, DistTensorData) and name not in origin.parts
+    }
     table = gather_words(np.concatenate([_checksums(whole, origin.absent), _samples(origin.rows, count)]))
     problems = _different_bytes(table, list(whole), mesh)
     _refuse(heads, problems + _samples_read_wrongly(heads, table[:, len(whole) :], mesh))
 
 
-def check_places(fields: Mapping[str, DistTensorData], origin: Origin) -> np.ndarray:
+def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
     """Compare fields, shapes and place of this batch, not what it holds. Collective, like `check_contract`.
 
     Args:

@@ -14,13 +14,15 @@ from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.structures import DistTensorData
 
 FieldSignature = tuple[str, str, tuple[int, ...], tuple[str, ...], int]
-"""Name, dtype, local shape, sbp_list and placement_idx of a batch's field."""
+"""Name, dtype, local shape, sbp_list and placement_idx of a batch's field; of strings only the name."""
 
 
-def signature_of(batch: Mapping[str, DistTensorData]) -> list[FieldSignature]:
+def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
     """What the ranks must agree on, field by field, in order."""
     return [
-        (
+        (name, "strings", (), (), 0)
+        if not isinstance(value, DistTensorData)
+        else (
             name,
             str(value.tensor.dtype).replace("oneflow.", ""),
             tuple(value.shape),
@@ -76,7 +78,7 @@ def _differences(signatures: list[list[FieldSignature]]) -> list[str]:
         return found
     for name in names:
         forms = {
-            rank: f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}"
+            rank: f"{field[1]} {list(field[2])}, {list(field[3])} on layer {field[4]}" if field[3] else field[1]
             for rank, signature in enumerate(signatures)
             for field in signature
             if field[0] == name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from libai_data.data.nesting import is_texts, put_together, taken_apart
@@ -65,16 +65,19 @@ def _all_fields(batch: Fields, device_type: str | None) -> dict[str, Any]:
         return {name: to_global(value, device_type) for name, value in given.items()}
     leaves: dict[str, Any] = {}
     skeleton = taken_apart(given, leaves)
-    fields = {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
-    made = _all_global(batch, fields, device_type)
+    made = _all_global(batch, {name: _laid_out(name, value) for name, value in leaves.items()}, device_type)
     together: dict[str, Any] = put_together(skeleton, lambda leaf: made.get(leaf.path, leaves[leaf.path]))
     return together
 
 
-def _all_global(batch: Fields, fields: dict[str, DistTensorData], device_type: str | None) -> dict[str, Any]:
+def _all_global(batch: Fields, fields: Mapping[str, Any], device_type: str | None) -> dict[str, Any]:
     _compare_with_other_ranks(batch, fields)
     parts = origin_of(batch).parts
-    return {name: _global(name, value, device_type, name in parts) for name, value in fields.items()}
+    return {
+        name: _global(name, value, device_type, name in parts)
+        for name, value in fields.items()
+        if isinstance(value, DistTensorData)
+    }
 
 
 def compare_with_other_ranks(batch: Instance) -> None:
@@ -86,12 +89,10 @@ def compare_with_other_ranks(batch: Instance) -> None:
     """
     leaves: dict[str, Any] = {}
     taken_apart(fields_of(batch), leaves)
-    _compare_with_other_ranks(
-        batch, {name: _laid_out(name, value) for name, value in leaves.items() if not is_texts(value)}
-    )
+    _compare_with_other_ranks(batch, {name: _laid_out(name, value) for name, value in leaves.items()})
 
 
-def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) -> None:
+def _compare_with_other_ranks(batch: Fields, fields: Mapping[str, Any]) -> None:
     origin = origin_of(batch)
     agreement = origin.agreement
     if agreement is not None and agreement.data_parallel_size not in (None, get_mesh().data_parallel_size):
@@ -111,9 +112,10 @@ def _compare_with_other_ranks(batch: Fields, fields: dict[str, DistTensorData]) 
         agreement.batches += 1
 
 
-def _laid_out(name: str, value: Any) -> DistTensorData:
+def _laid_out(name: str, value: Any) -> Any:
+    """A leaf of a batch as a tensor with its layout, or its strings."""
     try:
-        return value if isinstance(value, DistTensorData) else DistTensorData(value)
+        return value if isinstance(value, DistTensorData) or is_texts(value) else DistTensorData(value)
     except SchemaError as error:
         raise SchemaError(f"field '{name}': {error}") from error
 

@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,13 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 import libai_data
 from libai_data.config import try_get_key
-from libai_data.config.naming import dotted_name
 from libai_data.delivery.gather import digest_of, gather_words
 from libai_data.delivery.read_plan import ReadPlan
-from libai_data.errors import ConfigError, by_rank, nearest
+from libai_data.delivery.same_values import differences, flat_text
+from libai_data.errors import ConfigError, nearest
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 
-_NAMED = 5
-_LONGEST_VALUE = 120
 _ABSENT = "absent"
 
 
@@ -76,7 +74,7 @@ def config_values(cfg: Any) -> dict[str, str]:
         ConfigError: `train.may_differ` names a key that the config lacks.
     """
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
-    values = dict(_flat("", plain))
+    values = dict(flat_text("", plain))
     allowed = try_get_key(cfg, "train.may_differ") or ()
     for key in allowed:
         if not any(f"{name}.".startswith(f"{key}.") for name in values):
@@ -85,42 +83,9 @@ def config_values(cfg: Any) -> dict[str, str]:
     return {name: value for name, value in values.items() if not f"{name}.".startswith(prefixes)}
 
 
-def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for name, each in value.items():
-            yield from _flat(f"{key}.{name}" if key else str(name), each)
-    elif isinstance(value, (list, tuple)) and value:
-        for place, each in enumerate(value):
-            yield from _flat(f"{key}.{place}", each)
-    else:
-        yield key, _text_of(value)
-
-
-def _text_of(value: Any) -> str:
-    if value is None or isinstance(value, (bool, int, float, str, bytes, Path, Mapping, list, tuple)):
-        text = repr(value)
-    else:
-        # Not its repr, which may hold an address.
-        text = dotted_name(value) or f"a {type(value).__qualname__}"
-    if len(text) <= _LONGEST_VALUE:
-        return text
-    return f"{text[:_LONGEST_VALUE]}... ({digest_of(text.encode()):x})"
-
-
 def hash_of_values(values: Mapping[str, str]) -> str:
     """A short hash of a config's values."""
     return f"{digest_of(json.dumps(values, sort_keys=True).encode()):016x}"
-
-
-def differences(values: Mapping[int, Mapping[str, str]], most: int = _NAMED) -> list[str]:
-    """What differs between the ranks, each with who has which value; at most `most` are named."""
-    names = sorted({name for each in values.values() for name in each})
-    differing = [name for name in names if len({each.get(name, _ABSENT) for each in values.values()}) > 1]
-    found = [
-        f"{name} is {by_rank({rank: each.get(name, _ABSENT) for rank, each in values.items()})}"
-        for name in differing[:most]
-    ]
-    return found + ([f"and {len(differing) - most} more"] if len(differing) > most else [])
 
 
 def check_same_start(cfg: Any) -> float:

@@ -15,6 +15,7 @@ from libai_data.data.samplers.transform_rounds import TransformRounds
 from libai_data.delivery.build import build_loader
 from libai_data.delivery.feeds import in_one_line
 from libai_data.delivery.read_plan import ReadPlan
+from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, PeerError, nearest
 from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none, whole
@@ -316,6 +317,12 @@ def _stream(
         rows = open_rows()
         inner = make_loader(rows, make_stream(rows, plan.shards_read_by(mesh.rank)))
     else:
+        check_same_arguments(
+            plan.readers,
+            **{"batch size": micro_batch_size, "fields": reading.names, "ends": ends, "collate_fn": collate_fn},
+            **options,
+            **(words or {}),
+        )
         inner = SharedLoader(plan, open_rows, make_stream, make_loader, options["mixup_func"])
     return IterableLoader(
         inner,

@@ -24,6 +24,8 @@ TOLD = {
     "more rows on rank 1": r"field 'y' is int64 \[2, 4\], .* on rank 0, but int64 \[4, 4\], .* on rank 1",
     "other signature on rank 1": r"field 'x' is .*'broadcast'\] on layer 0 on rank 0, but .*'split_1'\] .* on rank 1",
     "other layer on rank 1": r"field 'x' is .* on layer 0 on rank 0, but .* on layer -1 on rank 1",
+    "strings on rank 1 alone": "field 'z' is missing on rank 0",
+    "strings and numbers": r"field 'y' is int64 \[2, 4\], .* on rank 0, but strings on rank 1",
     "first batch of a loader": r"field 'y' is int64 .* on rank 0, but bool .* on rank 1",
     "third batch of a collator": r"field 'tokens' is float64 \[2, 3\], .* rank 0, but float64 \[2, 5\], .* rank 1 "
     r"\(a collator that pads .*fixed=True, .*readers=rank0",

@@ -24,4 +24,11 @@ def test_a_leader_that_fails_to_open_is_an_error_on_all_ranks_and_the_next_loade
         assert other["cannot say why"].startswith(f"{prefix} open the dataset: ConfigError: ")
         for case in ("has no link", "has no memory"):
             assert other[case] == f"{prefix} open the link of its node: OSError: no room for another descriptor"
+    for found in (leader, *others):
+        sizes, fields, nothing = found["other arguments"]
+        assert (
+            "different arguments: batch size is 2 on rank 0-1, but 4 on rank 2; seed is 0 on rank 0-1, but 1" in sizes
+        )
+        assert "fields is None on rank 0-1, but absent on rank 2; fields.0 is absent on rank 0-1, but 'x' on" in fields
+        assert nothing == ""
     assert [len(found[""]) for found in (leader, *others)] == [2, 2, 2]

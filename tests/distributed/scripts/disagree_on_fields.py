@@ -80,6 +80,8 @@ CASES: dict[str, Callable[[], Any]] = {
         {"x": DistTensorData(X, on_one_rank(1, ["split_0", "split_1"], ["split_0", "broadcast"]))}
     ),
     "other layer on rank 1": lambda: to_global({"x": DistTensorData(X, placement_idx=on_one_rank(1, -1, 0))}),
+    "strings on rank 1 alone": lambda: to_global(on_one_rank(1, {**BOTH, "z": ["a", "b"]}, BOTH)),
+    "strings and numbers": lambda: to_global({"x": X, "y": on_one_rank(1, ["a", "b"], Y)}),
     "first batch of a loader": lambda: to_global(
         next(batches_of(Samples(x=X[0], y=on_one_rank(1, Y[0].astype(bool), Y[0]))))
     ),

@@ -11,9 +11,11 @@ from unittest import mock
 import numpy as np
 import oneflow as flow
 
+from libai_data import DataLoader
 from libai_data.config import LazyCall
 from libai_data.delivery import shared_loader
 from libai_data.delivery.build import build_nlp_train_loader
+from libai_data.errors import ConfigError
 from libai_data.loader.arena import Arena
 from libai_data.mesh.current import ParallelMesh, set_mesh
 
@@ -53,5 +55,18 @@ def opened(fails: str) -> Any:
 
 
 set_mesh(ParallelMesh(3, 1, 1, rank=flow.env.get_rank()))
+
+
+def given(**odd: Any) -> str:
+    """What a rank is told that gives other arguments than the rank that reads."""
+    arguments = {"batch_size": 2, **(odd if flow.env.get_rank() == 2 else {"num_workers": 0})}
+    try:
+        DataLoader(Rows(), readers="node", **arguments)
+        return ""
+    except ConfigError as error:
+        return str(error)
+
+
 found = {fails: opened(fails) for fails in ("exits", "cannot say why", "has no link", "has no memory", "")}
+found["other arguments"] = [given(batch_size=4, seed=1), given(fields=["x"], num_workers=1), given(num_workers=1)]
 Path(sys.argv[1], f"{flow.env.get_rank()}.json").write_text(json.dumps(found))
