@@ -29,6 +29,7 @@ from libai_data.iterables.sharded import ShardedSource, Sharding
 from libai_data.iterables.stream import IterableStream, TakenRows
 from libai_data.loader.batch_loader import RULES, BatchLoader
 from libai_data.loader.collate import Collator, trivial_batch_collator
+from libai_data.loader.failures import ErrorPolicy, FailureLog
 from libai_data.loader.schema import Overrides
 from libai_data.mesh.current import broadcast_py_object, get_mesh
 
@@ -114,8 +115,8 @@ def from_iterable(
             `num_shards`. Any other source calls `get_worker_info` (of this package, or of PyTorch). The workers share
             the shards.
         shuffle_buffer: size of the buffer from which the next sample of a stream is drawn, by `seed` and the epoch.
-        **loader_options: for sources with an index, further arguments of `BatchLoader`; for streams, `worker_type` and
-            `worker_init_fn`.
+        **loader_options: for sources with an index, further arguments of `BatchLoader`; for streams, `worker_type`,
+            `worker_init_fn`, `on_error` ("raise", or "skip" to leave out rows that fail) and `replacement_budget`.
 
     Returns:
         A loader with the methods of `DataLoader`.
@@ -155,12 +156,13 @@ def from_iterable(
     }
     drawing = {name: value for name, value in drawing.items() if value is not None and value is not True}
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
+    skips = loader_options.get("on_error") == "skip"
     sharding = None
     if num_shards is not None or num_workers or shuffle_buffer:
         worker_type, init = (loader_options.get(name) for name in ("worker_type", "worker_init_fn"))
         check(_RULES, worker_type=worker_type or "process", worker_init_fn=init)
-        sharding = Sharding(num_shards, shuffle_buffer, seed, num_workers, worker_type or "process", init)
-    opened, summary = _open(plan, source, batches, sharding)
+        sharding = Sharding(num_shards, shuffle_buffer, seed, num_workers, worker_type or "process", init, skips)
+    opened, summary = _open(plan, source, batches, sharding, skips)
     if summary.is_map_style:
         for name, given in (("num_shards", num_shards), ("shuffle_buffer", shuffle_buffer)):
             if given:
@@ -175,6 +177,12 @@ def from_iterable(
     if sharding is not None:
         loader_options.pop("worker_type", None)
         loader_options.pop("worker_init_fn", None)
+    policy = {name: loader_options.pop(name) for name in ("on_error", "replacement_budget") if name in loader_options}
+    if policy.get("on_error") == "quarantine":
+        raise ConfigError(
+            "on_error='quarantine' lists samples by their index, and a stream has none; use on_error='skip'"
+        )
+    failures = FailureLog(ErrorPolicy(**policy), summary.name)
     _refuse_for_streams(shuffle=shuffle, **drawing, **loader_options)
     if num_workers > (num_shards or 1):
         tell_once(
@@ -191,7 +199,7 @@ def from_iterable(
         )
     if not summary.batches or summary.takes_shard:
         _needed(micro_batch_size)
-    reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout)
+    reading = ReadingOptions(fields, ends == "cycle", prefetch, timeout, failures)
     words = None if sharding is None else sharding.words()
     return _stream(plan, opened, summary, micro_batch_size, ends, reading, collate_fn, shared, words)
 
@@ -208,7 +216,9 @@ class _SourceSummary:
     problem: str = ""
 
 
-def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None) -> tuple[Any, _SourceSummary]:
+def _open(
+    plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None, skips: bool
+) -> tuple[Any, _SourceSummary]:
     """Open the source on the ranks that read it, and send all ranks a summary, or the error.
 
     Returns:
@@ -224,7 +234,7 @@ def _open(plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding 
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
                 opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
             else:
-                opened = source_of(thing, batches) if sharding is None else ShardedSource(thing, batches, sharding)
+                opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
                 summary = _SourceSummary(False, opened.name, dataset_name(thing), opened.batches, opened.takes_shard)
         except Exception as error:
             failure = error

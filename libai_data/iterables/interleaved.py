@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Callable, NamedTuple
 
 from libai_data.iterables.digest import running_digest
+from libai_data.iterables.failed_rows import FailedRow
 from libai_data.iterables.iterable_source import Opened, Source
 from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.prefetcher import COMPARED_ITEMS
@@ -120,7 +121,7 @@ class Interleaved:
                     running.remove(number)
                     self._compare(number)
                     continue
-                if self._compares and self._counts[number] < COMPARED_ITEMS:
+                if self._compares and self._counts[number] < COMPARED_ITEMS and not isinstance(row, FailedRow):
                     self._counts[number] += 1
                     self._digests[number] = running_digest(self._digests[number], row)
                     if self._counts[number] == COMPARED_ITEMS:

@@ -193,9 +193,9 @@ class IterableLoader:
         self._inner.set_epoch(epoch)
 
     def stats(self) -> dict[str, Any]:
-        """Where the time was spent, on a rank that reads; empty on other ranks."""
+        """Where the time was spent, and how many rows failed, on a rank that reads; empty on other ranks."""
         stats: dict[str, Any] = self._inner.stats()
-        return stats
+        return stats if self._stream is None else {**stats, "skipped_samples": self._stream.skipped}
 
     def close(self) -> None:
         """Stop reading ahead. Batches that are in use stay valid."""

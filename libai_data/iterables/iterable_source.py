@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 
 from libai_data.errors import CheckpointError, ConfigError
+from libai_data.iterables.failed_rows import Skipping
 from libai_data.iterables.kinds import (
     is_dali,
     is_dali_pipeline,
@@ -45,12 +46,14 @@ class Source:
             or iterator, such as a generator function. A function may have the parameters `epoch`, and `shard` with
             `num_shards`.
         batches: whether it yields batches instead of samples; None decides by its class.
+        skips: yield a `FailedRow` for each error of the iterator.
 
     Raises:
         ConfigError: It is neither iterable nor callable.
     """
 
-    def __init__(self, thing: Any, batches: bool | None = None) -> None:
+    def __init__(self, thing: Any, batches: bool | None = None, skips: bool = False) -> None:
+        self._skips = skips
         self.name = getattr(thing, "__qualname__", type(thing).__name__)
         if is_own_loader(thing):
             raise ConfigError(f"a {self.name} of libai_data is a loader already; use it as it is")
@@ -128,13 +131,13 @@ class Source:
             if hasattr(iterator, save) and hasattr(iterator, load):
                 if state is not None:
                     getattr(iterator, load)(decoded(state))
-                return self._adapted(iterator), self._saver(getattr(iterator, save))
+                return self._adapted(self._guarded(iterator)), self._saver(getattr(iterator, save))
         if state is not None:
             raise CheckpointError(
                 f"the data state has a state of {self.name}, but {self.name} has no load_state_dict (or set_state) "
                 "any more. Use the version that saved it"
             )
-        return self._adapted(iterator), None
+        return self._adapted(self._guarded(iterator)), None
 
     def close(self) -> None:
         """End the processes and threads that read."""
@@ -162,7 +165,7 @@ class Source:
 
         def to_the_end() -> Iterator[Any]:
             self._is_broken_off = True
-            yield from iterator
+            yield from self._guarded(iterator)
             self._is_broken_off = False
 
         return to_the_end()
@@ -198,12 +201,15 @@ class Source:
         # A shallow copy takes the state of this round, and leaves the original as it was.
         return copy.copy(self._thing) if type(self._thing).__module__.startswith("datasets.") else self._thing
 
+    def _guarded(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        return Skipping(iterator, self.name) if self._skips else iterator
+
     def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
         if is_dali(self._thing):
             return (outputs for pipelines in iterator for outputs in _as_list(pipelines))
         if is_ffcv(self._thing):
             # It writes each batch over an older one, which may still be in use.
-            return (copy.deepcopy(batch) for batch in iterator)
+            return map(copy.deepcopy, iterator)
         return iterator
 
 

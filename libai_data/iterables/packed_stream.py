@@ -1,4 +1,4 @@
-"""Filters and packers of streams: no length is needed, and nothing is scanned."""
+"""Functions, filters and packers of streams: no length is needed, and nothing is scanned."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import start_of
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FUNCTION, check
+from libai_data.iterables.failed_rows import FailedRow, Skipping
 from libai_data.iterables.iterable_source import Opened, SaveState, Source
 from libai_data.iterables.kinds import is_map_style
 from libai_data.iterables.plain_state import saved_in
@@ -32,6 +33,36 @@ class _Stage(Protocol):
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
         """The changed rows, and a function that saves their state; None if the source has no state."""
+
+
+class MappedStream:
+    """The samples of a stream, changed by a function; itself a stream, for `DataLoader` and `from_iterable`.
+
+    With `on_error="skip"` the loader leaves out samples for which the function fails.
+
+    Args:
+        source: see `FilteredStream`.
+        function: from a sample to a sample, such as a decoder.
+
+    Raises:
+        ConfigError: The source has a length and an index (use `Map`), or `function` is none.
+    """
+
+    def __init__(self, source: Any, function: Callable[[Any], Any]) -> None:
+        check({"function": FUNCTION}, function=function)
+        self.source, self._function = _stream(source, "Map"), function
+
+    def __iter__(self) -> Iterator[Any]:
+        return source_of(self).open(0, 0, 1)[0]
+
+    def inner_state(self, state: str) -> str:
+        return state
+
+    def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
+        def changed(row: Any) -> Any:
+            return row if isinstance(row, FailedRow) else self._function(row)
+
+        return map(changed, rows), save
 
 
 class FilteredStream:
@@ -57,7 +88,7 @@ class FilteredStream:
         return state
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        return filter(self._keep, rows), save
+        return filter(lambda row: isinstance(row, FailedRow) or self._keep(row), rows), save
 
 
 class PackedStream:
@@ -149,7 +180,7 @@ class _Packing:
             with saved_in(state) as saved:
                 skipped, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
                 self._marks.append((-skipped, json.dumps(saved["source"])))
-            for _ in islice(rows, skipped):
+            for _ in islice((row for row in rows if not isinstance(row, FailedRow)), skipped):
                 pass
 
     def __iter__(self) -> _Packing:
@@ -163,8 +194,9 @@ class _Packing:
         while packed is None:
             if len(samples.rows) < self._packer.window:
                 self._mark()
-            while len(samples.rows) < self._packer.window and self._read():
-                pass
+            while len(samples.rows) < self._packer.window and (row := self._read()) is not _END:
+                if isinstance(row, FailedRow):
+                    return row
             if not samples.rows:
                 raise StopIteration
             outputs = len(self._packer.window_at(samples.first).outputs)
@@ -181,8 +213,10 @@ class _Packing:
         waiting = sum(self._lengths) - self._offset
         if waiting < room:
             self._mark()
-        while waiting < room and self._read():
-            self._lengths.append(self._packer.measured(self._samples.rows[-1]))
+        while waiting < room and (row := self._read()) is not _END:
+            if isinstance(row, FailedRow):
+                return row
+            self._lengths.append(self._packer.measured(row))
             waiting += self._lengths[-1]
         if not waiting:
             raise StopIteration
@@ -201,12 +235,11 @@ class _Packing:
         if self._save is not None:
             self._marks.append((len(self._samples), self._save()))
 
-    def _read(self) -> bool:
-        """Read a sample; whether there is one."""
-        sample = next(self._rows, _END)
-        if sample is not _END:
-            self._samples.rows.append(sample)
-        return sample is not _END
+    def _read(self) -> Any:
+        row = next(self._rows, _END)
+        if row is not _END and not isinstance(row, FailedRow):
+            self._samples.rows.append(row)
+        return row
 
     def _forget(self, done: int) -> None:
         """Let go of samples that are packed."""
@@ -244,40 +277,44 @@ class WrappedSource(Source):
 
 
 class _StagedSource(WrappedSource):
-    """A source with a filter or a packer.
+    """A source with a function, a filter or a packer.
 
     Args:
-        stage: the filter or packer.
+        stage: one of these.
         batches: whether it was said to yield batches.
+        skips: see `Source`.
     """
 
-    def __init__(self, stage: _Stage, batches: bool | None) -> None:
-        super().__init__(source_of(stage.source))
+    def __init__(self, stage: _Stage, batches: bool | None, skips: bool) -> None:
+        super().__init__(source_of(stage.source, skips=skips))
         if self.batches or batches:
             raise ConfigError(
                 f"a {type(stage).__name__} reads and yields samples, not batches; give the loader a batch size, and "
                 "the stream a source of samples"
             )
         self._stage = stage
+        self._skips = skips and not isinstance(stage, PackedStream)
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         rows, save = self.inner.open(epoch, shard, num_shards, state and self._stage.inner_state(state))
-        return self._stage.rows(rows, save, state)
+        rows, save = self._stage.rows(rows, save, state)
+        return Skipping(rows, self.name) if self._skips else rows, save
 
 
-def source_of(thing: Any, batches: bool | None = None) -> Source:
-    """The source that an iterable is, with its filters and packers.
+def source_of(thing: Any, batches: bool | None = None, skips: bool = False) -> Source:
+    """The source that an iterable is, with its functions, filters and packers.
 
     Args:
         thing: see `Source`, or a stream of this module.
         batches: see `Source`.
+        skips: see `Source`.
 
     Raises:
         ConfigError: It cannot be a source.
     """
-    if isinstance(thing, (FilteredStream, PackedStream)):
-        return _StagedSource(thing, batches)
-    return Source(thing, batches)
+    if isinstance(thing, (MappedStream, FilteredStream, PackedStream)):
+        return _StagedSource(thing, batches, skips)
+    return Source(thing, batches, skips)
 
 
 def _stream(source: Any, instead: str) -> Any:

@@ -14,9 +14,11 @@ from libai_data.delivery.gather import digest_of
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.iterables.digest import running_digest
+from libai_data.iterables.failed_rows import FailedRow
 from libai_data.iterables.interleaved import open_round
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.prefetcher import Prefetcher
+from libai_data.loader.failures import FailureLog, SkippedSample
 from libai_data.mesh.current import is_main_process
 from libai_data.structures import batch_info
 
@@ -27,7 +29,7 @@ class Row(NamedTuple):
     Args:
         epoch: the round.
         number: which one there.
-        piece: a sample as it came, or a `BatchRow`.
+        piece: a sample as it came, a `BatchRow`, or a `FailedRow`, which has the number of the row behind it.
     """
 
     epoch: int
@@ -69,12 +71,14 @@ class ReadingOptions:
         cycle: restart at the end, without end.
         ahead: batches to read ahead.
         timeout: seconds without an item after which an iterable counts as hung.
+        failures: takes note of rows that are left out.
     """
 
     names: Sequence[str] | None = None
     cycle: bool = False
     ahead: int = 4
     timeout: float = 600.0
+    failures: FailureLog | None = None
 
 
 class RowReader:
@@ -100,7 +104,7 @@ class RowReader:
         self._after: Mark | None = None
         self.place = Place()
         self.taken_word = 0
-        self._has_had_rows = False
+        self._has_had_rows = self._is_skipping = False
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def begin(self, place: Place, group_size: int) -> None:
@@ -125,7 +129,9 @@ class RowReader:
         self._open(place.epoch, place.mark)
         if place.mark is not None:
             self.place = replace(place, index=place.mark.index)
+        self._is_skipping = True
         self._skip(place.index - self.place.index)
+        self._is_skipping = False
         if place.mark is None and place.digest and self.place.digest != place.digest:
             raise CheckpointError(
                 f"{self._source.name} does not replay: the first {place.index} rows of epoch {place.epoch} differ "
@@ -185,6 +191,9 @@ class RowReader:
             if not self._waiting:  # The iterable has yielded a batch without rows.
                 continue
             row = self._waiting.popleft()
+            if isinstance(row.piece, FailedRow):
+                self._leave_out(row)
+                continue
             self._has_had_rows = True
             digest = running_digest(self.place.digest if row.number else "", row.piece, self._options.names)
             self.place = Place(row.epoch, row.number + 1, digest)
@@ -194,14 +203,24 @@ class RowReader:
         self.taken_word = digest_of(repr(digests).encode())
         mark = self._before if self._waiting else self._after
         self.place = replace(self.place, mark=mark)
+        if self._options.failures is not None and not self._is_skipping:
+            self._options.failures.deliver(len(rows), [])
         return rows
+
+    def _leave_out(self, row: Row) -> None:
+        """Count a row that could not be read, unless it was before the place to resume at."""
+        if self._options.failures is None or self._is_skipping:
+            return
+        error, kind = row.piece
+        if over_budget := self._options.failures.deliver(1, [SkippedSample(row.epoch, row.number, None, error, kind)]):
+            raise over_budget
 
     def first_rows(self) -> int:
         """The number of rows of the first batch of the iterable; 0 if there is none."""
-        while not self._waiting:
-            if not self._fill():
-                return 0
-        return len(self._waiting)
+        while True:
+            rows = sum(not isinstance(row.piece, FailedRow) for row in self._waiting)
+            if rows or not self._fill():
+                return rows
 
     def _fill(self) -> bool:
         """Fetch the next group; whether there is one."""
@@ -220,6 +239,8 @@ class RowReader:
         return bool(self._waiting) or not group.is_last
 
     def _rows_of(self, item: Any) -> list[Row]:
+        if isinstance(item, FailedRow):
+            return [Row(self._epoch, self._next_index, item)]
         if not self._source.batches:
             if batch_info(item) is not None:
                 raise SchemaError(f"{self._source.name} yields batches of a loader of libai_data; use that as it is")

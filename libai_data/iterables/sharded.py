@@ -63,6 +63,7 @@ class Sharding:
         num_workers: processes or threads that read the shards; with 0, the thread that reads ahead reads them in turn.
         worker_type: "process" or "thread".
         worker_init_fn: called with the number of each shard before it is opened.
+        skips: see `Source`.
     """
 
     num_shards: int | None = None
@@ -71,6 +72,7 @@ class Sharding:
     num_workers: int = 0
     worker_type: str = "process"
     worker_init_fn: Callable[[int], Any] | None = None
+    skips: bool = False
 
     @property
     def shards(self) -> int:
@@ -112,11 +114,14 @@ class ShardReader:
         seed: for `get_worker_info`.
         is_process: whether this is a worker process.
         asks: whether the source calls `get_worker_info` to find out its shard.
+        skips: see `Source`.
     """
 
-    def __init__(self, pickled: bytes, num_shards: int, seed: int, is_process: bool, asks: bool) -> None:
+    def __init__(
+        self, pickled: bytes, num_shards: int, seed: int, is_process: bool, asks: bool, skips: bool = False
+    ) -> None:
         self._pickled, self._num_shards, self._seed = pickled, num_shards, seed
-        self.is_process, self._asks = is_process, asks
+        self.is_process, self._asks, self._skips = is_process, asks, skips
         self._open: dict[int, tuple[tuple[int, int], Iterator[Any], SaveState | None, Any]] = {}
 
     def __call__(self, part: Part) -> tuple[list[Any], bool, str | None]:
@@ -154,7 +159,8 @@ class ShardReader:
         with self._being(part.shard, thing):
             if init is not None:
                 init(part.shard)
-            iterator, save = source_of(thing).open(part.epoch, part.shard, self._num_shards, part.state)
+            source = source_of(thing, skips=self._skips)
+            iterator, save = source.open(part.epoch, part.shard, self._num_shards, part.state)
             for _ in islice(iterator, part.start - part.row):
                 pass
         return thing, iterator, save
@@ -202,7 +208,7 @@ class ShardedSource(WrappedSource):
     """
 
     def __init__(self, thing: Any, batches: bool | None, sharding: Sharding) -> None:
-        super().__init__(source_of(thing, batches))
+        super().__init__(source_of(thing, batches, sharding.skips))
         self._sharding = sharding
         self._takes_shard, self.takes_shard = self.takes_shard, False
         self._lanes: ShardLanes | None = None
@@ -214,7 +220,7 @@ class ShardedSource(WrappedSource):
                 f"{self.name} has the parameters shard and num_shards: set num_shards, the number of shards to read; "
                 "or remove num_workers and shuffle_buffer to call it for each data-parallel rank"
             )
-        if sharding == Sharding(None, sharding.shuffle_buffer, sharding.seed):
+        if sharding == Sharding(None, sharding.shuffle_buffer, sharding.seed, skips=sharding.skips):
             return
         by_threads = sharding.num_workers and sharding.worker_type == "thread"
         if by_threads and sharding.shards > 1 and not self._takes_shard:
@@ -230,7 +236,8 @@ class ShardedSource(WrappedSource):
                 "that opens what cannot be pickled, or remove num_workers and num_shards"
             ) from error
         is_process = bool(sharding.num_workers) and not by_threads
-        self._reader = ShardReader(pickled, sharding.shards, sharding.seed, is_process, not self._takes_shard)
+        asks = not self._takes_shard
+        self._reader = ShardReader(pickled, sharding.shards, sharding.seed, is_process, asks, sharding.skips)
 
     def rounds_to_replay(self, epoch: int) -> int:
         """0 if shards are opened again in each epoch."""

@@ -283,6 +283,12 @@ class IterableStream(EpochPositions, StreamSampler):
         reader = self._readers[0]
         return reader.taken_word, reader.place.epoch, reader.place.index
 
+    @property
+    def skipped(self) -> int:
+        """The number of rows that could not be read, and were left out."""
+        failures = None if self._rows is None else self._rows.options.failures
+        return 0 if failures is None else failures.skipped
+
     def order_words(self) -> dict[str, Any]:
         """Parameters that must be equal in a state and in the stream that resumes from it."""
         return {"ends": self.ends, **self._reading}

@@ -67,11 +67,14 @@ class ErrorPolicy:
 
 @dataclass(frozen=True)
 class SkippedSample:
-    """A sample that failed, the one that was read in its place, and the kind of failure; "" if it was known before."""
+    """A sample that failed, the one that was read in its place, and the kind of failure; "" if it was known before.
+
+    In a stream the index is the number of good rows before it, and no other is read.
+    """
 
     epoch: int
     index: int
-    substitute: int
+    substitute: int | None
     error: str
     kind: str = ""
 
@@ -130,8 +133,8 @@ class FailureLog:
                     f"stream was planned, but not afterwards: {sample.error}. What follows it was planned with its "
                     "length, so nothing can take its place. Let a sample fail each time or never"
                 )
-        replaced, budget = sum(self._kinds.values()), self._policy.replacement_budget
-        if self._delivered < SAMPLES_BEFORE_BUDGET or replaced <= budget * self._delivered:
+        failed, budget = sum(self._kinds.values()), self._policy.replacement_budget
+        if self._delivered < SAMPLES_BEFORE_BUDGET or failed <= budget * self._delivered:
             return None
         reasons = "; ".join(
             f"{kind} {count} times, such as sample {self._examples[kind].index}: "
@@ -139,7 +142,7 @@ class FailureLog:
             for kind, count in self._kinds.most_common()
         )
         return SampleError(
-            f"on_error={self._policy.on_error!r} has replaced {replaced} of {self._delivered} samples of "
+            f"on_error={self._policy.on_error!r} has skipped {failed} of {self._delivered} samples of "
             f"{self._dataset_name}, more than replacement_budget={budget:g} allows. Reasons: {reasons}. Repair the "
             "data, list bad samples in quarantine_file, or raise replacement_budget"
         )
@@ -150,17 +153,18 @@ class FailureLog:
             if sample.kind:
                 self._kinds[sample.kind] += 1
                 self._examples.setdefault(sample.kind, sample)
-            if sample.index in self._recorded:
+            epoch, index, error, instead = sample.epoch, sample.index, sample.error, sample.substitute
+            key = hash(error) if instead is None else index
+            if key in self._recorded:
                 continue
-            self._recorded.add(sample.index)
-            logger.warning(
-                "Skipped sample %d of %s (epoch %d), took sample %d instead: %s",
-                sample.index,
-                self._dataset_name,
-                sample.epoch,
-                sample.substitute,
-                sample.error,
-            )
+            self._recorded.add(key)
+            name = self._dataset_name
+            if instead is None:
+                logger.warning("Skipped a sample of %s after row %d of epoch %d: %s", name, index, epoch, error)
+            else:
+                logger.warning(
+                    "Skipped sample %d of %s (epoch %d), took sample %d instead: %s", index, name, epoch, instead, error
+                )
             if self._policy.on_error == "quarantine":
                 self._record(sample)
 

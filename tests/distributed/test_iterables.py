@@ -55,7 +55,7 @@ def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
     "scenario",
     [
         *("samples, cycle", "samples, drop", "samples, pad", "batches", "map-style", "texts"),
-        *("resumed", "interleaved", "packed", "resumed shards"),
+        *("resumed", "interleaved", "packed", "failing rows", "resumed shards"),
     ],
 )
 def test_global_batches_are_those_of_one_rank_in_every_read_mode(

@@ -397,7 +397,7 @@ def test_an_iterator_can_be_gone_through_once() -> None:
         (numbers, {"micro_batch_size": 0}, "micro_batch_size"),
         (numbers, {"micro_batch_size": 2, "ends": "padd"}, "Did you mean 'pad'"),
         (numbers, {"micro_batch_size": 2, "shuffle": True}, "shuffle=True is for sources that give samples by their"),
-        (numbers, {"micro_batch_size": 2, "on_error": "skip"}, "on_error='skip' is for sources"),
+        (numbers, {"micro_batch_size": 2, "on_error": "skpi"}, "on_error is 'skpi'.*Did you mean 'skip'"),
         (numbers, {"micro_batch_size": 2, "fields": "x"}, "fields is 'x'"),
         (numbers, {"micro_batch_size": 2, "readers": "rank1"}, "Did you mean 'rank0'"),
         (5, {"micro_batch_size": 2}, "a loader cannot be made of 5"),

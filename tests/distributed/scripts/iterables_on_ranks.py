@@ -20,7 +20,7 @@ import oneflow as flow
 
 from libai_data.delivery import to_global
 from libai_data.errors import DataPipelineError
-from libai_data.iterables import FilteredStream, PackedStream, default_collate, from_iterable
+from libai_data.iterables import FilteredStream, MappedStream, PackedStream, default_collate, from_iterable
 from libai_data.mesh.current import ParallelMesh, get_mesh, set_mesh
 from libai_data.structures import batch_info
 from tests.iterables.rows import Stateful, numbers, rows_of, sample
@@ -104,6 +104,12 @@ def units(epoch: int) -> Iterator[Any]:
     return ({"x": each["x"].reshape(1, 6), "y": np.array([each["y"]])} for each in numbers(epoch))
 
 
+def decoded(row: Any) -> Any:
+    if row["y"] % 7 == 3:
+        raise OSError(f"row {row['y']} is truncated")
+    return row
+
+
 def shards(shard: int, num_shards: int) -> Iterator[Any]:
     """Every `num_shards`-th of 30 samples; the shards are of unequal lengths."""
     yield from (sample(number) for number in range(shard, 30, num_shards))
@@ -123,6 +129,7 @@ SCENARIOS: dict[str, Callable[[str], list[Any]]] = {
     "packed": lambda readers: loaded(
         PackedStream(FilteredStream(units, lambda each: each["y"][0] % 5 > 0), 1), 7, ends="cycle", readers=readers
     ),
+    "failing rows": lambda readers: resumed(readers, MappedStream(Stateful(30), decoded), on_error="skip"),
     "resumed shards": lambda readers: resumed(readers, Stateful(30), num_shards=2, shuffle_buffer=4),
     "shards, drop": lambda readers: loaded(shards, 9, ends="drop", readers=readers),
     "shards, cycle": lambda readers: loaded(shards, 9, ends="cycle", readers=readers),

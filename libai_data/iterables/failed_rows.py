@@ -1,0 +1,71 @@
+"""Rows of a stream that cannot be read. With `on_error="skip"` the loader receives, counts and leaves them out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from libai_data.errors import SampleError, error_text
+
+
+class FailedRow(NamedTuple):
+    """What is in the place of a row that could not be read, until the loader leaves it out."""
+
+    error: str
+    kind: str
+
+
+class _Ended(SampleError):
+    """An error that ended the stream."""
+
+
+class Skipping:
+    """Iterates over the rows of an iterator, with a `FailedRow` for each error.
+
+    Args:
+        rows: an iterator that continues after an error, so no generator.
+        name: of the iterable.
+    """
+
+    def __init__(self, rows: Iterator[Any], name: str) -> None:
+        self._rows, self._name = rows, name
+        self._may_have_ended: str | None = None
+
+    def __iter__(self) -> Skipping:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            row = next(self._rows)
+        except StopIteration:
+            if self._may_have_ended is not None:
+                raise self._ended(self._may_have_ended) from None
+            raise
+        except _Ended:
+            raise
+        except Exception as error:
+            text = error_text(error)
+            if inspect.isgenerator(self._rows):
+                raise self._ended(text) from error
+            # A generator anywhere below may have ended, or only one that the decoding of this row made.
+            self._may_have_ended = text if _passed_a_generator(error) else None
+            return FailedRow(text, type(error).__name__)
+        self._may_have_ended = None
+        return row
+
+    def _ended(self, text: str) -> _Ended:
+        return _Ended(
+            f"on_error='skip' cannot continue {self._name} after {text}: an error ends a Python generator. Move what "
+            "may fail out of the generator, with MappedStream(source, decode) or map(decode, names), or catch the "
+            "error where it is raised"
+        )
+
+
+def _passed_a_generator(error: BaseException) -> bool:
+    traceback = error.__traceback__
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return True
+        traceback = traceback.tb_next
+    return False
