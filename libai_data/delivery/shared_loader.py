@@ -28,7 +28,7 @@ from libai_data.errors import ConfigError, DataPipelineError, PassError, PeerErr
 from libai_data.loader.arena import Arena
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.batch_reader import assemble
-from libai_data.loader.iteration import Pass
+from libai_data.loader.iteration import Pass, refuse_in_fork
 from libai_data.loader.resumable import ResumableLoader, finish
 from libai_data.loader.schema import Layout
 from libai_data.mesh.current import broadcast_py_object
@@ -118,6 +118,7 @@ class SharedLoader(ResumableLoader):
         mixup_func: Any = None,
     ) -> None:
         self._plan = plan
+        self._begun_in = os.getpid()
         self._rank = rank = plan.mesh.rank
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
@@ -260,6 +261,7 @@ class SharedLoader(ResumableLoader):
     def new_pass(self, as_numpy: bool = False) -> Pass:
         if self._is_closed:
             raise PeerError("this loader was closed, which let go of the other ranks; make a new one on all ranks")
+        refuse_in_fork(self._begun_in, "this loader")
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         first = self.stream.next_pass()
         self._agreement.order = order_in_words(self.stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
@@ -17,8 +18,8 @@ from libai_data.delivery.gather import gather_words
 from libai_data.errors import ContractError, PeerError
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.stream import STATE, IterableStream, check_place
-from libai_data.loader.iteration import Pass, Take
-from libai_data.loader.resumable import NumpyBatches
+from libai_data.loader.iteration import Pass, Take, refuse_in_fork
+from libai_data.loader.resumable import NumpyBatches, OfOneProcess
 from libai_data.mesh.current import get_mesh
 from libai_data.structures import Instance
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 _FAILED, _ENDED, _HAS_BATCH = -1, 0, 1
 
 
-class IterableLoader:
+class IterableLoader(OfOneProcess):
     """Iterates over batches of an iterable, each an Instance of OneFlow tensors [rows of this rank, ...].
 
     It has the methods of `DataLoader`. `iter` and `next` are collective: the ranks check that all have a batch, so that
@@ -83,6 +84,8 @@ class IterableLoader:
 
     def new_pass(self, as_numpy: bool = False) -> Pass:
         """Make a pass that continues the stream; `begun` begins it. With `as_numpy`, its batches are numpy arrays."""
+        self._begun_in = self._begun_in or os.getpid()
+        refuse_in_fork(self._begun_in, "this loader")
         inner = self._inner.new_pass(as_numpy)
         return Pass(inner.stream, inner.first, partial(self._take, inner.take))
 

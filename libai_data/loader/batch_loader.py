@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, in
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor
 from libai_data.loader.failures import ErrorPolicy, FailureLog
-from libai_data.loader.iteration import Iteration, Pass
+from libai_data.loader.iteration import Iteration, Pass, refuse_in_fork
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
@@ -229,6 +230,12 @@ class BatchLoader(ResumableLoader):
             position: position of the first batch in the stream.
             also_kept: batches that the caller keeps in addition to the one in use.
         """
+        if self._begun_in not in (0, os.getpid()):
+            if self._is_lent:
+                refuse_in_fork(self._begun_in, "this loader")
+            # The process that this one was forked from goes on with the pass, its workers and their memory.
+            self._iteration = None
+            self._end_workers()
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         self._prepare_streaming()
         if self._reader is None or self._reader.is_torn:
@@ -301,7 +308,7 @@ class BatchLoader(ResumableLoader):
         return ReadyBatch(batch.index_batch, arrays, batch.layouts, batch.skeleton, slot, specs)
 
     def _start(self) -> BatchReader:
-        slot_list = self._slot_list
+        slot_list, self._begun_in = self._slot_list, os.getpid()
         warn_of_own_generators(self.dataset)
         # In one line, so that no interrupt comes between.
         self._close_executor = weakref.finalize(self, (executor := self._executor(slot_list)).close)
@@ -364,7 +371,7 @@ class BatchLoader(ResumableLoader):
             self._reader.is_torn = True
         if self._close_executor is not None:
             finish(self._close_executor)
-        self._reader = None
+        self._reader, self._begun_in = None, 0
 
     def _break_off(self, why: str) -> None:
         if self._iteration is None:

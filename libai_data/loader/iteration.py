@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 from typing import Any, Callable, Optional
@@ -43,9 +44,13 @@ class Pass:
         self.stream = stream
         self.first = first
         self.take = take
+        self._process = os.getpid()
         self._is_over = False
         self._is_taking = False
         self._error: Exception | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("an iterator of a loader can be neither copied nor pickled; state_dict() of the loader can")
 
     def begun(self) -> Pass:
         """This pass, which the stream has now begun."""
@@ -60,7 +65,11 @@ class Pass:
         if self._is_over:
             raise StopIteration
         if self._is_taking:
-            raise PassError("this iterator was interrupted while it read a batch; make a new one, with iter(loader)")
+            raise PassError(
+                "this iterator was interrupted while it read a batch, or another thread reads from it; make a new one, "
+                "with iter(loader)"
+            )
+        refuse_in_fork(self._process, "this iterator")
         self._is_taking = True
         try:
             taken = self.take()
@@ -73,6 +82,18 @@ class Pass:
             raise StopIteration
         batch, cursor = taken
         return setattr(self.stream, "cursor", cursor) or setattr(self, "_is_taking", False) or batch  # type: ignore
+
+
+def refuse_in_fork(process: int, what: str) -> None:
+    """Raise an error in a fork of the process whose threads, workers and memory something has.
+
+    Raises:
+        PassError: This is another process.
+    """
+    if process != os.getpid():
+        raise PassError(
+            f"{what} belongs to process {process}, of which this process is a fork; make a loader in this process"
+        )
 
 
 class Iteration:

@@ -30,7 +30,22 @@ class NumpyBatches:
         return len(self.loader)
 
 
-class ResumableLoader:
+class OfOneProcess:
+    """What begins to read in one process, with threads, workers and memory of its own."""
+
+    _begun_in = 0
+    """Process that has begun to read; 0 if none has."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self._begun_in:
+            raise TypeError(
+                "a loader that reads can be neither copied nor pickled; make another one, and give it the state_dict() "
+                "of this one with load_state_dict"
+            )
+        return super().__reduce_ex__(protocol)
+
+
+class ResumableLoader(OfOneProcess):
     """A loader of a stream.
 
     Attributes:

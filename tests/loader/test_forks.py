@@ -1,0 +1,100 @@
+"""A loader belongs to one process: a fork of it reads on its own or gets an error, and takes nothing of its parent's."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from typing import Any, Callable
+
+import pytest
+
+from libai_data import DataLoader, from_iterable
+from libai_data.errors import PassError
+
+ROWS = [[2 * number, 2 * number + 1] for number in range(20)]
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"x": index}
+
+
+def loader(num_workers: int, worker_type: str = "process") -> Any:
+    return DataLoader(Numbers(), 2, num_workers=num_workers, worker_type=worker_type)
+
+
+def stream(num_workers: int, num_shards: int | None) -> Any:
+    def rows(shard: int, num_shards: int) -> Any:
+        return ({"x": number} for number in range(shard, 40, num_shards))
+
+    make = rows if num_shards else lambda: rows(0, 1)
+    return from_iterable(make, 2, num_workers=num_workers, num_shards=num_shards)
+
+
+MAKERS: dict[str, Callable[[], Any]] = {
+    "in-process": lambda: loader(0),
+    "processes": lambda: loader(2),
+    "threads": lambda: loader(2, "thread"),
+    "stream": lambda: stream(0, None),
+    "stream in shards": lambda: stream(1, 1),
+}
+
+
+def rows_of(batches: Any) -> list[list[int]]:
+    return [batch["x"].tolist() for batch in batches]
+
+
+def in_fork(act: Callable[[], Any]) -> str:
+    """What a forked process returns or raises."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            told = repr(act())
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        os.write(write, told.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read) as answer:
+        told = answer.read()
+    os.waitpid(child, 0)
+    return told
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_a_fork_takes_nothing_from_its_parent(kind: str) -> None:
+    made = MAKERS[kind]()
+    batches = iter(made.numpy())
+    first = next(batches)["x"].tolist()
+    refused = f"belongs to process {os.getpid()}, of which this process is a fork; make a loader in this process"
+    assert in_fork(lambda: next(batches)) == f"PassError: this iterator {refused}"
+    anew = in_fork(lambda: rows_of(made.numpy()))
+    assert anew == (f"PassError: this loader {refused}" if "stream" in kind else repr(ROWS))
+    assert [first, *rows_of(batches)] == ROWS
+    assert rows_of(made.numpy()) == ROWS
+    made.close()
+
+
+@pytest.mark.parametrize("kind", list(MAKERS))
+def test_what_reads_is_neither_copied_nor_pickled(kind: str) -> None:
+    made = MAKERS[kind]()
+    batches = iter(made.numpy())
+    next(batches)
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="can be neither copied nor pickled"):
+            duplicate(batches)
+        with pytest.raises(TypeError, match="a loader that reads can be neither copied nor pickled"):
+            duplicate(made)
+    made.close()
+
+
+def test_two_threads_that_share_an_iterator_are_told() -> None:
+    batches = iter(loader(0).numpy())
+    batches._is_taking = True
+    with pytest.raises(PassError, match="or another thread reads from it"):
+        next(batches)
