@@ -19,12 +19,12 @@ from libai_data.config.signatures import (
     TARGET,
     check_keywords,
     check_sections,
-    check_types,
     check_written,
     parameters_of,
     resolve_target,
 )
 from libai_data.errors import ConfigError, DataPipelineError, error_text
+from libai_data.errors.argument_rules import check_types
 
 
 class LazyCall:

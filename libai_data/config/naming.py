@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from libai_data.errors import ConfigError, ConfigImportError, error_text, nearest
+from libai_data.errors import ConfigError, error_text, nearest
 
 CONFIG_MODULE_PREFIX = "_libai_data_config_file_"
 """Starts the module name of whatever a config file defines: such a module is gone once the file is loaded."""
@@ -59,24 +59,6 @@ def describe(obj: Any) -> str:
     if code is not None:
         return f"{kind} ({code.co_filename}, line {code.co_firstlineno})"
     return str(kind)
-
-
-def installed(package: str, whom: str, install: str) -> Any:
-    """A package that is installed on request only.
-
-    Args:
-        package: its name, or that of a module in it.
-        whom: what needs it, for the error.
-        install: what to install.
-
-    Raises:
-        ConfigImportError: It is not installed.
-    """
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        name = package.partition(".")[0]
-        raise ConfigImportError(f"{whom} needs the package {name}: pip install {install} ({error})") from error
 
 
 def _import(module: str, name: str, among: list | None = None) -> Any:

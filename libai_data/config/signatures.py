@@ -15,22 +15,11 @@ from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
 from libai_data.config.swallowed import keys_read, names_read
 from libai_data.errors import ConfigError, nearest
-from libai_data.errors.argument_rules import ANYTHING, FLAG, INT, REAL, TEXT, one_of, several
+from libai_data.errors.argument_rules import check_types
 
 TARGET = "_target_"
 RECURSIVE = "_recursive_"
 SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
-_RULE_OF_TYPE = {
-    "int": INT,
-    "float": REAL,
-    "bool": FLAG,
-    "str": TEXT,
-    "Path": TEXT._replace(allowed="a path"),
-    "None": one_of(None),
-    "Sequence[float]": several(REAL),
-    "Sequence[str]": several(TEXT),
-    "Sequence[Any]": several(ANYTHING),
-}
 
 
 @dataclass(frozen=True)
@@ -128,27 +117,6 @@ def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: 
                     f"never reads it of {name!r}."
                     + (nearest(str(key), read) or f" It reads: {', '.join(sorted(read)) or 'none'}.")
                 )
-
-
-def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
-    """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
-
-    Other annotations, and other packages' targets, are not judged.
-
-    Raises:
-        ConfigError: naming the first such argument, by its key in the config.
-    """
-    if not str(getattr(target, "__module__", "")).startswith("libai_data."):
-        return
-    parameters = inspect.signature(target, follow_wrapped=False).parameters
-    for name, value in values.items():
-        parameter = parameters.get(name)
-        kinds = str(parameter.annotation).split(" | ") if parameter is not None else []
-        rules = [_RULE_OF_TYPE.get(kind) for kind in kinds]
-        known = [rule for rule in rules if rule is not None]
-        if known and len(known) == len(rules) and not any(rule.holds(value) for rule in known):
-            allowed = " or ".join(rule.allowed for rule in known)
-            raise ConfigError(f"{join_path(path, name)} is {value!r:.200}; it must be {allowed}.")
 
 
 def check_targets(cfg: Any, path: str = "") -> None:

@@ -7,8 +7,9 @@ catches it as it expects to.
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Value = TypeVar("_Value")
 
@@ -142,3 +143,21 @@ def ranks_by_value(values: Mapping[int, _Value]) -> dict[_Value, list[int]]:
     for rank in sorted(values):
         found.setdefault(values[rank], []).append(rank)
     return found
+
+
+def installed(package: str, whom: str, install: str) -> Any:
+    """A package that is installed on request only.
+
+    Args:
+        package: its name, or that of a module in it.
+        whom: what needs it, for the error.
+        install: what to install.
+
+    Raises:
+        ConfigImportError: It is not installed.
+    """
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        name = package.partition(".")[0]
+        raise ConfigImportError(f"{whom} needs the package {name}: pip install {install} ({error})") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
@@ -125,3 +126,37 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
     for name, value in values.items():
         if name in rules and not rules[name].holds(value):
             raise ConfigError(rules[name].problem(name, value))
+
+
+_RULE_OF_TYPE = {
+    "int": INT,
+    "float": REAL,
+    "bool": FLAG,
+    "str": TEXT,
+    "Path": TEXT._replace(allowed="a path"),
+    "None": one_of(None),
+    "Sequence[float]": several(REAL),
+    "Sequence[str]": several(TEXT),
+    "Sequence[Any]": several(ANYTHING),
+}
+
+
+def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str = "") -> None:
+    """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
+
+    Other annotations, and other packages' targets, are not judged.
+
+    Raises:
+        ConfigError: naming the first such argument, by its key in the config.
+    """
+    if not str(getattr(target, "__module__", "")).startswith("libai_data."):
+        return
+    parameters = inspect.signature(target, follow_wrapped=False).parameters
+    for name, value in values.items():
+        parameter = parameters.get(name)
+        kinds = str(parameter.annotation).split(" | ") if parameter is not None else []
+        rules = [_RULE_OF_TYPE.get(kind) for kind in kinds]
+        known = [rule for rule in rules if rule is not None]
+        if known and len(known) == len(rules) and not any(rule.holds(value) for rule in known):
+            allowed = " or ".join(rule.allowed for rule in known)
+            raise ConfigError(f"{path and path + '.'}{name} is {value!r:.200}; it must be {allowed}.")

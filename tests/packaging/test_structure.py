@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,3 +98,10 @@ def test_what_reads_data_is_imported_without_oneflow(folder: str) -> None:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
             assert "oneflow" not in names, module
+
+
+def test_loaders_start_without_the_libraries_of_configs() -> None:
+    """They take longer to import than the loaders themselves, and each process that reads would wait for them."""
+    code = "import sys, libai_data.data.samplers, libai_data.loader.batch_loader; print({*sys.modules} & {'omegaconf'})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout == "set()\n", result.stderr

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.masking import Masker, Masking, padded
 from libai_data.data.datasets.sentence_dataset import SentenceDataset
 from libai_data.data.datasets.sentence_index import SentenceRule
 from libai_data.data.datasets.vocabulary import special_id, vocabulary_tables
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
-from libai_data.errors.argument_rules import check, one_of
+from libai_data.errors.argument_rules import check, check_types, one_of
 from libai_data.structures import DistTensorData, Instance
 
 _RULES = {"pair_task": one_of("order", "next"), "masking_style": one_of("bert", "bert-cn-wwm")}

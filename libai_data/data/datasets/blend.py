@@ -13,11 +13,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import MAPPING, REAL, check, list_of, or_none
+from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, fields_of
 

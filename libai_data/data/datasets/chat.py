@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.sources import JsonLinesSource
 from libai_data.data.text.chat_template import ChatTemplate, Message
 from libai_data.data.text.tokenizer import TextTokenizer
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import FLAG, check, one_of, whole
+from libai_data.errors.argument_rules import FLAG, check, check_types, one_of, whole
 from libai_data.structures import DistTensorData, Instance
 
 REFUSE, CUT_END, CUT_START = "refuse", "cut_end", "cut_start"

@@ -15,7 +15,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.document_parts import refuse_repeated
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.datasets.shares import shares_of, split_evenly
@@ -23,6 +22,7 @@ from libai_data.data.nesting import array_of
 from libai_data.data.random.permutation import permuted
 from libai_data.data.random.sample_random import reading_some_of_them
 from libai_data.errors import ConfigError, error_text
+from libai_data.errors.argument_rules import check_types
 
 Rows = Mapping[str, np.ndarray]
 Parts = Mapping[str, tuple[slice, ...]]

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets import gpt_index
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.document_parts import report_tokens
@@ -19,7 +18,7 @@ from libai_data.data.files.index_cache import cached_arrays
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.record_index import index_folder
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import check, check_types, whole
 from libai_data.structures import DistTensorData, Instance
 
 

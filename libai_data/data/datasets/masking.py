@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.vocabulary import VocabularyTables
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import check, check_types, whole
 
 _SHARE_OF_MASKS, _SHARE_OF_KEPT = 0.8, 0.1
 _MOST_NGRAMS = 1 << 10

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.combine import check_index
 from libai_data.data.datasets.stream_transform import StreamTransform, start_of, starts_in
 from libai_data.data.random.hashing import combine64
 from libai_data.errors import ConfigError
+from libai_data.errors.argument_rules import check_types
 
 _DRAWS_OF_INPUTS = 1
 

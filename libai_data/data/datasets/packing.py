@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
 from libai_data.data.nesting import array_of
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import MAPPING, check, or_none, whole
+from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, check_field_names, fields_of
 

@@ -9,10 +9,9 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, or_none, real, whole
+from libai_data.errors.argument_rules import check, check_types, or_none, real, whole
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.datasets.masking import padded
 from libai_data.data.datasets.sentence_dataset import SentenceDataset
 from libai_data.data.datasets.sentence_index import SentenceRule
@@ -20,7 +19,7 @@ from libai_data.data.datasets.vocabulary import special_id
 from libai_data.data.random.sample_random import sample_generator
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import check, check_types, whole
 from libai_data.structures import DistTensorData, Instance
 
 _NO_LABEL = -1

@@ -6,11 +6,10 @@ import resource
 from collections.abc import Sequence
 from typing import Any
 
-from libai_data.config.naming import installed
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
-from libai_data.errors import FormatError
+from libai_data.errors import FormatError, installed
 
 _MOST_OPEN = 256
 # An open reader has a descriptor: all sources of a process together have a quarter of those that it may have.

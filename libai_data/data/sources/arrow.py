@@ -11,14 +11,13 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.paths import is_file, text_of
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import ConfigError, FormatError
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import check, check_types, whole
 
 # Bytes of the objects that a batch is read by, about.
 _OBJECTS = 2000

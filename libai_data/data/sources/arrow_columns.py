@@ -8,11 +8,10 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.naming import installed
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import runs_of
-from libai_data.errors import ConfigError, nearest
+from libai_data.errors import ConfigError, installed, nearest
 
 Values = Callable[[np.ndarray], list[Any]]
 

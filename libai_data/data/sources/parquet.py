@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.sources.arrow_columns import BatchedShard, BatchRows, chosen_columns, import_pyarrow
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
 from libai_data.errors import FormatError
-from libai_data.errors.argument_rules import check, whole
+from libai_data.errors.argument_rules import check, check_types, whole
 
 # Bytes of a footer in memory for each of its bytes in the file, about.
 _PARSED_FOOTER = 8

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
-from libai_data.config.naming import installed
 from libai_data.data.files.identity import key_of
-from libai_data.errors import ConfigError, StorageError
+from libai_data.errors import ConfigError, StorageError, installed
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.naming import installed
 from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
 from libai_data.data.sources.mds import described_shards
@@ -18,7 +17,7 @@ from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.remote import RemoteFile, is_remote, list_files, look_up, read_ranges
 from libai_data.data.sources.shard_table import TABLE, ShardTable
 from libai_data.data.sources.storage import LocalFile, Storage
-from libai_data.errors import ConfigError, FormatError, StorageError
+from libai_data.errors import ConfigError, FormatError, StorageError, installed
 
 STREAMED = ("array_record", "webdataset", "parquet", "mds", "arrow", "jsonl", "numpy")
 """Formats of which each shard can be read by itself."""

@@ -10,8 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from libai_data.config.naming import installed
-from libai_data.errors import ConfigError, FormatError
+from libai_data.errors import ConfigError, FormatError, installed
 
 Message = Mapping[str, Any]
 _GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")

@@ -14,11 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
-from libai_data.config.naming import installed
 from libai_data.data.shard_work.work_folder import LOCK
 from libai_data.data.sources.remote import is_remote
 from libai_data.data.sources.storage import listed, patterns_of
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, installed
 
 logger = logging.getLogger(__name__)
 

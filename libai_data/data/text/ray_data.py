@@ -12,9 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from libai_data.config.naming import installed
 from libai_data.data.text.parts import Part
 from libai_data.data.text.shards import ShardReport, Task, TokenizingError, WriteShards, finished_shard, name_of
+from libai_data.errors import installed
 
 # A process that dies is replaced, but not for ever.
 _REPLACED: dict[str, Any] = {"max_restarts": 2, "max_task_retries": 2}

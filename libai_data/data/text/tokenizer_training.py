@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import written_whole
-from libai_data.config.naming import installed
 from libai_data.data.text.documents import Document, read_piece
 from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import Cutting, cut_into_parts
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, installed
 from libai_data.errors.argument_rules import check, whole
 
 logger = logging.getLogger(__name__)

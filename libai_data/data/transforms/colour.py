@@ -8,12 +8,11 @@ from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.transforms import operations
 from libai_data.data.transforms.geometry import least_and_largest, probability
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import check, real
+from libai_data.errors.argument_rules import check, check_types, real
 
 _ATTEMPTS = 10
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.errors import ConfigError, SchemaError
-from libai_data.errors.argument_rules import check, or_none, real, whole
+from libai_data.errors.argument_rules import check, check_types, or_none, real, whole
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, fields_of
 

@@ -8,12 +8,11 @@ from typing import Any, Union
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.transforms.decode import EncodedImage
 from libai_data.data.transforms.libraries import opencv, scratch
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of, size_of
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import check, each, real, whole
+from libai_data.errors.argument_rules import check, check_types, each, real, whole
 
 Size = Union[int, Sequence[int]]
 

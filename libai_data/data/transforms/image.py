@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.transforms.libraries import has_opencv, opencv
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.errors.argument_rules import check_types
 
 
 class ImageToFloat:

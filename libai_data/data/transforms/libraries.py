@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.naming import installed
+from libai_data.errors import installed
 
 _INSTALL = "libai_data[images]"
 _MOST_BYTES = 1 << 25

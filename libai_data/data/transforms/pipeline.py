@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.config.signatures import check_types
 from libai_data.data.random.sample_random import passing_generator, sample_generator
 from libai_data.data.transforms.decode import EncodedImage
 from libai_data.errors import ConfigError, SchemaError
+from libai_data.errors.argument_rules import check_types
 
 
 class RandomTransform:
