@@ -1,4 +1,4 @@
-"""A loader belongs to one process: a fork of it reads on its own or gets an error, and takes nothing of its parent's."""
+"""A loader belongs to one process: a fork reads on its own or gets an error, and takes nothing from the parent."""
 
 from __future__ import annotations
 
