@@ -40,9 +40,10 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
     """
     sentences, start = [], 0
     for match in _BOUNDARY.finditer(text):
-        if _ends_sentence(text, start, match):
-            sentences.append(text[start : match.end()])
-            start = match.end()
+        begin, end = match.span()
+        if text[begin] not in ".!?" or _ends_sentence(text, start, begin, end):
+            sentences.append(text[start:end])
+            start = end
     sentences.append(text[start:])
     if keep_newlines:
         return [sentence for sentence in sentences if sentence.strip()]
@@ -68,20 +69,18 @@ def pieces_of(text: str, longest: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _ends_sentence(text: str, start: int, match: re.Match[str]) -> bool:
-    begin, end = match.span()
-    first = text[begin]
-    if first not in ".!?":
-        return True
+def _ends_sentence(text: str, start: int, begin: int, end: int) -> bool:
+    """Whether the marks from `begin` on, with white space up to `end`, end the sentence that begins at `start`."""
     # "Really?" he asked.
-    goes_on = text[end : end + 1].islower()
-    if first != "." or text[begin + 1] == ".":
-        return not goes_on or match.group().rstrip()[-1] in "!?"
+    if text[begin] != "." or text[begin + 1] == ".":
+        return not text[end].islower() or text[begin:end].rstrip()[-1] in "!?"
     # Most full stops are told by what is around them.
-    if goes_on or begin == start or (before := text[begin - 1]).isspace():
-        return not goes_on
+    if text[end].islower():
+        return False
+    if begin == start or (before := text[begin - 1]).isspace():
+        return True
     if begin - 1 == start or text[begin - 2] in " \n\t":
         return not (before.isupper() and before.isalpha())
     # A word is looked for in the last characters alone: a text without white space would be read again and again.
-    word = text[max(start, begin - 24) : begin].rsplit(None, 1)[-1].lstrip(_OPENERS)
+    word = text[begin - 24 if begin - 24 > start else start : begin].rsplit(None, 1)[-1].lstrip(_OPENERS)
     return not (word.lower() in _ABBREVIATIONS or (len(word) == 1 and word.isalpha() and word.isupper()))
