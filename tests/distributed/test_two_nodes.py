@@ -227,10 +227,11 @@ def test_a_failure_on_one_node_ends_both(case: str, readers: str, tmp_path: Path
         assert says_who_is_gone(ended.output), ended.output
 
 
-def test_a_network_that_vanishes_without_a_word_ends_both_nodes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["hang:each", slowly("hang:1")])
+def test_a_network_that_vanishes_without_a_word_ends_both_nodes(case: str, tmp_path: Path) -> None:
     """Nothing is closed: packets are lost, and no side hears of the other any more."""
     with two_nodes() as nodes, Job() as job:
-        start_on(job, nodes, FAULTS, "hang:1", "rank0", "0", str(tmp_path), ranks=1)
+        start_on(job, nodes, FAULTS, case, "rank0", "0", str(tmp_path), ranks=1)
         deadline = Deadline(60)
         while not (tmp_path / "fault").exists() and not deadline.has_passed:
             time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A small training job that fails in one of many ways: `faults_job.py CASE READERS WORKERS FOLDER`.
+"""A small training job that fails in one of many ways: `faults_job.py CASE:RANK READERS WORKERS FOLDER`.
 
 Just before something goes wrong, the time is written to `FOLDER/fault`. A rank that ends as planned says so.
 """
@@ -85,7 +85,7 @@ def train(kind: str, rank: str) -> None:
     total = 0.0
     for step, batch in zip(range(STEPS), loader):
         tensors = to_global(batch)
-        if step == FAULT_AT and rank == str(RANK):
+        if step == FAULT_AT and rank in (str(RANK), "each"):
             go_wrong(kind, loader)
         # As a training step does, it waits for all ranks.
         total += tensors["x"].to_global(placement=everyone, sbp=flow.sbp.broadcast).to_local().numpy().sum()
