@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,11 @@ def check_same_arguments(readers: str, **given: Any) -> None:
     for name, value in given.items():
         if isinstance(value, DictConfig):
             value = OmegaConf.to_container(value, resolve=False)
-        elif isinstance(value, np.ndarray) or (isinstance(value, list) and len(value) > _NAMED):
-            value = f"{len(value)} value(s), digest {digest_of(pickle.dumps(value)):x}"
+        elif isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, list) and len(value) > _NAMED:
+            texts = json.dumps([_text_of(each) for each in value])
+            value = f"{len(value)} value(s), digest {digest_of(texts.encode()):x}"
         own.update({} if name in _OF_THE_PROCESS else flat_text(name, value))
     told = begin_collective("a comparison of a loader's arguments", json.dumps(own))
     found = differences({rank: json.loads(words) for rank, words in sorted(told.items())})
