@@ -374,7 +374,7 @@ def test_the_budget_of_replaced_samples_counts_samples_and_not_sequences() -> No
                 assert len(list(batches)) == 20
                 assert loader.stats()["skipped_samples"] == 4
             else:
-                with pytest.raises(SampleError, match="replaced 2 of 1000 samples"):
+                with pytest.raises(SampleError, match="skipped 2 of 1000 samples"):
                     list(batches)
 
 
