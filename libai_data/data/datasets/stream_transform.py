@@ -20,11 +20,10 @@ import numpy as np
 from libai_data.data.datasets.best_fit import best_fit
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
+from libai_data.data.datasets.transform_inputs import LEFT_OUT, Replacement, TransformInputs
 from libai_data.data.nesting import array_of
-from libai_data.data.random.global_generators import GlobalDraws
-from libai_data.data.random.sample_random import reading_inputs, reading_now
-from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
-from libai_data.errors import ConfigError, SampleError, error_text
+from libai_data.data.random.sample_random import reading_now
+from libai_data.errors import ConfigError
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
@@ -33,7 +32,6 @@ _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
 _REMEMBERED = 1 << 16
 _WINDOWS_KEPT = 4
-_LEFT_OUT = object()
 
 
 class InputOrder(Protocol):
@@ -71,14 +69,6 @@ class _Window(NamedTuple):
     end: int
     outputs: list[np.ndarray]
     samples: dict[int, Any]
-
-
-class _Replacement(NamedTuple):
-    """The index of a sample that was read in the place of one that failed, and why."""
-
-    chosen: int
-    reason: str
-    kind: str
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
@@ -141,8 +131,7 @@ class StreamTransform:
         self._kept: np.ndarray | None = kept
         self._order: InputOrder | None = None
         self._in_rounds = False
-        self._draws = GlobalDraws(type(dataset).__name__)
-        self._known_bad: frozenset[int] | None = None
+        self._inputs = TransformInputs(dataset, keeps, kept)
         self._planned: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def __len__(self) -> int:
@@ -185,7 +174,7 @@ class StreamTransform:
         Args:
             known_bad: samples that are not even tried.
         """
-        self._known_bad = known_bad
+        self._inputs.replace_failing(known_bad)
         self._windows.clear()
         self._amounts.clear()
 
@@ -217,7 +206,7 @@ class StreamTransform:
     def _measured_amount(self, epoch: int, index: int) -> tuple[int, Any]:
         """The units of a sample that has to be read, and what was read."""
         sample, replacement = read = self._read(epoch, index)
-        amount = 0 if sample is _LEFT_OUT else self.measured(sample)
+        amount = 0 if sample is LEFT_OUT else self.measured(sample)
         _remember(self._amounts, (epoch, index), amount)
         if replacement is not None:
             _remember(self._planned, (epoch, index), replacement.chosen)
@@ -286,48 +275,14 @@ class StreamTransform:
         """The units that a sample yields."""
         raise NotImplementedError
 
-    def _read(self, epoch: int, index: int) -> tuple[Any, _Replacement | None]:
-        """A sample, or `_LEFT_OUT`, and whether it takes the place of one that fails."""
-        if self._known_bad is None:
-            return self._read_one(epoch, index), None
-        reason, kind = "listed in the quarantine file", ""
-        if index not in self._known_bad:
-            try:
-                return self._read_one(epoch, index), None
-            except SampleError as error:
-                reason, kind = str(error), type(error.__cause__ or error).__name__
-        candidates = None if self._kept is None else np.flatnonzero(self._kept)
-        seed, size = self._given_order.seed, len(self) if candidates is None else len(candidates)
-        for attempt in range(SUBSTITUTES):
-            chosen = substitute_index(seed, epoch, index, attempt, size)
-            chosen = chosen if candidates is None else int(candidates[chosen])
-            if chosen == index or chosen in self._known_bad:
-                continue
-            try:
-                return self._read_one(epoch, chosen), _Replacement(chosen, reason, kind)
-            except SampleError:
-                continue
-        raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
-
     @property
     def _given_order(self) -> InputOrder:
         if self._order is None:
             raise ConfigError(f"no sampler has said in which order this {type(self).__name__} takes the samples")
         return self._order
 
-    def _read_one(self, epoch: int, index: int) -> Any:
-        """A sample, or `_LEFT_OUT`; it draws the same whoever reads it."""
-        key = self._given_order.seed, epoch, index
-
-        def read() -> Any:
-            with reading_inputs((key,)):
-                sample = self.dataset[index]
-                return sample if all(keep(sample) for keep in self._keeps) else _LEFT_OUT
-
-        try:
-            return self._draws.around(read, key)
-        except Exception as error:
-            raise SampleError(f"sample {index} of {type(self.dataset).__name__}: {error_text(error)}") from error
+    def _read(self, epoch: int, index: int) -> tuple[Any, Replacement | None]:
+        return self._inputs.read(self._given_order.seed, epoch, index)
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
         """The samples that are kept, from a place of the order on: index, sample, whether it is another's."""
@@ -355,7 +310,7 @@ class StreamTransform:
             sample, replacement = known.get(place) or self._read(epoch, index)
             if replacement is not None and reading is not None:
                 reading.replaced = [*reading.replaced, (epoch, index, *replacement)]
-            if sample is not _LEFT_OUT:
+            if sample is not LEFT_OUT:
                 yield index, sample, replacement is not None
 
     def __getitem__(self, start: int) -> Any:
