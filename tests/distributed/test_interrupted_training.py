@@ -88,22 +88,24 @@ def await_steps(folder: Path, lines: int, process: subprocess.Popen) -> bool:
     return True
 
 
-def finish(folder: Path, dropout: str) -> None:
+def finish(folder: Path, dropout: str) -> Path:
     with Job() as job:
         start(job, f"{folder}={dropout}")
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
+    return folder
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a training with dropout and of one without, which nothing interrupted."""
-    folder = tmp_path_factory.mktemp("whole")
-    with Job() as job:
-        start(job, f"{folder}/dropout={DROPOUT}", f"{folder}/plain=0")
-        ended = job.wait(WATCHDOG)
-    assert ended.codes == [0], ended.output
-    return folder
+    """Folder of a training with dropout, which nothing interrupted."""
+    return finish(tmp_path_factory.mktemp("whole"), DROPOUT)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of one without dropout."""
+    return finish(tmp_path_factory.mktemp("plain"), "0")
 
 
 def kill_at_a_random_moment(folder: Path, chance: random.Random) -> str:
@@ -138,14 +140,18 @@ def check_killed_training(folder: Path, whole: Path, seed: int, kills: int = KIL
     kill_again_and_again(folder, seed, kills)
     finish(folder, DROPOUT)
     assert steps_taken(folder) == uninterrupted()
-    assert losses(folder) == losses(whole / "dropout")
+    assert losses(folder) == losses(whole)
     left = {path.name for path in folder.iterdir()}
     assert not [name for name in left if name.endswith((".partial", ".replaced"))]
 
 
 def test_an_uninterrupted_training_takes_the_order_as_it_is(whole: Path) -> None:
-    assert steps_taken(whole / "dropout") == uninterrupted()
-    assert losses(whole / "dropout") != losses(whole / "plain")
+    assert steps_taken(whole) == uninterrupted()
+
+
+@pytest.mark.slow
+def test_dropout_changes_the_losses(whole: Path, plain: Path) -> None:
+    assert losses(whole) != losses(plain)
 
 
 def test_a_training_killed_at_random_moments_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, whole: Path) -> None:
@@ -182,7 +188,7 @@ TO_ALL, TO_ONE = (signal_to_the_launcher, "SIGTERM"), (signal_to_rank_2_alone, "
 @pytest.mark.slow
 @pytest.mark.parametrize("signals", [[TO_ONE], [TO_ALL, TO_ONE]], ids=["one rank", "all, then one rank"])
 def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_checkpoint(
-    signals: Sequence[tuple[Callable[[int], None], str]], tmp_path: Path, whole: Path
+    signals: Sequence[tuple[Callable[[int], None], str]], tmp_path: Path, plain: Path
 ) -> None:
     for send, name in signals:
         ended = stop(tmp_path, STEPS // 3, send)
@@ -198,7 +204,5 @@ def test_a_signal_to_one_rank_or_all_stops_all_before_the_same_step_with_a_check
     finish(tmp_path, "0")
     assert steps_taken(tmp_path) == uninterrupted()
     # Nothing was done twice: each rank noted each step once.
-    assert [line for line in noted(tmp_path, 3) if line != "run"] == [
-        line for line in noted(whole / "plain", 3) if line != "run"
-    ]
-    assert losses(tmp_path) == losses(whole / "plain")
+    assert [line for line in noted(tmp_path, 3) if line != "run"] == [line for line in noted(plain, 3) if line != "run"]
+    assert losses(tmp_path) == losses(plain)
