@@ -24,7 +24,7 @@ from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_wor
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan
-from libai_data.errors import ConfigError, DataPipelineError, PassError, PeerError
+from libai_data.errors import ConfigError, ContractError, DataPipelineError, PassError, PeerError
 from libai_data.loader.arena import Arena
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.batch_reader import assemble
@@ -271,6 +271,7 @@ class SharedLoader(ResumableLoader):
         for publisher in self._publishers:
             publisher.begin()
         self._feed.begin(first.position)
+        self._expected: int | None = first.position
         return Pass(self.stream, first, partial(self._take, self._passes, as_numpy))
 
     def _take(self, number: int, as_numpy: bool) -> tuple[Instance, Cursor] | None:
@@ -295,6 +296,12 @@ class SharedLoader(ResumableLoader):
         batch = self._ready.popleft()
         if batch is None:
             return None
+        expected, self._expected = self._expected, None
+        if expected not in (None, batch.info.position):
+            raise ContractError(
+                f"rank {self._rank} begins a pass at position {expected}, but the rank that reads for it at position "
+                f"{batch.info.position}: load the same state, and set the same epoch, on all ranks"
+            )
         cursor = self.stream.after(batch.info)
         self.stream.note_start(cursor.position, batch.info.next_start)
         return self._own_part(batch, as_numpy), cursor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,9 +35,14 @@ def to_global(batch: Fields, device_type: str | None = None) -> dict[str, Any]:
         SchemaError: The ranks' fields differ (on every rank), or a layout does not fit; the field is named.
         ContractError: The ranks' batches differ in their place, number of rows or contents (on every rank).
         MeshError: The loader was built for another mesh, or a field's placement_idx is a layer that the mesh does not
-            have; the field is named.
+            have; the field is named. Or this is not the main thread.
         PeerError: Another rank has left the job, and does not use this batch.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise MeshError(
+            f"to_global was called in the thread '{threading.current_thread().name}'; OneFlow makes global tensors on "
+            "the main thread only. A thread may read batches ahead, and pass them on"
+        )
     begin_collective()
     made = _all_fields(batch, device_type)
     return GlobalTuple(made) if isinstance(batch, Instance) and batch._is_tuple else made

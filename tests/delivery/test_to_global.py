@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -76,3 +77,18 @@ def test_a_layer_that_the_mesh_lacks_is_refused_by_field(two_stages: None, monke
     monkeypatch.setattr(module, "check_same_on_all_ranks", lambda signature: None)
     with pytest.raises(MeshError, match="field 'x': There is no layer 7"):
         to_global({"x": DistTensorData(np.zeros(2), placement_idx=7)})
+
+
+def test_another_thread_than_the_main_one_is_refused() -> None:
+    told: list[str] = []
+
+    def act() -> None:
+        try:
+            to_global({"x": np.ones(2)})
+        except MeshError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=act, name="reader")
+    thread.start()
+    thread.join()
+    assert told[0].startswith("to_global was called in the thread 'reader'; OneFlow makes global tensors on the main")

@@ -15,7 +15,7 @@ from libai_data import DataLoader
 from libai_data.config import LazyCall
 from libai_data.delivery import shared_loader
 from libai_data.delivery.build import build_nlp_train_loader
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, ContractError
 from libai_data.loader.arena import Arena
 from libai_data.mesh.current import ParallelMesh, set_mesh
 
@@ -67,6 +67,19 @@ def given(**odd: Any) -> str:
         return str(error)
 
 
+def begun_with_state_on(rank: int) -> str:
+    """What a rank is told if one alone has loaded a state; the rank that reads is told nothing."""
+    loader = DataLoader(Rows(), 2, readers="node")
+    if flow.env.get_rank() == rank:
+        loader.load_state_dict({**loader.state_dict(), "position": 6})
+    try:
+        next(iter(loader))
+        return ""
+    except ContractError as error:
+        return str(error)
+
+
 found = {fails: opened(fails) for fails in ("exits", "cannot say why", "has no link", "has no memory", "")}
 found["other arguments"] = [given(batch_size=4, seed=1), given(fields=["x"], num_workers=1), given(num_workers=1)]
+found["a state on one rank"] = [begun_with_state_on(0), begun_with_state_on(2)]
 Path(sys.argv[1], f"{flow.env.get_rank()}.json").write_text(json.dumps(found))
