@@ -12,11 +12,10 @@ from libai_data.data.datasets.blend_table import name_of
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import StreamTransform
-from libai_data.data.samplers.blend_order import BlendOrder
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
-from libai_data.mesh.current import get_data_parallel_size, is_main_process, tensor_to_rank0
+from libai_data.mesh.current import broadcast_py_object, get_data_parallel_size, is_main_process, tensor_to_rank0
 
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
 # Nonzero for real tokens. The first two have the shape of the tokens; the last is a matrix for each sample, whose
@@ -52,6 +51,7 @@ class TokenCounter:
         self._rows: list[tuple[Any, int]] = []
         self._mark: StreamState | None = None
         self.sources: dict[str, int] = {}
+        self._is_combined: bool | None = None
 
     def add(self, inputs: Mapping[str, Any], batches: int = 1) -> None:
         """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...].
@@ -68,8 +68,15 @@ class TokenCounter:
         count = rows.sum()
         self._unread = count if self._unread is None else self._unread + count
         state = stream_state_of(self._loader)
-        if state is not None and state.start is None and isinstance(state.order, BlendOrder):
+        if state is not None and state.start is None and self._has_sources():
             self._rows.append((rows, batches))
+
+    def _has_sources(self) -> bool:
+        """Whether the tokens of several datasets are counted apart. The first call is collective."""
+        if self._is_combined is None:
+            # A rank that does not read has no dataset.
+            self._is_combined = bool(broadcast_py_object(bool(parts_of(getattr(self._loader, "dataset", None)))))
+        return self._is_combined
 
     def take(self, samples: int, new_samples: int) -> tuple[int, int]:
         """Tokens of the whole training and those since the last call, on rank 0; 0 if they are not known. Collective.

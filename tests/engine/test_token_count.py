@@ -11,7 +11,7 @@ import oneflow as flow
 import pytest
 
 from libai_data.config import LazyCall
-from libai_data.data.datasets import BlendedDataset, PackedDataset
+from libai_data.data.datasets import BlendedDataset, ConcatDataset, PackedDataset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.engine.token_count import TokenCounter, tokens_per_sample
 from libai_data.loader import BatchLoader, PadCollator
@@ -73,18 +73,20 @@ class Numbered(Sentences):
         return super().__getitem__(self._first + index)
 
 
-def blend() -> BlendedDataset:
+def joined(weights: Any) -> ConcatDataset:
     """60 and 40 samples, and their indices of 100."""
-    return BlendedDataset([Numbered(100, "web", 0, 60), Numbered(100, "books", 60, 40)], [3, 1], max_epochs=[None, 0.5])
+    parts = [Numbered(100, "web", 0, 60), Numbered(100, "books", 60, 40)]
+    return ConcatDataset(parts) if weights is None else BlendedDataset(parts, weights, max_epochs=[None, 0.5])
 
 
 @pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
-def test_tokens_of_each_dataset_of_a_blend_are_counted_and_a_resume_continues(
-    sizes: dict[str, Any], tmp_path: Path
+@pytest.mark.parametrize("weights", [None, [3, 1]])
+def test_tokens_of_each_of_several_datasets_are_counted_and_a_resume_continues(
+    weights: Any, sizes: dict[str, Any], tmp_path: Path
 ) -> None:
     def config() -> Any:
         cfg = config_of(tmp_path, log_period=4, checkpointer={"period": 3}, **sizes)
-        cfg.dataloader.train.dataset = LazyCall(blend)()
+        cfg.dataloader.train.dataset = LazyCall(joined)(weights=weights)
         cfg.dataloader.train.collate_fn = LazyCall(PadCollator)(
             fields={"input_ids": {"value": 0}, "attention_mask": {"value": 0}}
         )
