@@ -28,7 +28,7 @@ INSTALL_REQUIRES = [
     "numpy<2",
     "protobuf<4",
     "cloudpickle",
-    "fsspec",
+    "fsspec>=2023.10",
     "omegaconf>=2.3,<2.4",
     "hydra-core>=1.3,<1.4",
     "PyYAML",

@@ -61,7 +61,7 @@ def open_source(paths: Paths, format: str = "", streaming: bool = False) -> Any:
     """The source of some files.
 
     Args:
-        paths: files, globs or folders; see `storage.listed`. To stream: the address of one folder of shards.
+        paths: files, globs or folders; see `storage.listed`. To stream: the address of one folder of shards, or a glob.
         format: one of `SOURCES`; by default from the endings of the file names.
         streaming: copy each shard to this machine when it is needed, and remove copies that are not; see
             `StreamedSource`.
@@ -75,7 +75,7 @@ def open_source(paths: Paths, format: str = "", streaming: bool = False) -> Any:
         return SOURCES[source_format(paths, format)](paths)
     folders = patterns_of(paths)
     if len(folders) != 1:
-        raise ConfigError(f"streaming reads one folder of shards, not {folders}; give its address")
+        raise ConfigError(f"streaming reads one folder of shards, not {folders}; give its address, or one glob")
     return StreamedSource(folders[0], SOURCES, _checked(format))
 
 

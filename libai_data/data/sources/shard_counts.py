@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable
 
@@ -24,6 +26,7 @@ STREAMED = ("array_record", "webdataset", "parquet", "mds", "arrow", "jsonl", "n
 MANIFEST = ".libai_data_manifest.json"
 """What `libai-data convert` writes beside its shards."""
 AT_ONCE = 16
+_SIGNS = "*?["
 
 
 def counted(
@@ -32,8 +35,9 @@ def counted(
     open_copy: Callable[[str, str], Any] | None = None,
     at_once: int = AT_ONCE,
     told: Callable[[int], object] = lambda total: None,
+    pattern: str = "",
 ) -> ShardTable:
-    """Count the samples of all shards below a folder.
+    """Count the samples of the shards below a folder.
 
     Args:
         folder: address, without a slash at its end.
@@ -41,10 +45,11 @@ def counted(
         open_copy: address and format -> source, to count what is written nowhere; by default that is an error.
         at_once: shards that the store is asked for at once.
         told: called after each shard, with the number of all.
+        pattern: glob that the names of shards match, from the folder on; "" for all.
 
     Raises:
-        ConfigError: The folder is none of a store, has no shards, or a format that cannot be streamed; or nothing but
-            reading tells the samples.
+        ConfigError: The folder is none of a store, has no such shards, or a format that cannot be streamed; or nothing
+            but reading tells the samples.
         FormatError: What lies beside the shards does not fit them.
         StorageError: The store does not answer.
     """
@@ -54,13 +59,14 @@ def counted(
     other = next((path for path in found if not path.startswith(f"{folder}/")), "")
     if other:
         raise ConfigError(f"{folder} is no folder of shards: the store has {other}; give the address of their folder")
-    files = [path for path in found if not path.endswith(".json")]
+    files = [path for path in found if not path.endswith(".json") and _matches(path[len(folder) + 1 :], pattern)]
     if not files:
-        raise ConfigError(f"{folder} has no shards; give the address of a folder of shards")
+        raise no_shards(folder, pattern)
     kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
     known = _of_mds(found) if kind == "mds" else _of_manifest(folder)
     if kind == "mds":
-        files = list(known)
+        wanted = set(files)
+        files = [path for path in known if path in wanted]
 
     def count(path: str) -> tuple[int, RemoteFile]:
         remote = look_up(path, attempts)
@@ -98,8 +104,46 @@ def check_address(folder: str) -> None:
     """Refuse what is no folder of a store, or a glob."""
     if not is_remote(folder):
         raise ConfigError(f"{folder} is on this machine, where nothing has to be streamed; open it without streaming")
-    if any(sign in folder for sign in "*?["):
-        raise ConfigError(f"{folder} is a glob; streaming reads one folder of shards: give its address")
+    if any(sign in folder for sign in _SIGNS):
+        raise ConfigError(f"{folder} is a glob, where the address of one folder of shards is needed")
+
+
+def parted(address: str) -> tuple[str, str]:
+    """The folder of an address, and the glob that the names of its shards match, from the folder on; "" for all."""
+    parts = address.rstrip("/").split("/")
+    first = next((number for number, part in enumerate(parts) if any(sign in part for sign in _SIGNS)), len(parts))
+    return "/".join(parts[:first]), "/".join(parts[first:])
+
+
+def selected(folder: str, table: ShardTable, pattern: str) -> ShardTable:
+    """The shards of a table whose names match a glob.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if not pattern:
+        return table
+    kept = np.flatnonzero([_matches(name, pattern) for name in table.names])
+    if not len(kept):
+        raise no_shards(folder, pattern)
+    return table.part(kept)
+
+
+def no_shards(folder: str, pattern: str) -> ConfigError:
+    """The error where there are none."""
+    of_what = f" that match {pattern!r}" if pattern else ""
+    return ConfigError(f"{folder} has no shards{of_what}; give the address of a folder of shards, or a glob of them")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return not pattern or re.match(_as_expression(pattern), name) is not None
+
+
+@lru_cache(maxsize=8)
+def _as_expression(pattern: str) -> str:
+    from fsspec.utils import glob_translate
+
+    return str(glob_translate(pattern))
 
 
 def _samples(

@@ -64,6 +64,11 @@ class ShardTable:
             f"{folder}/{self.names[number]}", int(self.sizes[number]), md5, bool(self.sure[number]), version
         )
 
+    def part(self, numbers: np.ndarray) -> ShardTable:
+        """Some of the shards, by their numbers."""
+        columns = (getattr(self, name)[numbers] for name in _COLUMNS)
+        return ShardTable(self.format, PackedNames.of(self.names.many(numbers)), *columns)
+
     def save(self, target: str) -> None:
         """Write the table to a path or an address."""
         content = io.BytesIO()

@@ -20,7 +20,7 @@ from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.remote import RemoteFile, fetch
-from libai_data.data.sources.shard_counts import check_address, checked_format, counted
+from libai_data.data.sources.shard_counts import check_address, checked_format, counted, parted, selected
 from libai_data.data.sources.shard_table import TABLE, ShardTable
 from libai_data.data.sources.sharded import Indices, checked_indices, runs_of
 from libai_data.data.sources.storage import LocalFile, Storage
@@ -37,7 +37,7 @@ _HOUR = 3600 * 10**9
 
 
 class StreamedSource:
-    """The records of the shards below a folder of a store, in the order of their names.
+    """The records of shards in a store, in the order of their names.
 
     Opening reads the table that `libai-data index` has written, or counts samples by what tells them without reading
     the shards: the manifest of `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is
@@ -45,7 +45,7 @@ class StreamedSource:
     dataset is this source, or has it as `source`, fetches ahead if its order has lanes.
 
     Args:
-        folder: address.
+        address: of a folder, or a glob of shards ("**" for any depth).
         sources: format -> the source of a file.
         format: of the shards; by default from the endings of their names.
         storage: where copies are kept; by default as the environment sets it.
@@ -62,9 +62,9 @@ class StreamedSource:
     """
 
     def __init__(
-        self, folder: str, sources: Mapping[str, Callable[..., Any]], format: str = "", storage: Storage | None = None
+        self, address: str, sources: Mapping[str, Callable[..., Any]], format: str = "", storage: Storage | None = None
     ) -> None:
-        self.folder = folder.rstrip("/")
+        self.folder, self._pattern = parted(address)
         self.storage = storage or Storage.from_environment()
         self.table = self._table(format)
         self._open_file = sources[self.table.format]
@@ -88,11 +88,11 @@ class StreamedSource:
         try:
             table = ShardTable.read(self.folder)
         except ConfigError:  # There is none.
-            return counted(self.folder, format)
+            return counted(self.folder, format, pattern=self._pattern)
         if format and table.format != format:
             raise ConfigError(f"{self.folder}/{TABLE} is of shards of the format {table.format!r}, not {format!r}")
         checked_format(self.folder, table.format)
-        return table
+        return selected(self.folder, table, self._pattern)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0

@@ -202,6 +202,26 @@ def test_shards_of_any_format_are_those_of_local_files_and_the_cache_stays_bound
     assert not (tmp_path / "cache" / "indices").exists(), "indices go with their copies"
 
 
+@pytest.mark.parametrize("has_table", [True, False])
+def test_a_glob_streams_the_shards_that_it_names(has_table: bool, store: ObjectStore, tmp_path: Path) -> None:
+    store.put("shards/deeper/02.parquet", (tmp_path / "local" / "07.parquet").read_bytes())
+    if has_table:
+        assert index([FOLDER]) == 0
+    else:
+        store.delete("shards/.libai_data_shards.npz")
+
+    def shards(pattern: str) -> list[int]:
+        source = open_source(f"{FOLDER}/{pattern}", streaming=True)
+        return [source[row]["x"] // SAMPLES for row in range(0, len(source), SAMPLES)]
+
+    assert shards("0[2-4].parquet") == [2, 3, 4]
+    assert shards("*2.parquet") == [2]
+    assert shards("**/*2.parquet") == [2, 7]
+    assert shards("*/*.parquet") == [7]
+    with pytest.raises(ConfigError, match=r"shards has no shards that match '\*.tar'; give"):
+        shards("*.tar")
+
+
 def put_records(store: ObjectStore, tmp_path: Path, kind: str, shards: int) -> tuple[Path, list[Any]]:
     folder = tmp_path / "records"
     folder.mkdir()
@@ -253,7 +273,7 @@ def test_damaged_shards_are_named_by_their_address(
 def test_what_cannot_be_streamed_is_refused_with_what_to_do(object_store: ObjectStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"is on this machine.*open it without streaming"):
         open_source(tmp_path, streaming=True)
-    with pytest.raises(ConfigError, match=r"is a glob.*give its address"):
+    with pytest.raises(ConfigError, match=rf"{FOLDER} has no shards that match '\*.tar'"):
         open_source(f"{FOLDER}/*.tar", streaming=True)
     with pytest.raises(ConfigError, match=r"one folder of shards, not \['s3://a', 's3://b'\]"):
         open_source(["s3://a", "s3://b"], streaming=True)
