@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
 from libai_data.data.sources.mds import described_shards
 from libai_data.data.sources.packed_names import PackedNames
-from libai_data.data.sources.remote import RemoteFile, is_remote, list_files, look_up, read_ranges
+from libai_data.data.sources.remote import RemoteFile, list_files, look_up, read_ranges
 from libai_data.data.sources.shard_table import TABLE, ShardTable
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import ConfigError, FormatError, StorageError, installed
@@ -101,9 +102,12 @@ def checked_format(folder: str, format: str) -> str:
 
 
 def check_address(folder: str) -> None:
-    """Refuse what is no folder of a store, or a glob."""
-    if not is_remote(folder):
-        raise ConfigError(f"{folder} is on this machine, where nothing has to be streamed; open it without streaming")
+    """Refuse what is no address of a folder, or a glob."""
+    if "://" not in folder:
+        raise ConfigError(
+            f"{folder} is on this machine, where nothing has to be streamed; open it without streaming, or give "
+            f"file://{os.path.abspath(folder)} to copy shards from a slow shared file system when they are needed"
+        )
     if any(sign in folder for sign in _SIGNS):
         raise ConfigError(f"{folder} is a glob, where the address of one folder of shards is needed")
 

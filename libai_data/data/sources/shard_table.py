@@ -15,7 +15,7 @@ import numpy as np
 
 from libai_data.atomic_files import written_whole
 from libai_data.data.sources.packed_names import PackedNames
-from libai_data.data.sources.remote import RemoteFile, is_remote, write_file
+from libai_data.data.sources.remote import RemoteFile, is_remote, without_protocol, write_file
 from libai_data.data.sources.storage import LocalFile, Storage
 from libai_data.errors import FormatError
 
@@ -78,7 +78,7 @@ class ShardTable:
         if is_remote(target):
             write_file(target, content.getvalue(), Storage.from_environment().attempts)
         else:
-            with written_whole(Path(target)) as part:
+            with written_whole(Path(without_protocol(target))) as part:
                 part.write_bytes(content.getvalue())
 
     @classmethod

@@ -222,6 +222,24 @@ def test_a_glob_streams_the_shards_that_it_names(has_table: bool, store: ObjectS
         shards("*.tar")
 
 
+@pytest.mark.parametrize("kind", ["webdataset", slowly("parquet"), slowly("mds"), slowly("jsonl")])
+def test_shards_of_a_shared_file_system_are_streamed_too(
+    kind: str, object_store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, expected = put_records(object_store, tmp_path, kind, 4)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(size * 3 // 4))
+    assert index([f"file://{folder}"]) == 0
+    source = open_source(f"file://{folder}/*.{ENDINGS[kind]}", streaming=True)
+    assert same(source.read_many(range(len(source))), expected)
+    assert list((tmp_path / "cache").rglob("*.*")), "shards are read from copies"
+    with (folder / f"0.{ENDINGS[kind]}").open("ab") as file:
+        file.write(b"more")
+    source = open_source(f"file://{folder}", streaming=True)
+    with pytest.raises(StorageError, match=rf"file://{folder}/0\..* has changed since"):
+        source.read_many(range(len(source)))
+
+
 def put_records(store: ObjectStore, tmp_path: Path, kind: str, shards: int) -> tuple[Path, list[Any]]:
     folder = tmp_path / "records"
     folder.mkdir()
@@ -271,7 +289,7 @@ def test_damaged_shards_are_named_by_their_address(
 
 
 def test_what_cannot_be_streamed_is_refused_with_what_to_do(object_store: ObjectStore, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is on this machine.*open it without streaming"):
+    with pytest.raises(ConfigError, match=r"is on this machine.*open it without streaming, or give file:///"):
         open_source(tmp_path, streaming=True)
     with pytest.raises(ConfigError, match=rf"{FOLDER} has no shards that match '\*.tar'"):
         open_source(f"{FOLDER}/*.tar", streaming=True)
