@@ -13,7 +13,7 @@ import numpy as np
 
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import start_of
-from libai_data.errors import ConfigError
+from libai_data.errors import CheckpointError, ConfigError
 from libai_data.errors.argument_rules import FUNCTION, check
 from libai_data.iterables.failed_rows import FailedRow, Skipping
 from libai_data.iterables.iterable_source import Opened, SaveState, Source
@@ -176,10 +176,17 @@ class _Packing:
         self._lengths: list[int] = []
         self._marks: deque[tuple[int, str | None]] = deque()
         self._offset = 0
+        self._packing = [packer.units, packer.cuts, packer.window]
         if state is not None:
             with saved_in(state) as saved:
+                packing = saved["packing"]
                 skipped, self._offset = operator.index(saved["skip"]), operator.index(saved["offset"])
                 self._marks.append((-skipped, json.dumps(saved["source"])))
+            if packing != self._packing:
+                raise CheckpointError(
+                    f"the data state was saved with [length, cut, window] {packing} of PackedStream, which are now "
+                    f"{self._packing}, so other sequences would follow. Set the old values"
+                )
             for _ in islice((row for row in rows if not isinstance(row, FailedRow)), skipped):
                 pass
 
@@ -254,7 +261,8 @@ class _Packing:
         row, source = self._marks[0] if self._marks else (0, None)
         if source is None:
             return None
-        return json.dumps({"source": json.loads(source), "skip": self._samples.first - row, "offset": self._offset})
+        place = {"skip": self._samples.first - row, "offset": self._offset, "packing": self._packing}
+        return json.dumps({"source": json.loads(source), **place})
 
 
 class WrappedSource(Source):

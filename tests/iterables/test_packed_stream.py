@@ -128,6 +128,19 @@ def test_a_resume_reads_only_the_samples_of_the_next_sequences(options: Any) -> 
     assert source.reads < 200
 
 
+@pytest.mark.parametrize("changed", [{"length": 32}, {"cut": True, "window": None}, {"window": 16}])
+def test_a_resume_with_other_packing_is_refused(changed: Any) -> None:
+    options: dict[str, Any] = {"length": 64, "cut": False, "window": 32}
+    stopped = from_iterable(PackedStream(Documents([5] * 1000), **options), 2)
+    next(iter(stopped))
+    resumed = from_iterable(PackedStream(Documents([5] * 1000), **{**options, **changed}), 2)
+    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
+    with pytest.raises(SampleError, match=r"saved with .* \[64, False, 32\] of PackedStream, which are now \["):
+        next(iter(resumed))
+    stopped.close()
+    resumed.close()
+
+
 def test_shards_are_packed_each_by_itself_in_processes() -> None:
     def shards(shard: int, num_shards: int) -> Iterator[Any]:
         return (document(7, number) for number in range(shard, 41, num_shards))
