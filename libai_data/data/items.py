@@ -125,21 +125,36 @@ def _tuple_of(names: tuple[str, ...]) -> Any:
 
 
 _TIMES_COMPARED = 8
+_COMPARED_WITH_FIRST = 8
+"""More than a dataset has buffers that it uses in turn."""
+_DEPTH = 8
 _ITSELF = object()
 
 
 def contents_of(sample: Any) -> dict[Any, bytes]:
-    """What the arrays of a sample hold now, by the name or number of their field."""
-    fields: Any = fields_in(sample)
-    if fields is None:
-        fields = dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
-    contents: dict[Any, bytes] = {}
-    for name, value in fields.items():
-        tensor = value.tensor if isinstance(value, DistTensorData) else value
-        if is_flow_tensor(tensor) or hasattr(tensor, "__array__"):
-            with suppress(SchemaError):  # It is for a collator, not for a tensor.
-                contents[name] = as_array(tensor).tobytes()
-    return contents
+    """What a sample holds now, by the name or number of its field; without values that are no numbers or texts."""
+    contents = {name: _content(value) for name, value in _values_in(sample).items()}
+    return {name: content for name, content in contents.items() if content}
+
+
+def _values_in(sample: Any) -> Mapping[Any, Any]:
+    fields = fields_in(sample)
+    if fields is not None:
+        return fields
+    return dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
+
+
+def _content(value: Any, depth: int = _DEPTH) -> bytes:
+    tensor = value.tensor if isinstance(value, DistTensorData) else value
+    if is_flow_tensor(tensor) or hasattr(tensor, "__array__"):
+        with suppress(SchemaError):  # It is for a collator, not for a tensor.
+            return as_array(tensor).tobytes()
+    if isinstance(value, (int, float, *TEXT)) or is_numbers(value):
+        return repr(value).encode(errors="surrogatepass")
+    parts = _values_in(value)
+    if not depth or parts.get(0) is value:
+        return b""
+    return b",".join(_content(part, depth - 1) for part in parts.values())
 
 
 def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: str) -> None:
@@ -168,6 +183,7 @@ class ReuseCheck:
 
     Two samples of which both are held can lie in one place only if the place does not change, or is overwritten. Where
     that happens, the contents are compared with those at the next sample: the first times, and then ever less often.
+    The first samples are also compared with the first one, for datasets that use several buffers in turn.
 
     Args:
         dataset: its name.
@@ -175,7 +191,7 @@ class ReuseCheck:
 
     def __init__(self, dataset: str) -> None:
         self._dataset = dataset
-        self._times = 0
+        self._times = self._begun = 0
         self._suspects = True
         self.begin()
 
@@ -184,13 +200,25 @@ class ReuseCheck:
         self._last: Any = None  # Held, so that its place is no new sample's by chance.
         self._places: dict[Any, int] = {}
         self._contents: dict[Any, bytes] | None = None
+        self._first: Any = None
+        self._of_first: dict[Any, bytes] = {}
+        self._begun += 1
+        self._left = _COMPARED_WITH_FIRST if self._begun <= _TIMES_COMPARED else 0
 
     def see(self, sample: Any) -> None:
         """Look at the next sample.
 
         Raises:
-            SchemaError: It has overwritten the one before; the field is named.
+            SchemaError: It has overwritten an earlier one; the field is named.
         """
+        if self._left:
+            self._left -= 1
+            if self._of_first:
+                check_kept(self._first, self._of_first, sample, self._dataset)
+            else:
+                self._first, self._of_first = sample, contents_of(sample)
+        else:
+            self._first = None
         if self._contents is not None:
             check_kept(self._last, self._contents, sample, self._dataset)
             self._contents, self._suspects = None, False
@@ -206,11 +234,8 @@ class ReuseCheck:
 
 def _places_of(sample: Any) -> dict[Any, int]:
     """Where the arrays of a sample lie, and the sample itself if it can change."""
-    fields: Any = fields_in(sample)
-    if fields is None:
-        fields = dict(enumerate(sample)) if isinstance(sample, (tuple, list)) else {0: sample}
     places: dict[Any, int] = {_ITSELF: id(sample)} if isinstance(sample, (dict, list, Instance)) else {}
-    for name, value in fields.items():
+    for name, value in _values_in(sample).items():
         tensor = value.tensor if type(value) is DistTensorData else value
         if isinstance(tensor, np.ndarray) and tensor.size:
             places[name] = tensor.__array_interface__["data"][0]

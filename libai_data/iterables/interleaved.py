@@ -13,9 +13,9 @@ from libai_data.iterables.digest import running_digest
 from libai_data.iterables.failed_rows import FailedRow
 from libai_data.iterables.iterable_source import Opened, Source
 from libai_data.iterables.plain_state import saved_in
-from libai_data.iterables.prefetcher import COMPARED_ITEMS
 
 _SHARDS = "__shards__"
+_ROWS_COMPARED = 8
 
 
 class ShardPlace(NamedTuple):
@@ -121,10 +121,10 @@ class Interleaved:
                     running.remove(number)
                     self._compare(number)
                     continue
-                if self._compares and self._counts[number] < COMPARED_ITEMS and not isinstance(row, FailedRow):
+                if self._compares and self._counts[number] < _ROWS_COMPARED and not isinstance(row, FailedRow):
                     self._counts[number] += 1
                     self._digests[number] = running_digest(self._digests[number], row)
-                    if self._counts[number] == COMPARED_ITEMS:
+                    if self._counts[number] == _ROWS_COMPARED:
                         self._compare(number)
                 yield row
             turn += 1

@@ -11,9 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
-from libai_data.data.items import ReuseCheck, fields_in
-from libai_data.errors import SampleError, SchemaError
-from libai_data.iterables.digest import running_digest
+from libai_data.data.items import ReuseCheck
+from libai_data.errors import SampleError
 from libai_data.iterables.iterable_source import SaveState
 from libai_data.loader.resumable import finish
 
@@ -21,9 +20,6 @@ _LOOK_SECONDS = 0.2
 """How long either side waits before it looks whether it still should."""
 
 _END_SECONDS = 5.0
-
-COMPARED_ITEMS = 8
-"""So many items of a round are compared with its first; more than an iterable has buffers that it takes in turn."""
 
 Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
 
@@ -125,30 +121,10 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
         thread.join(_END_SECONDS)
 
 
-def field_digests(item: Any) -> dict[Any, str]:
-    """A digest of each field of an item."""
-    fields: Any = fields_in(item)
-    if fields is None:
-        fields = dict(enumerate(item)) if isinstance(item, (tuple, list)) else {0: item}
-    return {name: running_digest("", value) for name, value in fields.items()}
-
-
-def check_kept(first: Any, before: dict[Any, str], item: Any) -> None:
-    """Raise an error if a newer item has overwritten a field of the first item."""
-    changed = {name: digest for name, digest in field_digests(first).items() if digest != before.get(name)}
-    newest = field_digests(item) if changed else {}
-    for name, digest in changed.items():
-        if digest == newest.get(name):
-            raise SchemaError(
-                f"field {name!r} of an item overwrites the same field of an earlier item; yield a copy of it"
-            )
-
-
 def _run(shared: _Shared, open_round: Open, size: int) -> None:
     try:
         iterator, save = open_round()
-        ended, first, digests = False, None, {}
-        reuse = ReuseCheck("the iterable")
+        ended, reuse = False, ReuseCheck("the iterable")
         while not ended and not shared.stop.is_set():
             items: list[Any] = []
             while len(items) < size and not shared.stop.is_set():
@@ -157,12 +133,6 @@ def _run(shared: _Shared, open_round: Open, size: int) -> None:
                 except StopIteration:
                     ended = True
                     break
-                if not shared.items:
-                    first, digests = item, field_digests(item)
-                elif shared.items < COMPARED_ITEMS:
-                    check_kept(first, digests, item)
-                else:
-                    first = None
                 reuse.see(item)
                 items.append(item)
                 shared.items += 1

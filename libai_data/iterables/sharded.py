@@ -38,7 +38,6 @@ from libai_data.iterables.interleaved import (
 from libai_data.iterables.iterable_source import Opened, SaveState
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
-from libai_data.iterables.prefetcher import COMPARED_ITEMS, check_kept, field_digests
 from libai_data.iterables.shard_lanes import ShardLanes
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.worker import JOB_VARIABLES
@@ -130,14 +129,10 @@ class ShardReader:
         if stands_at != (part.epoch, part.start):
             thing, iterator, save = self._opened(part)
         items: list[Any] = []
-        began, first, digests, size = perf_counter(), None, {}, 0
+        began, size = perf_counter(), 0
         ended, reuse = True, ReuseCheck("the iterable")
         with self._being(part.shard, thing):
             for item in iterator:
-                if part.start == 0 and not items:
-                    first, digests = item, field_digests(item)
-                elif part.start == 0 and len(items) < COMPARED_ITEMS:
-                    check_kept(first, digests, item)
                 reuse.see(item)
                 items.append(item)
                 size += _bytes_of(item)

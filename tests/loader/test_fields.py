@@ -439,6 +439,18 @@ def test_a_dataset_that_overwrites_its_samples_is_refused_where_a_collator_gets_
     assert not batch_of(Reusing(overwrites=False), collate_fn=stack_dicts, **workers)["x"].any()
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_buffers_that_a_dataset_uses_in_turn_are_found(nested: bool) -> None:
+    buffers = np.zeros((3, 2))
+
+    def sample(index: int) -> dict[str, Any]:
+        buffers[index % 3] = index
+        return {"x": [{"y": buffers[index % 3]}] if nested else buffers[index % 3]}
+
+    with pytest.raises(DataPipelineError, match=r"field 'x' of a sample of .* overwrites .* return a copy"):
+        batch_of(OfAnyForm(sample), collate_fn=lambda samples: {"x": np.zeros(len(samples))})
+
+
 @WITHOUT_SPAWN
 def test_batches_stay_when_a_collator_uses_its_memory_again(workers: dict[str, Any]) -> None:
     with loading(Reusing(overwrites=False), collate_fn=ReusingCollator(), **workers) as loader:
