@@ -49,6 +49,7 @@ class ListedBatches(EpochPositions):
     """
 
     endless = False
+    _argument = "batch_sampler"
 
     def __init__(self, batches: Iterable[Any], samples: int | None = None) -> None:
         if isinstance(batches, abc.Iterator):
@@ -140,6 +141,8 @@ class ListedBatches(EpochPositions):
                 indices = next(iterator)
             except StopIteration:
                 break
+            except ConfigError:
+                raise
             except Exception as error:
                 raise self._raised(error, lists, epoch) from error
             lists += 1
@@ -148,7 +151,7 @@ class ListedBatches(EpochPositions):
             raise ConfigError(f"round {epoch} has no list at all, another had {self._lists}: {_once(self._batches)}")
         if not lists:
             raise ConfigError(
-                f"the batch_sampler ({self._name}) yields no list of indices; the dataset may be "
+                f"the {self._argument} ({self._name}) yields no list of indices; the dataset may be "
                 "smaller than a batch whose rest is dropped"
             )
         self._lists = lists
@@ -156,7 +159,7 @@ class ListedBatches(EpochPositions):
 
     def _raised(self, error: Exception, lists: int, epoch: int) -> SampleError:
         return SampleError(
-            f"the batch_sampler ({self._name}) raised {error_text(error)} after {lists} list(s) of round {epoch}"
+            f"the {self._argument} ({self._name}) raised {error_text(error)} after {lists} list(s) of round {epoch}"
         )
 
     def _replay_rounds(self, rounds: int, expected: str) -> None:
@@ -179,7 +182,7 @@ class ListedBatches(EpochPositions):
         self._all_ended = False
 
     def _checked(self, number: int, indices: Any) -> np.ndarray:
-        what = f"batch {number} of the batch_sampler is {indices!r:.100}"
+        what = f"batch {number} of the {self._argument} is {indices!r:.100}"
         listed = array_of(indices)
         if listed.ndim != 1 or not len(listed) or listed.dtype.kind not in "iu":
             raise ConfigError(f"{what}; it must be a list of indices")
@@ -194,7 +197,7 @@ class ListedBatches(EpochPositions):
         before = f"before position {position} of" if position else "of"
         instead = "leave it out and say weights=" if "Weighted" in self._name else "use CyclicSampler"
         raise CheckpointError(
-            f"the batch_sampler ({self._name}) does not replay: its lists {before} round {epoch} are "
+            f"the {self._argument} ({self._name}) does not replay: its lists {before} round {epoch} are "
             "not those from before the checkpoint, so the samples would be others. Seed it (`generator` of a torch "
             f"sampler), {instead}, or continue with other samples on purpose: train.resume_override=[seed]"
         )
@@ -258,7 +261,7 @@ class ListedBatches(EpochPositions):
         length = self._length()
         if length is None:
             raise TypeError(
-                f"the batch_sampler ({self._name}) has no length, so that nobody knows how many "
+                f"the {self._argument} ({self._name}) has no length, so that nobody knows how many "
                 "batches a round has; give it __len__, or iterate without len(loader)"
             )
         return length
@@ -279,6 +282,8 @@ class DealtIndices(ListedBatches):
             ranks, the last one is repeated.
         samples: of the dataset; None if nobody knows.
     """
+
+    _argument = "sampler"
 
     def __init__(
         self,
@@ -313,7 +318,7 @@ class _Chunks:
 
     def __init__(self, sampler: Any, size: int, drop_last: bool, samples: int | None) -> None:
         if isinstance(sampler, abc.Iterator):
-            raise ConfigError(_once(sampler))
+            raise ConfigError(_once(sampler, "sampler"))
         self._samples = samples
         self.sampler = sampler
         self._size = size
@@ -326,13 +331,18 @@ class _Chunks:
     def __iter__(self) -> Iterator[np.ndarray]:
         drawn = self._drawn() if is_main_process() else None
         indices = np.asarray(broadcast_py_object(drawn, src=0))
+        if indices.ndim != 1 or indices.dtype == object:
+            raise ConfigError(
+                f"the sampler ({type(self.sampler).__name__}) yields no single indices; pass lists of indices as "
+                "batch_sampler"
+            )
         end = len(indices) // self._size * self._size if self._drop_last else len(indices)
         for start in range(0, end, self._size):
             yield indices[start : min(start + self._size, end)]
 
     def _drawn(self) -> np.ndarray:
         most = max(_LEAST_LIMIT, _LONGEST_EPOCH * max(self._samples or 0, length_hint(self.sampler)))
-        drawn = np.asarray([*islice(self.sampler, most + 1)])
+        drawn = array_of([*islice(self.sampler, most + 1)])
         if len(drawn) > most:
             raise ConfigError(
                 f"the sampler ({type(self.sampler).__name__}) has not ended after {most} indices of an epoch, of "
@@ -341,10 +351,10 @@ class _Chunks:
         return drawn
 
 
-def _once(batches: Any) -> str:
+def _once(batches: Any, argument: str = "batch_sampler") -> str:
     return (
-        f"the batch_sampler ({type(batches).__name__}) can be iterated only once, but each round iterates over it "
-        "again; pass a list, or an object whose __iter__ makes a new iterator each time"
+        f"the {argument} ({type(batches).__name__}) can be iterated only once, but each round iterates over it again; "
+        "pass a list, or an object whose __iter__ makes a new iterator each time"
     )
 
 

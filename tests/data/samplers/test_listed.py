@@ -380,5 +380,15 @@ def test_a_sampler_of_indices_that_does_not_end_is_refused() -> None:
         def __iter__(self) -> Iterator[int]:
             return cycle(range(8))
 
-    with pytest.raises(SampleError, match=r"the sampler .Endless. has not ended after 1000000 indices"):
+    with pytest.raises(ConfigError, match=r"the sampler .Endless. has not ended after 1000000 indices"):
         next(iter(DataLoader([{"x": 1}] * 8, 4, sampler=Endless())))
+
+
+@pytest.mark.parametrize("sampler", [[[1, 2], [3]], [[1, 2], [3, 4]], [None, 1]])
+def test_a_sampler_of_lists_is_told_from_a_batch_sampler(sampler: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=r"the sampler \(list\) yields no single indices; pass lists .* batch_sampler"
+    ):
+        list(DataLoader([{"x": number} for number in range(8)], 2, sampler=sampler).numpy())
+    with pytest.raises(ConfigError, match=r"batch 0 of the sampler is .* the index 9; the dataset has 8 samples"):
+        list(DataLoader([{"x": number} for number in range(8)], 2, sampler=[1, 9]).numpy())
