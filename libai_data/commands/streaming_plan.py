@@ -7,9 +7,9 @@ from itertools import takewhile
 from typing import Any
 
 from libai_data.commands.console import with_ruled_head
+from libai_data.data.datasets.shard_lengths import streamed_source_of
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.shard_use import most_in_use
-from libai_data.data.sources.streamed import StreamedSource
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.errors import bytes_in_words, numbers_in_words
 from libai_data.mesh.parallel_mesh import ParallelMesh
@@ -25,8 +25,8 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
         rows: of a batch, of each data-parallel rank.
         readers: read mode.
     """
-    source = getattr(dataset, "source", dataset)
-    if not isinstance(source, StreamedSource):
+    source = streamed_source_of(dataset)
+    if source is None:
         return []
     sizes = source.table.sizes
     title = f"Streaming {source.folder}: {len(sizes):,} shard files, {bytes_in_words(int(sizes.sum()))}."

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Callable
 
+from libai_data.data.datasets.shard_lengths import streamed_source_of
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.listed import as_stream
@@ -252,9 +253,9 @@ class BatchLoader(ResumableLoader):
 
     def _prepare_streaming(self) -> None:
         """Find the streamed source that the stream reads, before workers get a copy of it."""
-        source = getattr(self.dataset, "source", self.dataset)
+        source = streamed_source_of(self.dataset)
         self._streamed = None
-        if isinstance(source, StreamedSource) and isinstance(self.stream, StreamSampler):
+        if source is not None and isinstance(self.stream, StreamSampler):
             self._streamed = source
             # A forked worker would keep what is held in use.
             source.end_read_ahead()

@@ -20,6 +20,7 @@ import pytest
 from libai_data.commands.convert import main as convert
 from libai_data.commands.index import main as index
 from libai_data.commands.streaming_plan import streaming_report
+from libai_data.data.datasets import Map, Subset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.shard_use import ShardUse
 from libai_data.data.sources import open_source
@@ -110,6 +111,31 @@ def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_on
         source.end_read_ahead()
         # What is fetched ahead belongs to the next epoch.
         assert sum(fetched(store).values()) <= SHARDS + 6
+
+
+def number_of(row: Any) -> dict[str, np.ndarray]:
+    return {"x": np.array(row["x"])}
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda source: Map(source, number_of),
+        lambda source: Subset(Map(source, number_of), 2 * SAMPLES, SHARDS * SAMPLES - 7),
+    ],
+    ids=["mapped", "part"],
+)
+def test_a_source_within_other_datasets_is_fetched_ahead(wrap: Any, store: ObjectStore, tmp_path: Path) -> None:
+    def numbers(source: Any, **lanes: Any) -> list[int]:
+        dataset = wrap(source)
+        sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, **lanes)
+        with closing(BatchLoader(dataset, sampler)) as loader:
+            return [x for _, batch in zip(range(len(dataset) // 10), loader) for x in batch["x"].numpy().tolist()]
+
+    source = open_source(FOLDER, streaming=True)
+    assert numbers(source, lanes=2, block=1) == numbers(open_source(tmp_path / "local"), lanes=2, block=1)
+    with pytest.raises(ConfigError, match=r"too small to stream .*or give lanes"):
+        numbers(source)
 
 
 @pytest.mark.slow
