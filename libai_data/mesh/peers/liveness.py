@@ -9,6 +9,7 @@ thread of the process run: whoever is to end the wait has to be another process.
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import select
 import signal
@@ -166,6 +167,8 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
         MeshError: In the first one: the ranks belong to two jobs, or two nodes run on one machine. Or this process is a
             fork of a rank.
     """
+    if what and not _forked:
+        importlib.import_module("oneflow")  # It makes this process a rank, which can meet the others.
     liveness = begin_to_watch()
     if liveness is None and what:
         raise MeshError(_NO_RANK)
