@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import islice
 from typing import Any, Callable, NamedTuple
 
@@ -418,8 +419,8 @@ class Reusing:
         return {"x": self._array, "index": np.array(index)}
 
 
-class ReusingCollator:
-    """Makes each batch in the same memory."""
+class ReusingCollator(threading.local):
+    """Makes each batch in the same memory, which is another one in each thread."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(4)
