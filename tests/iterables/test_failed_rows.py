@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import FilteredStream, MappedStream, PackedStream, from_iterable
 from tests.iterables.rows import Stateful, flat, sample, taken
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 
 def decode(number: int, bad: frozenset[int] = frozenset({3, 4, 11})) -> Any:
@@ -61,7 +61,7 @@ def content(batch: Any) -> Any:
     return {name: array.tolist() for name, array in batch.items()}
 
 
-@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("kind", [kind if "processes" not in kind else slowly(kind) for kind in SOURCES])
 @pytest.mark.parametrize("ends", ["short", "cycle"])
 def test_every_cut_of_a_stream_with_failing_rows_continues_exactly(kind: str, ends: str) -> None:
     make, options = SOURCES[kind]
