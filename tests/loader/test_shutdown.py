@@ -84,6 +84,9 @@ class Trainer:
                     continue
         return found
 
+    def workers(self) -> list[int]:
+        return [pid for pid in self.family() if pid != self.process.pid]
+
     def leaves_nothing(self, seconds: float = 10.0) -> bool:
         gone = eventually(lambda: not self.family(), seconds)
         new = set(os.listdir("/dev/shm")) - self.shared_memory
@@ -93,6 +96,15 @@ class Trainer:
         for pid in self.family():
             os.kill(pid, signal.SIGKILL)
         self.process.communicate()
+
+
+def is_tied_to_its_trainer(pid: int) -> bool:
+    """Whether one of its open files, the pipe of its trainer, sends it a signal."""
+    flags = 0
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(FileNotFoundError):  # It was closed meanwhile.
+            flags |= int(path.read_text().split("flags:")[1].split()[0], 8)
+    return bool(flags & os.O_ASYNC)
 
 
 @pytest.fixture()
@@ -145,6 +157,8 @@ def test_a_killed_trainer_takes_workers_along_that_are_stuck(start: Any, workers
 def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("go_on_for_ever", numpy=True, **workers)
     trainer.wait_until_begun()
+    # One worker may still import when the other one has read the first batch.
+    assert eventually(lambda: all(is_tied_to_its_trainer(pid) for pid in trainer.workers()))
     for pid in trainer.family():
         os.kill(pid, signal.SIGSTOP)
     os.kill(trainer.process.pid, signal.SIGKILL)
