@@ -9,6 +9,7 @@ import ctypes
 import os
 import random
 import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,10 @@ from libai_data.data.random.sample_random import is_worker_process
 
 _WORDS = 624
 _flow_was_forked = False
+_one_at_a_time = threading.RLock()
+"""For the generators of PyTorch and OneFlow. Both ask for a lock of theirs while they hold the interpreter, and make
+objects under it. If that starts Python's garbage collection, a finalizer may let another thread run, which then waits
+for the lock with the interpreter, for ever. With a lock of Python it waits before, without the interpreter."""
 _last: list[tuple[list[Any], list[Any]]] = [([], [])]
 """Marks of the generators, and their states as long as the marks stay."""
 
@@ -99,17 +104,20 @@ class _Torch:
         self._torch: Any = sys.modules["torch"]
 
     def mark(self) -> Any:
-        return self._torch.get_rng_state().numpy().tobytes()
+        return self.save().numpy().tobytes()
 
     def save(self) -> Any:
-        return self._torch.get_rng_state()
+        with _one_at_a_time:
+            return self._torch.get_rng_state()
 
     def restore(self, state: Any) -> None:
-        self._torch.set_rng_state(state)
+        with _one_at_a_time:
+            self._torch.set_rng_state(state)
 
     def seed(self, seed: int) -> None:
-        # Not of the same seed as numpy's, which would make the same numbers.
-        self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
+        with _one_at_a_time:
+            # Not of the same seed as numpy's, which would make the same numbers.
+            self._torch.random.default_generator.manual_seed(mix64(seed + 1) >> 1)
 
 
 class _Flow:
@@ -121,14 +129,19 @@ class _Flow:
         self._generator: Any = sys.modules["oneflow"].default_generator
 
     def save(self) -> Any:
-        return None if is_worker_process() else self._generator.get_state()
+        if is_worker_process():
+            return None
+        with _one_at_a_time:
+            return self._generator.get_state()
 
     def restore(self, state: Any) -> None:
         if state is not None:
-            self._generator.set_state(state)
+            with _one_at_a_time:
+                self._generator.set_state(state)
 
     def seed(self, seed: int) -> None:
-        self._generator.manual_seed(mix64(seed + 2) >> 1)
+        with _one_at_a_time:
+            self._generator.manual_seed(mix64(seed + 2) >> 1)
 
 
 @cache
@@ -171,8 +184,9 @@ def present() -> tuple[Any, ...]:
 
 
 def _after_fork() -> None:
-    global _flow_was_forked
+    global _flow_was_forked, _one_at_a_time
     _flow_was_forked = "oneflow" in sys.modules
+    _one_at_a_time = threading.RLock()  # Another thread of the parent may have it.
 
 
 os.register_at_fork(after_in_child=_after_fork)
