@@ -214,6 +214,7 @@ def test_two_nodes_are_gone_with_whoever_made_them() -> None:
 def test_a_failure_on_one_node_ends_both(case: str, readers: str, tmp_path: Path) -> None:
     with two_nodes() as nodes:
         ended = run_on(nodes, 90, FAULTS, case, readers, "2", str(tmp_path))
+    assert (tmp_path / "fault").exists(), ended.output
     seconds = ended.at - float((tmp_path / "fault").read_text())
     print(f"the job ended {seconds:.2f} s after the fault")
     assert all(ended.codes), ended.output
