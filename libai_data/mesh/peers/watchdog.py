@@ -185,7 +185,7 @@ class Liveness:
         """Note where this rank has come to, or one below it with all that are below that one; the last lets all go."""
         with self._changed:
             self._arrived[rank] = cast(Place, tuple(place)), line, told
-            if len(self._arrived) < len(self._connections) + (self._above is None):
+            if len(self._arrived) <= self._below():  # Not those that are connected: this rank may still wait for some.
                 return
             arrived, self._arrived = self._arrived, {}
         if len({place for place, _, _ in arrived.values()}) > 1:
@@ -247,6 +247,11 @@ class Liveness:
 
     def _expected(self) -> int:
         return len(self._followers) if self._rank == self._leader else 1
+
+    def _below(self) -> int:
+        """How many ranks report to this one directly."""
+        on_its_node = len(self._followers) if self._rank == self._leader else 0
+        return on_its_node + (self._nodes - 1 if self._rank == 0 else 0)
 
     def _compare(self, own: dict[str, Any], theirs: dict[str, Any]) -> None:
         where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"

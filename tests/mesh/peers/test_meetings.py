@@ -1,0 +1,38 @@
+"""Before a collective all ranks meet: a rank reports for its node when all of the node have come, and no earlier."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from libai_data.mesh.peers import watchdog
+from libai_data.mesh.peers.watchdog import Liveness
+
+
+def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Any] = []
+    with monkeypatch.context() as patched:
+        # The test says itself what arrives.
+        patched.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+        leader: Any = Liveness(rank=2, world_size=4, num_nodes=2)
+    monkeypatch.setattr(watchdog, "_send", lambda connection, word: sent.append((connection, word)))
+    follower, rank0 = object(), object()
+    leader._connections[1] = follower
+    leader._above = rank0  # It connects now, and is not among the connections yet.
+    place = (1, watchdog.COLLECTIVE, "synchronize")
+    leader._arrive(3, place, "loop.py:7", [[3, "three"]])
+    assert not sent
+    leader._connections[2] = rank0
+    leader._arrive(2, place, "loop.py:7", [[2, "two"]])
+    assert [connection for connection, _ in sent] == [rank0]
+    rank, at, _, told = json.loads(sent[0][1].split(" ", 1)[1])
+    assert (rank, tuple(at), dict(told)) == (2, place, {3: "three", 2: "two"})
+    for descriptor in (leader._heard, leader._ask):
+        os.close(descriptor)
