@@ -35,7 +35,17 @@ class _Stage(Protocol):
         """The changed rows, and a function that saves their state; None if the source has no state."""
 
 
-class MappedStream:
+class _RowByRow:
+    """A stream with at most one row for each row of its source, and so with the source's state."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return source_of(self).open(0, 0, 1)[0]
+
+    def inner_state(self, state: str) -> str:
+        return state
+
+
+class MappedStream(_RowByRow):
     """The samples of a stream, changed by a function; itself a stream, for `DataLoader` and `from_iterable`.
 
     With `on_error="skip"` the loader leaves out samples for which the function fails.
@@ -52,12 +62,6 @@ class MappedStream:
         check({"function": FUNCTION}, function=function)
         self.source, self._function = _stream(source, "Map"), function
 
-    def __iter__(self) -> Iterator[Any]:
-        return source_of(self).open(0, 0, 1)[0]
-
-    def inner_state(self, state: str) -> str:
-        return state
-
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
         def changed(row: Any) -> Any:
             return row if isinstance(row, FailedRow) else self._function(row)
@@ -65,7 +69,7 @@ class MappedStream:
         return map(changed, rows), save
 
 
-class FilteredStream:
+class FilteredStream(_RowByRow):
     """The samples of a stream that are kept; itself a stream, for `DataLoader` and `from_iterable`.
 
     Args:
@@ -80,12 +84,6 @@ class FilteredStream:
     def __init__(self, source: Any, keep: Callable[[Any], bool]) -> None:
         check({"keep": FUNCTION}, keep=keep)
         self.source, self._keep = _stream(source, "FilteredDataset"), keep
-
-    def __iter__(self) -> Iterator[Any]:
-        return source_of(self).open(0, 0, 1)[0]
-
-    def inner_state(self, state: str) -> str:
-        return state
 
     def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
         return filter(lambda row: isinstance(row, FailedRow) or self._keep(row), rows), save
