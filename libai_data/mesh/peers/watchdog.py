@@ -250,8 +250,7 @@ class Liveness:
 
     def _below(self) -> int:
         """How many ranks report to this one directly."""
-        on_its_node = len(self._followers) if self._rank == self._leader else 0
-        return on_its_node + (self._nodes - 1 if self._rank == 0 else 0)
+        return len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0)
 
     def _compare(self, own: dict[str, Any], theirs: dict[str, Any]) -> None:
         where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
