@@ -40,6 +40,8 @@ def check_same_arguments(readers: str, **given: Any) -> None:
         return
     own: dict[str, str] = {}
     for name, value in given.items():
+        if name in _OF_THE_PROCESS:
+            continue
         if isinstance(value, DictConfig):
             value = OmegaConf.to_container(value, resolve=False)
         elif isinstance(value, np.ndarray):
@@ -47,7 +49,7 @@ def check_same_arguments(readers: str, **given: Any) -> None:
         if isinstance(value, list) and len(value) > _NAMED:
             texts = json.dumps([_text_of(each) for each in value])
             value = f"{len(value)} value(s), digest {digest_of(texts.encode()):x}"
-        own.update({} if name in _OF_THE_PROCESS else flat_text(name, value))
+        own.update(flat_text(name, value))
     told = begin_collective("a comparison of a loader's arguments", json.dumps(own))
     found = differences({rank: json.loads(words) for rank, words in sorted(told.items())})
     if found:
