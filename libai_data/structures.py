@@ -37,7 +37,8 @@ class DistTensorData:
 
     # Written out, since samples have one for each field: what a dataclass would write takes twice as long.
     def __init__(self, tensor: Any, sbp_list: Sequence[str] = DEFAULT_SBP, placement_idx: int = 0) -> None:
-        is_tensor = isinstance(tensor, np.ndarray) or is_flow_tensor(tensor)
+        # Not what is derived from an array: it may have a mask, or two dims whatever is done with it.
+        is_tensor = type(tensor) is np.ndarray or is_flow_tensor(tensor)
         self.tensor = tensor if is_tensor else as_array(tensor)
         self.sbp_list = sbp_list if isinstance(sbp_list, str) else [*sbp_list]  # type: ignore[assignment]
         self.placement_idx = placement_idx
@@ -67,6 +68,13 @@ class DistTensorData:
             sbp = nd_sbp(self.sbp_list) if sbp is None else sbp
             placement = get_layer_placement(self.placement_idx, device_type) if placement is None else placement
             self.tensor = as_flow_tensor(self.tensor).to_global(sbp=sbp, placement=placement)
+
+    @staticmethod
+    def of(tensor: Any, sbp_list: Sequence[str], placement_idx: int) -> DistTensorData:
+        """The same for what is known to be an array or a tensor, in a quarter of the time."""
+        made = DistTensorData.__new__(DistTensorData)
+        made.tensor, made.sbp_list, made.placement_idx = tensor, [*sbp_list], placement_idx
+        return made
 
     @staticmethod
     def stack(values: Sequence[DistTensorData]) -> DistTensorData:

@@ -199,6 +199,11 @@ def test_stacking_nothing_is_refused(stackable: Any) -> None:
         stackable.stack([])
 
 
+def test_a_mask_is_refused_and_not_dropped() -> None:
+    with pytest.raises(SchemaError, match=r"filled"):
+        DistTensorData(np.ma.masked_array([1, 2], [0, 1]))
+
+
 class Sparse:
     def numpy(self) -> np.ndarray:
         raise TypeError("a sparse tensor has no array")

@@ -333,7 +333,7 @@ def assemble(
         except SchemaError as error:
             raise SchemaError(f"field '{name}': {error}") from error
         layout = layouts[name]
-        value = DistTensorData(tensor, layout.sbp_list, layout.placement_idx)
+        value = DistTensorData.of(tensor, layout.sbp_list, layout.placement_idx)
         if name in origin.parts:
             # For whoever makes this field global by itself, as LiBai does.
             value._is_part = True

@@ -196,8 +196,11 @@ class SampleReader:
                     raise self._failure(f"sample {index}", error) from error
                 read = perf_counter()
                 try:
-                    is_quick = is_plain and type(sample) is Instance
-                    write(row, sample._fields if is_quick else self._fields(schema, sample))
+                    if is_plain and type(sample) is Instance:
+                        sample = sample._fields
+                    elif not is_plain or type(sample) is not dict:
+                        sample = self._fields(schema, sample)
+                    write(row, sample)
                 except SchemaError as error:
                     raise self._mismatch(schema, index, str(error)) from error
                 copy += perf_counter() - read

@@ -18,6 +18,9 @@ Rows = Mapping[str, np.ndarray]
 _OF_MEMORYVIEWS = "?bBhHiIlLqQfd"
 """dtypes of which memoryviews can be assigned to."""
 
+_PLAIN = frozenset((np.ndarray, np.memmap))
+"""Arrays without anything that a copy of their items would lose, such as a mask."""
+
 RowWriter = Callable[[int, dict[str, Any]], None]
 """Copies one sample, given as its fields, into a row; raises SchemaError if the sample does not fit."""
 
@@ -38,7 +41,8 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
             flat, places = target.reshape(-1).data, _places(spec.shape[0], len(target))
             vectors.append((spec.name, *layout, flat, places, spec))
         else:
-            others.append((spec.name, *layout, spec.dtype, spec.shape, target, spec))
+            kinds = _PLAIN | {spec.dtype.type}
+            others.append((spec.name, *layout, spec.dtype, spec.shape, kinds, target, spec))
     count = len(schema.fields)
 
     def write(row: int, fields: dict[str, Any]) -> None:
@@ -52,26 +56,28 @@ def row_writer(schema: SampleSchema, rows: Rows) -> RowWriter:
                     and value.placement_idx == placement_idx
                     and value.sbp_list == sbp_list
                 ):
+                    value = value.tensor
+                if type(value) in _PLAIN:
                     try:
                         # A memoryview takes only what has its very type and length, and takes less time than numpy.
-                        flat[places[row]] = value.tensor
+                        flat[places[row]] = value
                         continue
                     except (TypeError, ValueError, BufferError):
                         pass
-                rows[name][row] = _checked(spec, value)
-            for name, sbp_list, placement_idx, dtype, shape, target, spec in others:
+                rows[name][row] = _checked(spec, fields[name])
+            for name, sbp_list, placement_idx, dtype, shape, kinds, target, spec in others:
                 value = fields[name]
                 if (
                     type(value) is DistTensorData
                     and value.placement_idx == placement_idx
                     and value.sbp_list == sbp_list
-                    # Of numpy's own dtypes there is one object each, which is quicker to compare than what it is.
-                    and (array := value.tensor).dtype is dtype
-                    and array.shape == shape
                 ):
-                    target[row] = array
+                    value = value.tensor
+                # Of numpy's own dtypes there is one object each, which is quicker to compare than what it is.
+                if type(value) in kinds and value.dtype is dtype and value.shape == shape:
+                    target[row] = value
                 else:
-                    target[row] = _checked(spec, value)
+                    target[row] = _checked(spec, fields[name])
         except KeyError:
             check_field_names(list(fields), schema.names, "the sample")
             raise

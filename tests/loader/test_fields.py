@@ -36,6 +36,19 @@ def batch_of(dataset: Any, **arguments: Any) -> dict[str, np.ndarray]:
         return {name: data.tensor.numpy().copy() for name, data in batch.get_fields().items()}
 
 
+@pytest.mark.parametrize("shape", [(4,), (2, 2), ()])
+@pytest.mark.parametrize("in_instance", [False, True])
+def test_a_masked_sample_among_others_is_refused(in_instance: bool, shape: tuple[int, ...]) -> None:
+    def sample(index: int) -> Any:
+        data = DistTensorData(np.zeros(shape))
+        data.tensor = np.ma.masked_array(np.zeros(shape), np.full(shape, index == 3))
+        return Instance(x=data) if in_instance else {"x": data.tensor}
+
+    samples = [sample(index) for index in range(4)]
+    with loading(samples) as loader, pytest.raises(SampleError, match=r"sample 3 .*filled"):
+        next(iter(loader))
+
+
 @EVERYWHERE
 @pytest.mark.parametrize("collate_fn", [None, stack_dicts])
 def test_every_dtype_of_oneflow_passes_unchanged(workers: dict[str, Any], collate_fn: Any) -> None:
