@@ -12,8 +12,8 @@ from typing import Any
 
 from libai_data.errors import ConfigError, MeshError
 from libai_data.mesh.parallel_mesh import DEVICE_TYPES, ParallelMesh
-from libai_data.mesh.peers.liveness import in_collective, watch_over_ranks
 
+# What watches over ranks is imported where there are ranks: a worker process that only reads does without.
 logger = logging.getLogger(__name__)
 
 _MESH: ParallelMesh | None = None
@@ -75,6 +75,8 @@ def init(
         mesh = setup_dist_util({**sizes, "pipeline_num_layers": layers, "device_type": device})
     except (ConfigError, MeshError) as error:
         raise type(error)(f"init(data={data}, tensor={tensor}, pipeline={pipeline}): {error}") from None
+    from libai_data.mesh.peers.liveness import watch_over_ranks
+
     watch_over_ranks()
     return mesh
 
@@ -232,6 +234,8 @@ def synchronize() -> None:
     if get_world_size() > 1:
         import oneflow as flow
 
+        from libai_data.mesh.peers.liveness import in_collective
+
         with in_collective("synchronize"):
             flow.comm.barrier()
 
@@ -249,6 +253,8 @@ def broadcast_py_object(obj: Any, src: int = 0) -> Any:
     sent = pickle.dumps(obj) if get_rank() == src else None
     if get_world_size() > 1:
         import oneflow as flow
+
+        from libai_data.mesh.peers.liveness import in_collective
 
         with in_collective(f"broadcast_py_object of rank {src}"):
             sent = flow._oneflow_internal.cpu_broadcast(sent, src)

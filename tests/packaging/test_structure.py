@@ -100,8 +100,15 @@ def test_what_reads_data_is_imported_without_oneflow(folder: str) -> None:
             assert "oneflow" not in names, module
 
 
-def test_loaders_start_without_the_libraries_of_configs() -> None:
-    """They take longer to import than the loaders themselves, and each process that reads would wait for them."""
-    code = "import sys, libai_data.data.samplers, libai_data.loader.batch_loader; print({*sys.modules} & {'omegaconf'})"
+@pytest.mark.parametrize(
+    "imported, unwanted",
+    [
+        ("libai_data.data.samplers, libai_data.loader.batch_loader", {"omegaconf"}),
+        ("libai_data.loader.worker", {"omegaconf", "oneflow", "libai_data.mesh.peers.watchdog"}),
+    ],
+)
+def test_who_reads_starts_without_what_only_a_training_needs(imported: str, unwanted: set[str]) -> None:
+    """It takes longer to import than the loaders themselves, and each process that reads would wait for it."""
+    code = f"import sys, {imported}; print({{*sys.modules}} & {unwanted})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "set()\n", result.stderr
