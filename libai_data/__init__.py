@@ -54,39 +54,22 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES: dict[str, str] = {
-    "CyclicSampler": "libai_data.data.samplers",
-    "DataLoader": "libai_data.iterables",
-    "DataModule": "libai_data.engine.datamodule",
-    "DataStages": "libai_data.engine.datamodule",
-    "DefaultTrainer": "libai_data.engine",
-    "DistTensorData": "libai_data.structures",
-    "EagerTrainer": "libai_data.engine",
-    "GraphTrainer": "libai_data.engine",
-    "HookBase": "libai_data.engine",
-    "Instance": "libai_data.structures",
-    "LazyCall": "libai_data.config",
-    "LazyConfig": "libai_data.config",
-    "ParallelMesh": "libai_data.mesh",
-    "SingleRoundSampler": "libai_data.data.samplers",
-    "TrainerBase": "libai_data.engine",
-    "build_image_test_loader": "libai_data.delivery.build",
-    "build_image_train_loader": "libai_data.delivery.build",
-    "build_nlp_test_loader": "libai_data.delivery.build",
-    "build_nlp_train_loader": "libai_data.delivery.build",
-    "build_nlp_train_val_test_loader": "libai_data.delivery.build",
-    "default_argument_parser": "libai_data.config",
-    "default_setup": "libai_data.engine",
-    "from_iterable": "libai_data.iterables",
-    "get_data_parallel_rank": "libai_data.mesh",
-    "get_data_parallel_size": "libai_data.mesh",
-    "get_layer_placement": "libai_data.mesh",
-    "get_nd_sbp": "libai_data.mesh",
-    "get_worker_info": "libai_data.loader",
-    "init": "libai_data.mesh",
-    "instantiate": "libai_data.config",
-    "synchronize": "libai_data.mesh",
-    "to_global": "libai_data.delivery",
-    "trivial_batch_collator": "libai_data.loader",
+    name: f"libai_data.{module}"
+    for module, names in {
+        "config": "LazyCall LazyConfig default_argument_parser instantiate",
+        "data.samplers": "CyclicSampler SingleRoundSampler",
+        "delivery": "to_global",
+        "delivery.build": "build_image_test_loader build_image_train_loader "
+        "build_nlp_test_loader build_nlp_train_loader build_nlp_train_val_test_loader",
+        "engine": "DefaultTrainer EagerTrainer GraphTrainer HookBase TrainerBase default_setup",
+        "engine.datamodule": "DataModule DataStages",
+        "iterables": "DataLoader from_iterable",
+        "loader": "get_worker_info trivial_batch_collator",
+        "mesh": "ParallelMesh get_data_parallel_rank get_data_parallel_size get_layer_placement get_nd_sbp init "
+        "synchronize",
+        "structures": "DistTensorData Instance",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = list(_MODULES)

@@ -28,32 +28,23 @@ if TYPE_CHECKING:
     from libai_data.data.datasets.t5 import T5Dataset
 
 _MODULES = {
-    "BertDataset": "libai_data.data.datasets.bert",
-    "Blend": "libai_data.data.datasets.blend",
-    "BlendedDataset": "libai_data.data.datasets.blend",
-    "CIFAR100Dataset": "libai_data.data.datasets.image_datasets",
-    "CIFAR10Dataset": "libai_data.data.datasets.image_datasets",
-    "ChatDataset": "libai_data.data.datasets.chat",
-    "ConcatDataset": "libai_data.data.datasets.combine",
-    "FashionMNISTDataset": "libai_data.data.datasets.image_datasets",
-    "FilteredDataset": "libai_data.data.datasets.stream_transform",
-    "GPTDataset": "libai_data.data.datasets.gpt",
-    "ImageFolderDataset": "libai_data.data.datasets.image_datasets",
-    "ImageNetDataset": "libai_data.data.datasets.image_datasets",
-    "LabelledImages": "libai_data.data.datasets.labelled_images",
-    "MNISTDataset": "libai_data.data.datasets.image_datasets",
-    "Map": "libai_data.data.datasets.mapped",
-    "OneRound": "libai_data.data.datasets.one_round",
-    "PackedDataset": "libai_data.data.datasets.packing",
-    "PreferenceDataset": "libai_data.data.datasets.chat",
-    "RandomMap": "libai_data.data.datasets.mapped",
-    "RandomPart": "libai_data.data.datasets.combine",
-    "RobertaDataset": "libai_data.data.datasets.bert",
-    "StreamTransform": "libai_data.data.datasets.stream_transform",
-    "Subset": "libai_data.data.datasets.combine",
-    "T5Dataset": "libai_data.data.datasets.t5",
-    "cu_seqlens": "libai_data.data.datasets.packing",
-    "random_split": "libai_data.data.datasets.combine",
+    name: f"libai_data.data.datasets.{module}"
+    for module, names in {
+        "bert": "BertDataset RobertaDataset",
+        "blend": "Blend BlendedDataset",
+        "chat": "ChatDataset PreferenceDataset",
+        "combine": "ConcatDataset RandomPart Subset random_split",
+        "gpt": "GPTDataset",
+        "image_datasets": "CIFAR100Dataset CIFAR10Dataset FashionMNISTDataset "
+        "ImageFolderDataset ImageNetDataset MNISTDataset",
+        "labelled_images": "LabelledImages",
+        "mapped": "Map RandomMap",
+        "one_round": "OneRound",
+        "packing": "PackedDataset cu_seqlens",
+        "stream_transform": "FilteredDataset StreamTransform",
+        "t5": "T5Dataset",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = list(_MODULES)

@@ -19,24 +19,20 @@ if TYPE_CHECKING:
     from libai_data.data.transforms.rand_augment import RandAugment
 
 _MODULES = {
-    "Albumentations": "libai_data.data.transforms.foreign",
-    "BatchTransform": "libai_data.data.transforms.batch",
-    "CenterCrop": "libai_data.data.transforms.geometry",
-    "ColorJitter": "libai_data.data.transforms.colour",
-    "Compose": "libai_data.data.transforms.pipeline",
-    "EncodedImage": "libai_data.data.transforms.decode",
-    "FillInTheMiddle": "libai_data.data.transforms.fill_in_the_middle",
-    "ImageToFloat": "libai_data.data.transforms.image",
-    "Mixup": "libai_data.data.transforms.mixup",
-    "RandAugment": "libai_data.data.transforms.rand_augment",
-    "RandomErasing": "libai_data.data.transforms.colour",
-    "RandomFlip": "libai_data.data.transforms.geometry",
-    "RandomResizedCrop": "libai_data.data.transforms.geometry",
-    "RandomTransform": "libai_data.data.transforms.pipeline",
-    "Resize": "libai_data.data.transforms.geometry",
-    "Seeded": "libai_data.data.transforms.foreign",
-    "decode_image": "libai_data.data.transforms.decode",
-    "pixels_of": "libai_data.data.transforms.pipeline",
+    name: f"libai_data.data.transforms.{module}"
+    for module, names in {
+        "batch": "BatchTransform",
+        "colour": "ColorJitter RandomErasing",
+        "decode": "EncodedImage decode_image",
+        "fill_in_the_middle": "FillInTheMiddle",
+        "foreign": "Albumentations Seeded",
+        "geometry": "CenterCrop RandomFlip RandomResizedCrop Resize",
+        "image": "ImageToFloat",
+        "mixup": "Mixup",
+        "pipeline": "Compose RandomTransform pixels_of",
+        "rand_augment": "RandAugment",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = list(_MODULES)
