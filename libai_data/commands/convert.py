@@ -15,7 +15,6 @@ from libai_data.data.sources.opening import SOURCES
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = argparse.ArgumentParser(prog="libai-data convert", description=__doc__)
     arguments.add_argument("source", nargs="+", help="files, globs (in quotes) or folders of records")
     arguments.add_argument("--to", required=True, choices=list(FORMATS), help="format of the shards")

@@ -98,7 +98,6 @@ def _special_counts(source: IndexedSource, tokenizer: TextTokenizer) -> dict[str
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = argparse.ArgumentParser(prog="libai-data corpus", description=__doc__)
     arguments.add_argument("prefix", help="path of .bin and .idx without their endings")
     arguments.add_argument("--tokenizer", metavar="PATH", help="count special tokens by this tokenizer")

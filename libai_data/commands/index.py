@@ -16,7 +16,6 @@ from libai_data.errors.argument_rules import check, whole
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = argparse.ArgumentParser(prog="libai-data index", description=__doc__)
     arguments.add_argument("folder", help="address of the folder of the shards")
     arguments.add_argument(

@@ -14,7 +14,6 @@ from libai_data.config.lazy_config import load_config
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = config_parser("inspect", __doc__, asks_ranks=True)
     arguments.add_argument("--split", default="train", help="train, valid or test; test:1 is the second test loader")
     arguments.add_argument("--step", type=int, metavar="N", help="step to show (default: the first, 0)")

@@ -33,7 +33,6 @@ class OneRank(NamedTuple):
     follows: bool = False
 
     def close(self) -> None:
-        """End the workers."""
         for loader in self.loaders:
             if callable(getattr(loader, "close", None)):
                 loader.close()
@@ -112,7 +111,6 @@ def mesh_of(cfg: Any, ranks: int | None = None, nodes: int = 1) -> ParallelMesh:
     """The mesh of `train.dist`, by default of as few ranks as it allows.
 
     Raises:
-        ConfigError: A key of `train.dist` is unknown or impossible.
         MeshError: The sizes do not fit the ranks.
     """
     if ranks is not None and ranks < 1:

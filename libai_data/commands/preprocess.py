@@ -35,7 +35,6 @@ def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments: LiBai's, and some more."""
     arguments = argparse.ArgumentParser(prog="libai-data preprocess", description=__doc__)
     add_input_arguments(arguments)
     group = arguments.add_argument_group("sentences")
@@ -109,7 +108,6 @@ class _Bar:
             self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """End the line of the bar."""
         self._bar.close()
 
 

@@ -98,11 +98,7 @@ def measure(
     rows_of: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
 ) -> Measurement:
-    """Take batches as fast as they come, at least one; a finite loader is gone through again and again.
-
-    Raises:
-        ConfigError: The loader has no `stats()`, or yields nothing.
-    """
+    """Take batches as fast as they come, at least one; a finite loader is gone through again and again."""
     if not callable(getattr(loader, "stats", None)):
         raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")
     batches = _batches(loader)

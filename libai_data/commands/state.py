@@ -21,7 +21,6 @@ from libai_data.errors import ConfigError
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = argparse.ArgumentParser(prog="libai-data state", description=__doc__)
     verbs = arguments.add_subparsers(dest="verb", required=True, metavar="show|verify|edit|samples")
 

@@ -14,7 +14,6 @@ from libai_data.errors import DataPipelineError
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = argparse.ArgumentParser(prog="libai-data train-tokenizer", description=__doc__)
     add_input_arguments(arguments)
     group = arguments.add_argument_group("tokenizer")

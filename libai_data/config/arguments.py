@@ -28,7 +28,6 @@ class IntermixedParser(argparse.ArgumentParser):
     """A parser that accepts options anywhere among the other words."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the command line, as `argparse.ArgumentParser.parse_args` does."""
         return self.parse_intermixed_args(args, namespace)
 
 

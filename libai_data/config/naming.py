@@ -19,9 +19,6 @@ def locate(name: str) -> Any:
 
     Args:
         name: `"package.module.attribute"`, such as `"oneflow.optim.AdamW"`.
-
-    Raises:
-        ConfigError: nothing has that name (saying at which part the search ended), or importing the module failed.
     """
     parts = name.split(".")
     if not all(parts):

@@ -39,10 +39,6 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
 
     Returns:
         The same config.
-
-    Raises:
-        ConfigError: naming the override, what is wrong, and the nearest known key; it is also a KeyError if the config
-            has no such key.
     """
     # Its parser takes a while to import, and most processes never need it.
     from hydra.core.override_parser.overrides_parser import OverridesParser

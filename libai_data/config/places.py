@@ -99,11 +99,7 @@ class Place:
 
 
 def place_of(root: DictConfig, section: DictConfig | ListConfig, path: str, part: str) -> Place:
-    """The place that one part of a dotted key means in a section: a name, or an index into a list.
-
-    Raises:
-        ConfigError: a list is given a name.
-    """
+    """The place that one part of a dotted key means in a section: a name, or an index into a list."""
     if isinstance(section, ListConfig):
         if not part.isdigit():
             raise ConfigError(f"{path} is a list, whose elements are {path}.0 and so on; found {part!r}.")

@@ -55,11 +55,7 @@ def parameters_of(target: Callable[..., Any]) -> Parameters:
 
 
 def resolve_target(target: Any, path: str) -> Callable[..., Any]:
-    """The callable that a `_target_`, a callable or a dotted name, stands for; `path` is the key of the section.
-
-    Raises:
-        ConfigError: there is no such thing, or it cannot be called.
-    """
+    """The callable that a `_target_`, a callable or a dotted name, stands for; `path` is the key of the section."""
     if isinstance(target, str):
         try:
             target = locate(target)
@@ -71,11 +67,7 @@ def resolve_target(target: Any, path: str) -> Callable[..., Any]:
 
 
 def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: str) -> None:
-    """Refuses keywords that the target does not take.
-
-    Raises:
-        ConfigError: naming the first one, its key in the config and the nearest argument.
-    """
+    """Refuses keywords that the target does not take."""
     parameters = parameters_of(target)
     for name in keywords:
         if not parameters.accepts(str(name)):
@@ -86,11 +78,7 @@ def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: 
 
 
 def check_written(target: Callable[..., Any], keys: Collection[str], path: str) -> None:
-    """Refuses keys of a config that the target accepts by `**kwargs`, but never reads.
-
-    Raises:
-        ConfigError: naming the first one and the nearest argument.
-    """
+    """Refuses keys of a config that the target accepts by `**kwargs`, but never reads."""
     read = names_read(target) if parameters_of(target).takes_any else None
     for name in keys:
         if read is not None and name not in read:
@@ -101,11 +89,7 @@ def check_written(target: Callable[..., Any], keys: Collection[str], path: str) 
 
 
 def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: str) -> None:
-    """Refuses keys of plain sections that the target is given, but never reads.
-
-    Raises:
-        ConfigError: naming the first one and the nearest key that is read.
-    """
+    """Refuses keys of plain sections that the target is given, but never reads."""
     for name, section in values.items():
         if not isinstance(section, DictConfig) or TARGET in section or section._metadata.object_type is not dict:
             continue

@@ -67,9 +67,6 @@ def check_device(cfg: Any, device_type: str) -> None:
     Args:
         cfg: the whole config.
         device_type: of the mesh.
-
-    Raises:
-        ConfigError: Naming the key.
     """
     for key in _GPU_ONLY if device_type == "cpu" else ():
         if try_get_key(cfg, key):
@@ -99,9 +96,6 @@ def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) ->
         value: the trainer's.
         source: where that comes from.
         default: what stands in configs that do not decide it.
-
-    Raises:
-        ConfigError: The user gave another value.
     """
     users = given(cfg, key)
     if users not in (None, default, value):

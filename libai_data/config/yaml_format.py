@@ -72,10 +72,6 @@ def from_yaml(text: str, origin: str) -> Any:
     Args:
         text: one YAML document.
         origin: the file that it is from, for the messages.
-
-    Raises:
-        ConfigError: the text is not valid YAML, has a key twice, an unknown tag, or a value that was not saved. The
-            message names file and line.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # derives from SafeLoader

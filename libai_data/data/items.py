@@ -37,9 +37,6 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
 
     Returns:
         The fields; those of a tuple, named or not, as `TupleFields`.
-
-    Raises:
-        SchemaError: A single tensor has no name, or the names do not fit.
     """
     fields = fields_in(item)
     if fields is None:
@@ -165,9 +162,6 @@ def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: s
         before: its contents when it was read.
         newest: the newer one.
         dataset: its name.
-
-    Raises:
-        SchemaError: Naming the field.
     """
     now = contents_of(sample)
     changed = [name for name in now if now[name] != before.get(name)]
@@ -249,9 +243,6 @@ def as_leaf(value: Any, path: str) -> Any:
         value: numpy, OneFlow or torch tensor, anything with `__array__` or DLPack, number, list of numbers; a
             `DistTensorData` stays one, with its layout.
         path: named in errors.
-
-    Raises:
-        SchemaError: It cannot become an array.
     """
     if isinstance(value, DistTensorData):
         return DistTensorData(as_leaf(value.tensor, path), value.sbp_list, value.placement_idx)
@@ -295,11 +286,7 @@ def array_in(value: Any) -> Any:
 
 
 def rows_in(leaves: Mapping[str, Any]) -> int:
-    """How many rows a batch has.
-
-    Raises:
-        SchemaError: Its leaves differ in that, or one has no dim for rows.
-    """
+    """How many rows a batch has."""
     counts: dict[str, int] = {}
     for path, value in leaves.items():
         array = array_in(value)

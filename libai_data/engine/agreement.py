@@ -69,9 +69,6 @@ def config_values(cfg: Any) -> dict[str, str]:
 
     Args:
         cfg: the whole config; interpolations are left as they stand, and what `train.may_differ` names is left out.
-
-    Raises:
-        ConfigError: `train.may_differ` names a key that the config lacks.
     """
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
     values = dict(flat_text("", plain))
@@ -89,11 +86,7 @@ def hash_of_values(values: Mapping[str, str]) -> str:
 
 
 def check_same_start(cfg: Any) -> float:
-    """Compare versions and config between all ranks; returns the seconds that it took. Collective.
-
-    Raises:
-        ConfigError: On every rank alike, naming what differs, and the ranks.
-    """
+    """Compare versions and config between all ranks; returns the seconds that it took. Collective."""
     mesh = get_mesh()
     start = time.perf_counter()
     if mesh.world_size > 1:

@@ -29,11 +29,7 @@ class BatchFeed:
         self._batches: Iterator[Any] | None = None
 
     def next(self) -> Any:
-        """The next batch.
-
-        Raises:
-            ConfigError: The loader has no batch at all.
-        """
+        """The next batch."""
         if self._batches is None:
             # Not before the first step: by then, a checkpoint has told the loader where to start.
             self._batches = iter(self.loader)
@@ -82,9 +78,6 @@ def call_get_batch(
 
     LiBai calls it with (data, input_placement_device, mixup_func), and documents (data, mixup_func=None) for overriding
     it.
-
-    Raises:
-        SchemaError: It returned no dict.
     """
     optional = {"input_placement_device": device, "mixup_func": mixup_func}
     parameters = list(inspect.signature(get_batch).parameters.values())

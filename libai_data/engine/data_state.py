@@ -44,17 +44,11 @@ class DataState:
         self._restored: str | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state."""
         state: dict[str, Any] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Restore the loader; not again, if it stands there already. None: the checkpoint holds no state.
-
-        Raises:
-            CheckpointError: The state belongs to another dataset or stream, or there is none.
-            ConfigError: The loader knows of nothing that could be overridden.
-        """
+        """Restore the loader; not again, if it stands there already. None: the checkpoint holds no state."""
         if self.may_be_absent:
             logger.warning("The train loader restarts its data, or resumes by itself: %s.", OVERRIDE_KEY)
             return
@@ -174,7 +168,6 @@ class CountedLoader:
         With the override "seed", the batches before the place may be others than before.
 
         Raises:
-            CheckpointError: The state is that of a loader that told its place itself.
             ConfigError: `override` names something unknown.
         """
         check_overrides(override)

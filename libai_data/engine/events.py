@@ -36,12 +36,10 @@ class ScalarHistory:
         self._values: deque[tuple[float, int]] = deque(maxlen=_HISTORY_LENGTH)
 
     def update(self, value: float, iteration: int) -> None:
-        """Append `value`, which belongs to `iteration`."""
         self._values.append((value, iteration))
         self.count += 1
 
     def latest(self) -> float:
-        """The value put last."""
         return self._values[-1][0]
 
     def values(self) -> list[tuple[float, int]]:

@@ -84,9 +84,6 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
 
     `train.train_iter` becomes the larger of itself and `train.train_epoch` epochs; warm-up, milestones, evaluation and
     checkpoint periods follow.
-
-    Raises:
-        ConfigError: Something is given in epochs of a loader without a dataset, or a ratio is not in [0, 1).
     """
     train = cfg.train
     epochs = try_get_key(cfg, "train.train_epoch", default=0) or 0

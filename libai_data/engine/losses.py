@@ -73,11 +73,7 @@ class LossBuffer:
         self._unread.append((iteration, {name: value.detach() for name, value in losses.items()}))
 
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
-        """Wait for the losses and put them on rank 0, each with its step, and their sum as "total_loss". Collective.
-
-        Raises:
-            NonFiniteLossError: A loss is NaN or infinite; on all ranks.
-        """
+        """Wait for the losses and put them on rank 0, each with its step, and their sum as "total_loss". Collective."""
         problem = ""
         for iteration, losses in self._unread:
             values = {name: number_on_rank0(losses[name]) for name in losses}

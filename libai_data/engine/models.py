@@ -17,11 +17,7 @@ _TOKENIZATION_KEYS = ("tokenizer", "append_eod", "make_vocab_size_divisible_by")
 
 
 def required_section(cfg: Any, key: str, method: str) -> Any:
-    """The LazyCall at a key of the config, without which the trainer's `method` would have to be overridden.
-
-    Raises:
-        ConfigError: The config does not have it, or something else there.
-    """
+    """The LazyCall at a key of the config, without which the trainer's `method` would have to be overridden."""
     section = try_get_key(cfg, key)
     if section is None:
         raise ConfigError(f"the config has no '{key}', and {method} is not overridden")
@@ -30,7 +26,6 @@ def required_section(cfg: Any, key: str, method: str) -> Any:
 
 
 def build_configured_tokenizer(cfg: Any) -> Any:
-    """Build `cfg.tokenization.tokenizer`, and pad the model's vocabulary to it; None without that section."""
     section = try_get_key(cfg, "tokenization")
     if section is None:
         return None
@@ -58,7 +53,6 @@ def build_configured_model(cfg: Any) -> Any:
 
 
 def build_configured_graph(cfg: Any, model: Any, optimizer: Any, lr_scheduler: Any, is_train: bool) -> Any:
-    """Build `cfg.graph.train_graph` or `cfg.graph.eval_graph`."""
     section = required_section(cfg, "graph.train_graph" if is_train else "graph.eval_graph", "build_graph")
     settings: dict[str, Any] = {"model": model, "auto_parallel_conf": try_get_key(cfg, "graph.auto_parallel")}
     if is_train:

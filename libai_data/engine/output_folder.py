@@ -65,9 +65,6 @@ def take_output_folder(folder: str, resume: bool, weights: str = "", is_trial: b
         resume: the user wants to continue from a checkpoint in the folder.
         weights: checkpoint whose weights the run starts with, if any.
         is_trial: delete what is there; for `--fast-dev-run`.
-
-    Raises:
-        ConfigError: On every rank: a live training owns the folder, it cannot be written, or `weights` would be moved.
     """
     found: tuple[str, Any] = ("", None)
     if is_main_process():

@@ -68,15 +68,12 @@ class Predictions(DatasetEvaluator):
         self._outputs: list[dict[str, np.ndarray]] = []
 
     def reset(self) -> None:
-        """Forget all."""
         self._outputs.clear()
 
     def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Keep the outputs of a batch."""
         self._outputs.append({name: tensor.numpy() for name, tensor in outputs.items()})
 
     def evaluate(self) -> dict[str, Any]:
-        """Output of the model -> array [samples, ...]."""
         names = self._outputs[0] if self._outputs else {}
         return {name: np.concatenate([each[name] for each in self._outputs]) for name in names}
 

@@ -34,9 +34,6 @@ class SavedState:
 
         Args:
             path: its directory, or the output folder of a run, whose last checkpoint is taken.
-
-        Raises:
-            CheckpointError: It is missing or damaged, or holds no data state of this package.
         """
         directory = Path(path)
         if (directory / LAST).is_file():
@@ -176,9 +173,6 @@ def edited(
         seed: decides the order from here on.
         skips: (first step, last step), both included, whose samples are left out as well.
         forget_skips: leave nothing out any more of what is still to come.
-
-    Raises:
-        ConfigError: A skip of steps that are done, or a position below 0.
     """
     state, schedule = saved.stream, saved.schedule
     if state.start is not None and (skips or seed is not None or position is not None):

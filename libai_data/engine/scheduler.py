@@ -158,10 +158,8 @@ class ScheduleState:
         self._scheduler = scheduler
 
     def state_dict(self) -> dict:
-        """The number of steps made."""
         return {"last_step": self._scheduler.last_step}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go to that step."""
         self._scheduler.last_step = state["last_step"] - 1
         self._scheduler.step()

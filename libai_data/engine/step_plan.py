@@ -58,11 +58,7 @@ class StepPlan:
         return self.sizes[self.schedule.size_of(step)].num_accumulation_steps
 
     def followed_by(self, loader: Any) -> bool:
-        """Let a train loader follow the plan, if it can; False if it is of another make or has other batch sizes.
-
-        Raises:
-            ConfigError: It cannot, though the steps are not all equal.
-        """
+        """Let a train loader follow the plan, if it can; False if it is of another make or has other batch sizes."""
         stream = getattr(loader, "stream", None)
         rows = self.first.micro_batch_size * get_data_parallel_size()
         problem = ""
@@ -82,9 +78,6 @@ def step_plan(cfg: Any, data_parallel_size: int | None = None) -> StepPlan:
     """Read the plan from a config; `train.global_batch_size` and the like may still be open.
 
     Of micro-batch size and accumulation steps, the one that the config gives holds for all steps; the other follows.
-
-    Raises:
-        ConfigError: A schedule or a skip is malformed, or a size cannot be cut into batches.
     """
     ranks = get_data_parallel_size() if data_parallel_size is None else data_parallel_size
     micro, accumulation = (
@@ -119,11 +112,7 @@ def complete_batch_sizes(
     num_accumulation_steps: int | None,
     data_parallel_size: int,
 ) -> BatchSizes:
-    """Fill in what is missing: global = micro x accumulation x data-parallel size.
-
-    Raises:
-        ConfigError: They contradict each other, do not divide, or neither batch size is given.
-    """
+    """Fill in what is missing: global = micro x accumulation x data-parallel size."""
     for key, value in (
         ("train_micro_batch_size", micro_batch_size),
         ("global_batch_size", global_batch_size),

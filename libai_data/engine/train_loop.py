@@ -128,23 +128,19 @@ class TrainerBase:
                 self._close_hooks()
 
     def before_train(self) -> None:
-        """Call the hooks' `before_train`."""
         for hook in self._hooks:
             hook.before_train()
 
     def after_train(self) -> None:
-        """Call the hooks' `after_train`."""
         for hook in self._hooks:
             hook.after_train()
 
     def before_step(self) -> None:
-        """Call the hooks' `before_step`."""
         self.storage.iter = self.iter
         for hook in self._hooks:
             hook.before_step()
 
     def after_step(self) -> None:
-        """Call the hooks' `after_step`."""
         for hook in self._hooks:
             hook.after_step()
 

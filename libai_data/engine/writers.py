@@ -63,7 +63,6 @@ class _FileWriter(EventWriter):
         self._new = NewScalars()
 
     def close(self) -> None:
-        """Close the file, its contents on disk."""
         self._file.close()
 
 
@@ -83,7 +82,6 @@ class JSONWriter(_FileWriter):
         self._has_begun = False
 
     def write(self) -> None:
-        """Append a line for each iteration with new scalars."""
         lines: dict[int, dict[str, object]] = {}
         for name, (value, iteration) in self._new.take(get_event_storage()).items():
             finite = value == value and abs(value) != float("inf")
@@ -169,7 +167,6 @@ class CommonMetricPrinter(EventWriter):
         self._new = NewScalars()
 
     def write(self) -> None:
-        """Log the line, if there is something new to say."""
         new = self._new.take(get_event_storage())
         if "total_loss" not in new:
             return

@@ -145,9 +145,6 @@ def check_types(target: Callable[..., Any], values: Mapping[str, Any], path: str
     """Refuse numbers, flags, texts, and lists of these, of another type than an argument of this package says.
 
     Other annotations, and other packages' targets, are not judged.
-
-    Raises:
-        ConfigError: naming the first such argument, by its key in the config.
     """
     if not str(getattr(target, "__module__", "")).startswith("libai_data."):
         return

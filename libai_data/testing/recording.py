@@ -83,7 +83,6 @@ class Job:
 
     @property
     def has_states(self) -> bool:
-        """Whether all loaders have a state."""
         return all(callable(getattr(loader, "state_dict", None)) for loader in self._loaders)
 
     def play(self, samples: int | None = None) -> Pass:
@@ -91,9 +90,6 @@ class Job:
 
         Args:
             samples: of an endless pass, take at least so many, and go on from there the next time.
-
-        Raises:
-            ConfigError: A loader that should end does not, or yields what cannot be read.
         """
         iterators = self._running or [iter(loader) for loader in self._loaders]
         self._running = iterators if self._factory.endless else None
@@ -120,7 +116,6 @@ class Job:
         return done
 
     def close(self) -> None:
-        """Close those loaders that can be closed."""
         for loader in self._loaders:
             if callable(getattr(loader, "close", None)):
                 loader.close()

@@ -225,7 +225,6 @@ class WriteShard:
 
         Raises:
             SchemaError: The format cannot hold a record; its index is named.
-            FormatError: A record cannot be read, or the shard holds other records than were written.
         """
         if self._source is None:
             self._source = open_source(self._paths, self._format)
@@ -271,12 +270,10 @@ class _Digest:
         self._hash = hashlib.blake2b(digest_size=16)
 
     def add(self, records: Iterable[Any]) -> None:
-        """Take in records, in their order."""
         for record in records:
             self._value(record)
 
     def value(self) -> str:
-        """Of all records so far."""
         return self._hash.hexdigest()
 
     def _value(self, value: Any) -> None:

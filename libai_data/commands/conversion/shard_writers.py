@@ -36,9 +36,7 @@ class ShardWriter(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """End the file."""
-        ...
+    def close(self) -> None: ...
 
 
 class _ArrayRecord:
@@ -153,11 +151,7 @@ def as_row(record: Any) -> dict[str, Any]:
 
 
 def schema_of(to: str, first_records: Callable[[], Sequence[Any]]) -> Any:
-    """What all shards of a format must have in common: of Parquet the columns, found in the first records.
-
-    Raises:
-        SchemaError: The records have no columns in common.
-    """
+    """What all shards of a format must have in common: of Parquet the columns, found in the first records."""
     if to != "parquet":
         return None
     pyarrow = import_pyarrow("writing Parquet")

@@ -34,7 +34,6 @@ _SECONDS_FOR_THE_REST = 15.0
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's arguments."""
     arguments = argparse.ArgumentParser(
         prog="libai-data doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -132,11 +131,9 @@ class _Watch:
         self._timer.start()
 
     def note(self, word: str) -> None:
-        """Remember what comes next."""
         self.last_word = word
 
     def end(self) -> None:
-        """All is done."""
         self._timer.cancel()
 
     def _give_up(self) -> None:

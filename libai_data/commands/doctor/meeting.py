@@ -116,11 +116,7 @@ def _listening(port: int) -> socket.socket:
 
 
 def call_rank0(job: JobRank, seconds: float) -> socket.socket:
-    """Connect a rank to rank 0, within so many seconds.
-
-    Raises:
-        PeerError: It cannot be reached; why, and what to look at. Or it is of another job.
-    """
+    """Connect a rank to rank 0, within so many seconds."""
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
@@ -156,9 +152,6 @@ def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) ->
 
     Args:
         seconds: without a word from rank 0 that this rank waits.
-
-    Raises:
-        PeerError: Rank 0 is gone, or silent.
     """
     link.settimeout(seconds)
     while True:

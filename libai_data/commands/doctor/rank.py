@@ -32,11 +32,7 @@ class JobRank(NamedTuple):
 
     @staticmethod
     def of(environment: Mapping[str, str]) -> JobRank:
-        """What the environment says; one rank alone where it says nothing.
-
-        Raises:
-            ConfigError: A variable is missing or no number.
-        """
+        """What the environment says; one rank alone where it says nothing."""
         if "WORLD_SIZE" not in environment:
             return JobRank()
         numbers = []
@@ -71,7 +67,6 @@ class Examined:
 
     @cached_property
     def cfg(self) -> Any:
-        """The config."""
         return load_config(self._config_file, self._overrides)
 
     @cached_property
@@ -81,7 +76,6 @@ class Examined:
 
     @property
     def readers(self) -> str:
-        """Who reads."""
         return read_mode(try_get_key(self.cfg, "dataloader.train.readers") or READERS[0])
 
     @property

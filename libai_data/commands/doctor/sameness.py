@@ -37,7 +37,6 @@ def examine_packages(examined: Examined) -> Facts:
 
 
 def judge_packages(reports: Reports) -> list[Finding]:
-    """Name what differs."""
     facts = reports.facts(PACKAGES)
     needed = differences({rank: each["needed"] for rank, each in facts.items()})
     others = differences({rank: each["others"] for rank, each in facts.items()})
@@ -58,12 +57,10 @@ def judge_packages(reports: Reports) -> list[Finding]:
 
 
 def examine_config(examined: Examined) -> Facts:
-    """The config's values by their keys."""
     return {"values": config_values(examined.cfg)}
 
 
 def judge_config(reports: Reports) -> list[Finding]:
-    """Name the keys that differ."""
     values = {rank: facts["values"] for rank, facts in reports.facts(CONFIG).items()}
     found = differences(values)
     if found:
@@ -82,7 +79,6 @@ def examine_dataset(examined: Examined) -> Facts:
 
 
 def judge_dataset(reports: Reports) -> list[Finding]:
-    """Name the ranks that differ."""
     values = {rank: each["values"] for rank, each in reports.facts(DATASET).items()}
     found = differences(values)
     if found:
@@ -95,12 +91,10 @@ def judge_dataset(reports: Reports) -> list[Finding]:
 
 
 def examine_place(examined: Examined) -> Facts:
-    """Where this rank is."""
     return {"local_rank": examined.job.local_rank, "host": socket.gethostname()}
 
 
 def examine_mesh(examined: Examined) -> Facts:
-    """Sizes of the axes."""
     mesh = examined.mesh
     return {"sizes": [mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size]}
 

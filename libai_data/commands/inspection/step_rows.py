@@ -80,7 +80,6 @@ def read_step(
         step: its number; of an evaluation, that of the batch, whose ranks have `micro_batch_size` rows each.
 
     Raises:
-        ConfigError: The loader has no such step.
         CheckpointError: The step lies before those that a restored state knows of.
         SampleError: A sample could not be read.
     """

@@ -211,7 +211,6 @@ class RobertaDataset(BertDataset):
         )
 
     def __getitem__(self, index: int) -> Instance:
-        """One sample; see the class for its fields."""
         fields = super().__getitem__(index).get_fields()
         return Instance(**{name: value for name, value in fields.items() if name != "ns_labels"})
 

@@ -212,11 +212,7 @@ def _nearest_counts(shares: Sequence[Fraction]) -> list[int]:
 
 
 def check_same_fields(datasets: Sequence[Any]) -> None:
-    """Refuse datasets whose first samples have different fields, or fields of different dtypes or numbers of dims.
-
-    Raises:
-        SchemaError: The datasets and the fields are named.
-    """
+    """Refuse datasets whose first samples have different fields, or fields of different dtypes or numbers of dims."""
     first: tuple[str, dict[str, tuple[np.dtype, int]]] | None = None
     for number, dataset in enumerate(datasets):
         if not len(dataset):

@@ -185,11 +185,7 @@ class PreferenceDataset(ChatDataset):
 
 
 def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
-    """The messages of a conversation, and the tools that its assistant may use.
-
-    Raises:
-        FormatError: It has neither `messages` nor Alpaca's fields, or a message without a role or of no text.
-    """
+    """The messages of a conversation, and the tools that its assistant may use."""
     if isinstance(item, Mapping) and "messages" in item:
         return _checked(item["messages"]), _tools_of(item)
     if isinstance(item, Mapping) and "instruction" in item and "output" in item:

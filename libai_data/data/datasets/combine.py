@@ -193,11 +193,7 @@ def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> lis
 
 
 def length_of(dataset: Any) -> int:
-    """The number of samples of a dataset.
-
-    Raises:
-        ConfigError: It has none that is an int of at least 0, or is a class.
-    """
+    """The number of samples of a dataset."""
     name = getattr(type(dataset) if not isinstance(dataset, type) else dataset, "__name__", "?")
     if isinstance(dataset, type):
         raise ConfigError(f"dataset is the class {name}; pass an object of it, {name}(...), or LazyCall({name})(...)")
@@ -211,11 +207,7 @@ def length_of(dataset: Any) -> int:
 
 
 def check_index(index: int, length: int) -> None:
-    """Refuse an index outside a dataset.
-
-    Raises:
-        IndexError: With the bounds.
-    """
+    """Refuse an index outside a dataset."""
     if not 0 <= index < length:
         raise IndexError(f"index {index} is outside a dataset of {length} samples (0 to {length - 1})")
 
@@ -229,9 +221,6 @@ def joint_read_batch(datasets: Sequence[Any], locate: Locate) -> Callable[..., N
 
     Returns:
         The function, which takes `parts` if all datasets do.
-
-    Raises:
-        AttributeError: One of the datasets has none, so that the property which asked for it is not there either.
     """
     for dataset in datasets:
         if not hasattr(dataset, "read_batch"):

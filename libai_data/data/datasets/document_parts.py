@@ -95,11 +95,7 @@ def _part(dataset: Dataset, source: IndexedSource, share: float) -> Dataset | No
 
 
 def refuse_repeated(dataset: Any) -> None:
-    """Refuse to cut up samples of which several may hold the same document.
-
-    Raises:
-        ConfigError: The dataset, or one within it, repeats documents.
-    """
+    """Refuse to cut up samples of which several may hold the same document."""
     repeated = getattr(dataset, "repeated_by", "")
     if repeated:
         raise ConfigError(

@@ -37,7 +37,6 @@ class Map:
             return self.function(sample)
 
     def fingerprint(self) -> dict[str, Any]:
-        """That of the dataset."""
         return fingerprint_of(self.dataset)
 
 

@@ -28,9 +28,6 @@ class Masking:
         max_ngrams: up to so many words in a row are masked together; n words with a probability in proportion to 1 / n.
         whole_words: whether words are masked as a whole.
         chinese_words: whether "##" before Chinese characters only says which belong to one word, and is taken off.
-
-    Raises:
-        ConfigError: A number is out of range.
     """
 
     probability: float = 0.15

@@ -44,9 +44,6 @@ def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages
             `document_offsets()`.
         rule: how long samples are, and how often the corpus is repeated.
         separators: whether a token more lies between two documents of a sample.
-
-    Raises:
-        ConfigError: There is no token.
     """
     lines = _Lines(source, separators)
     if not lines.ends[-1]:

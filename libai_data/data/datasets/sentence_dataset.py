@@ -38,7 +38,6 @@ class SentenceDataset:
         **arguments: what else decides the samples, for the fingerprint.
 
     Raises:
-        ConfigError: There are no sentences, or no document has enough of them.
         FormatError: A file is broken.
     """
 

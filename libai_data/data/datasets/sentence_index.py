@@ -38,9 +38,6 @@ class SentenceRule:
         short_seq_prob: share of samples that aim at a length drawn evenly from 2 to `max_tokens`.
         seed: decides which these are.
         max_num_samples: the corpus is repeated, with other short samples, until there are so many; None for once.
-
-    Raises:
-        ConfigError: A number is out of range.
     """
 
     max_tokens: int
@@ -90,9 +87,6 @@ def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
     Args:
         source: has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
         rule: how sentences are put together.
-
-    Raises:
-        ConfigError: No document has enough sentences.
     """
     sizes = np.asarray(source.sizes)
     full = np.flatnonzero(sizes)

@@ -19,9 +19,6 @@ def shard_lengths_of(dataset: Any) -> np.ndarray:
     Args:
         dataset: a source of files, or a dataset with an attribute `shard_lengths`; or a `ConcatDataset`, a contiguous
             `Subset` or a `Map` of these.
-
-    Raises:
-        ConfigError: The dataset has no known shards, or their lengths do not add up to its length.
     """
     lengths = array_of(_lengths(dataset))
     name, samples = type(dataset).__name__, length_of(dataset)

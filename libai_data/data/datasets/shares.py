@@ -19,9 +19,6 @@ def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     Args:
         what: the weights' name in errors.
         weights: only their proportions matter; a float counts as the decimal number that it is shown as.
-
-    Raises:
-        ConfigError: A weight is negative or no number, or all are 0.
     """
     if not several(ANYTHING).holds(weights):
         raise ConfigError(f"{what} are {weights!r:.200}; give a list of numbers")

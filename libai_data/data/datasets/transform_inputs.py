@@ -47,11 +47,7 @@ class TransformInputs:
         self._known_bad = known_bad
 
     def read(self, seed: int, epoch: int, index: int) -> tuple[Any, Replacement | None]:
-        """A sample, or `LEFT_OUT`, and whether it takes the place of one that fails.
-
-        Raises:
-            SampleError: It fails, and is not to be replaced or all others that were tried fail too.
-        """
+        """A sample, or `LEFT_OUT`, and whether it takes the place of one that fails."""
         if self._known_bad is None:
             return self._read_one(seed, epoch, index), None
         reason, kind = "listed in the quarantine file", ""

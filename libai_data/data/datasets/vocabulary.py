@@ -41,9 +41,6 @@ def special_id(tokenizer: Any, role: str) -> int:
     Args:
         tokenizer: has `<role>_token_id`, as those of this package, LiBai and Hugging Face have.
         role: such as "mask".
-
-    Raises:
-        ConfigError: The tokenizer has no such token.
     """
     ident = getattr(tokenizer, f"{role}_token_id", None)
     if ident is None:

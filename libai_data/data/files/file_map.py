@@ -39,9 +39,6 @@ def map_descriptor(descriptor: int, offset: int, size: int, protection: int, kin
 
     Returns:
         A ctypes array of `size` items.
-
-    Raises:
-        OSError: The system refuses.
     """
     address = _libc.mmap(None, size, protection, kind, descriptor, offset)
     if address == _MAP_FAILED:
@@ -122,9 +119,6 @@ def npy_array(content: np.ndarray) -> np.ndarray:
 
     Args:
         content: uint8, the bytes of the file.
-
-    Raises:
-        ValueError: It is no such file, holds Python objects, or is cut short.
     """
     head = io.BytesIO(content[:_LONGEST_HEADER].tobytes())
     try:

@@ -47,8 +47,6 @@ def cached_arrays(
         The arrays, read-only; views of the file's memory map, if there is a file.
 
     Raises:
-        ConfigError: The folder's path leads through a file.
-        PeerError: The process that was building has failed.
         Exception: What `build` raises.
     """
     path = folder / f"{key}.npy"

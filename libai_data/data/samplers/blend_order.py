@@ -96,11 +96,7 @@ class Pattern(NamedTuple):
 
 @lru_cache(maxsize=16)
 def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
-    """The weights of a blend, as they are where datasets reach their limits.
-
-    Raises:
-        ConfigError: At some place no dataset with a weight is left.
-    """
+    """The weights of a blend, as they are where datasets reach their limits."""
     patterns: list[Pattern] = []
     limits = blend.limits or (None,) * len(blend.sizes)
     ends = [*(start for start, _ in blend.phases[1:]), None]

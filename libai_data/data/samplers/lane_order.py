@@ -260,10 +260,6 @@ def laned_order(
         lanes: number of lanes.
         block: shards that a lane shuffles together, at most; by default `BLOCK`.
         weights: of the samples; None, as lanes take each sample once an epoch.
-
-    Raises:
-        ConfigError: A number is out of range, `block` is given without `lanes`, `weights` with them, or the dataset
-            has no known shards.
     """
     check(_RULES, lanes=lanes, block=block)
     if lanes is None:

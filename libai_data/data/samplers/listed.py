@@ -43,9 +43,6 @@ class ListedBatches(EpochPositions):
         batches: an iterable of this rank's lists of indices; iterated anew each round. If it, or its `sampler`, has
             `set_epoch`, this is called with the number of each round.
         samples: of the dataset; None if nobody knows.
-
-    Raises:
-        ConfigError: It is an iterator, which has no second round.
     """
 
     endless = False
@@ -248,16 +245,11 @@ class ListedBatches(EpochPositions):
         self._digests = OrderedDict({self.position: self._expected})
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch."""
         super().set_epoch(epoch)
         self._expected = ""
 
     def batches_per_round(self) -> int:
-        """The length of the iterable.
-
-        Raises:
-            TypeError: It has none.
-        """
+        """The length of the iterable."""
         length = self._length()
         if length is None:
             raise TypeError(
@@ -300,7 +292,6 @@ class DealtIndices(ListedBatches):
 
     @property
     def global_batch_size(self) -> int:
-        """Rows of a full batch over all data-parallel ranks."""
         return self._size
 
     def _whose_lists(self) -> int:
@@ -368,9 +359,6 @@ def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
     Args:
         batch_sampler: of the user.
         dataset: that it is for.
-
-    Raises:
-        ConfigError: It is neither a sampler nor an iterable, or an iterator, which has no second round.
     """
     has_length = hasattr(dataset, "__len__") or isinstance(dataset, type)
     samples = length_of(dataset) if has_length else None

@@ -25,11 +25,7 @@ PlacesToSkip = Callable[[StepSchedule], LeftOut]
 
 
 def check_overrides(override: Collection[str]) -> None:
-    """Refuse names that are not in `OVERRIDES`; a trainer that is told `RESTART_DATA` restores nothing.
-
-    Raises:
-        ConfigError: With the nearest name.
-    """
+    """Refuse names that are not in `OVERRIDES`; a trainer that is told `RESTART_DATA` restores nothing."""
     for name in override:
         if name not in OVERRIDES:
             known = [*OVERRIDES, RESTART_DATA]
@@ -45,9 +41,6 @@ def refuse(differences: Mapping[str, str], override: Collection[str]) -> None:
     Args:
         differences: name of the override that would allow it -> what differs, in words.
         override: what may differ.
-
-    Raises:
-        CheckpointError: Showing what differs, and how to go on nevertheless.
     """
     check_overrides(override)
     refused = {name: words for name, words in differences.items() if name not in override}

@@ -371,11 +371,7 @@ class StreamSampler:
 
 
 def can_follow(stream: Any, schedule: StepSchedule) -> Any:
-    """The stream, if it can be cut into steps.
-
-    Raises:
-        ConfigError: It has no `follow`, as a sampler of one round or of the user's own.
-    """
+    """The stream, if it can be cut into steps."""
     if callable(getattr(stream, "follow", None)):
         return stream
     raise ConfigError(
@@ -395,11 +391,7 @@ def order_in_words(stream: Any) -> str:
 
 
 def check_holds_a_batch(samples: int, global_batch_size: int, data_parallel_size: int) -> None:
-    """Refuse epochs that cannot fill one global batch, whose every sample `drop_last` would leave out.
-
-    Raises:
-        ConfigError: With the numbers.
-    """
+    """Refuse epochs that cannot fill one global batch, whose every sample `drop_last` would leave out."""
     if samples < global_batch_size:
         raise ConfigError(
             f"drop_last leaves out all {samples} samples of an epoch, fewer than one global batch of "

@@ -204,11 +204,7 @@ def left_out_by(skip_steps: Iterable[tuple[int, int]], schedule: StepSchedule) -
 
 
 def parse_sizes(key: str, value: Any) -> Ranges:
-    """Read a batch size schedule of a config: [[0, 64], [1000, 128]].
-
-    Raises:
-        ConfigError: It is malformed, or does not begin with step 0; the key is named.
-    """
+    """Read a batch size schedule of a config: [[0, 64], [1000, 128]]."""
     sizes = _pairs(key, value, "[first step, global batch size]")
     steps = [step for step, _ in sizes]
     if not sizes or steps[0] != 0 or any(later <= step for step, later in zip(steps, steps[1:])):
@@ -219,11 +215,7 @@ def parse_sizes(key: str, value: Any) -> Ranges:
 
 
 def parse_skips(key: str, value: Any) -> Ranges:
-    """Read steps to skip of a config: [[1200, 1250]], both ends included.
-
-    Raises:
-        ConfigError: It is malformed; the key is named.
-    """
+    """Read steps to skip of a config: [[1200, 1250]], both ends included."""
     skips = _pairs(key, value, "[first step, last step]")
     for first, last in skips:
         if not 0 <= first <= last:

@@ -145,9 +145,6 @@ def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:
         keys: what it must hold.
         saved_by: who saves such states, in words.
         name: of the part of the data state that this is; "" for all of it.
-
-    Raises:
-        CheckpointError: It is no mapping, or a key is missing, unknown, or has a value that breaks its rule.
     """
     what = f"the data state's {name}" if name else "the data state"
     if not isinstance(state, Mapping):

@@ -35,9 +35,6 @@ class TransformRounds(EpochPositions, StreamSampler):
         data_parallel_size: size of the data axis.
         seed: decides the permutations.
         ends: what happens to the last outputs of an epoch if they fill no global batch: "short", "pad" or "drop".
-
-    Raises:
-        ConfigError: An empty dataset, a blend, or a size or rank out of range.
     """
 
     endless = False

@@ -127,10 +127,6 @@ def drawn_order(
         weights: a number for each sample, at least 0; only their proportions matter.
         num_samples: draws of an epoch; by default as many as the dataset has samples.
         replacement: whether a sample may come several times in an epoch.
-
-    Raises:
-        ConfigError: The weights are malformed; an epoch without replacement has more draws than samples with a weight
-            above 0; or the other arguments are given without weights.
     """
     check(_RULES, num_samples=num_samples, replacement=replacement)
     if weights is None:

@@ -34,9 +34,6 @@ class ChatTemplate:
     Args:
         source: in Jinja, as `chat_template` of `tokenizer_config.json`.
         special: names such as "bos_token" -> token.
-
-    Raises:
-        ConfigError: The template is no Jinja, or the package jinja2 is not installed.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:
@@ -65,9 +62,6 @@ class ChatTemplate:
             messages: such as {"role": "user", "content": "Hello"}.
             tools: that an assistant may use, as the template wants them.
             ask: whether the text ends with what asks an assistant to speak.
-
-        Raises:
-            FormatError: The template refuses them, or needs something that they do not have.
         """
         if tools and "tools" not in self._source:
             raise FormatError("there are tools, but the chat template writes none; leave them out, or give another one")

@@ -35,11 +35,7 @@ class Encoder(Protocol):
 
 
 def open_encoder(files: Sequence[Path], lower_case: bool, chinese_words: bool, escape_special: bool = False) -> Encoder:
-    """The encoder that files define; see `TokenizerFiles`.
-
-    Raises:
-        ConfigError: They define none.
-    """
+    """The encoder that files define; see `TokenizerFiles`."""
     path = files[0]
     try:
         if path.suffix == ".model":
@@ -110,22 +106,16 @@ class FastEncoder:
         self._encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
         return [encoding.ids for encoding in self._encode(list(texts), add_special_tokens=False)]
 
     def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """The tokens of a text, and the character with which each begins; special tokens are read from the text.
-
-        Raises:
-            ConfigError: Special tokens are escaped.
-        """
+        """The tokens of a text, and the character with which each begins; special tokens are read from the text."""
         if self.tokenizer.encode_special_tokens:
             raise ConfigError("the tokenizer escapes special tokens (escape_special_tokens), which chat templates need")
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, [start for start, _ in encoding.offsets]
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id."""
         return dict(self.tokenizer.get_vocab(with_added_tokens=True))
 
     def roles(self) -> dict[str, str]:
@@ -151,12 +141,10 @@ class SentencePieceEncoder:
         self.model = SentencePieceProcessor(model_file=str(path))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
         # One thread: there are as many processes as there are to be.
         return list(self.model.encode(list(texts), out_type=int, num_threads=1))
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id."""
         return {self.model.id_to_piece(ident): ident for ident in range(self.model.get_piece_size())}
 
     def roles(self) -> dict[str, str]:
@@ -197,21 +185,17 @@ class ChineseWordEncoder:
         self._token = {ident: token for token, ident in vocabulary.items() if len(token) == 1 and is_chinese(token)}
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
         # Words of Latin letters are not jieba's business, and characters that stand alone have nothing to mark.
         encoded = self._encoder.tokenizer.encode_batch(list(texts), add_special_tokens=False)
         return [self._mark(text, encoding) for text, encoding in zip(texts, encoded)]
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id."""
         return self._encoder.vocabulary()
 
     def roles(self) -> dict[str, str]:
-        """Those of the encoder."""
         return self._encoder.roles()
 
     def marked_as_special(self) -> set[str] | None:
-        """Those of the encoder."""
         return self._encoder.marked_as_special()
 
     def _mark(self, text: str, encoding: Any) -> list[int]:

@@ -48,9 +48,6 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
             ones.
         form: of all files, by which files of folders count whatever their suffix is, or "".
         but: files that are no input, such as the tokenizer's, unless they are named one by one.
-
-    Raises:
-        ConfigError: A pattern names no file, or one in a store; or a file is there twice, compressed and not.
     """
     found: dict[str, None] = {}
     no_input = {os.path.realpath(path) for path in but}
@@ -187,7 +184,6 @@ def open_parquet(path: Path) -> Iterator[Any]:
 
     Raises:
         ConfigError: pyarrow is not installed.
-        Broken: The file is no Parquet file, or a damaged one.
     """
     pyarrow = installed("pyarrow", str(path), "'libai_data[text]'")
     parquet = installed("pyarrow.parquet", str(path), "'libai_data[text]'")
@@ -206,11 +202,7 @@ class _ZstandardFile:
         self._frame: Any = None
 
     def read1(self, count: int) -> bytes:
-        """Some bytes; none at the end.
-
-        Raises:
-            EOFError: A frame is cut off.
-        """
+        """Some bytes; none at the end."""
         while True:
             data = self._raw.read(count)
             if not data:

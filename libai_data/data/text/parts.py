@@ -88,9 +88,6 @@ class Cutting:
         documents: what is one document of plain text: a line, a paragraph (blank lines between), or the file.
         format: of all files; by default each file's suffix tells.
         part_bytes: about how much text makes a part; 0 for a 256th of the files, within 1 and 64 MiB.
-
-    Raises:
-        ConfigError: `documents` is none of these.
     """
 
     documents: str = LINE
@@ -102,11 +99,7 @@ class Cutting:
             raise ConfigError(f"documents={self.documents!r}: a document of plain text is one of {list(DOCUMENTS)}")
 
     def for_files(self, paths: Sequence[Path]) -> Cutting:
-        """The same, with `part_bytes` decided.
-
-        Raises:
-            ConfigError: `documents` is about plain text, and none of the files holds any.
-        """
+        """The same, with `part_bytes` decided."""
         forms = {self.format_of(path) for path in paths}
         if self.documents != LINE and TEXT not in forms:
             raise ConfigError(

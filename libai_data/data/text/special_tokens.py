@@ -53,11 +53,7 @@ class FolderSettings:
 
 
 def read_settings(folder: Path) -> FolderSettings:
-    """What a folder says; nothing where it has no such file.
-
-    Raises:
-        ConfigError: A file is no JSON object.
-    """
+    """What a folder says; nothing where it has no such file."""
     found: dict[str, Any] = {}
     for name in SETTINGS:
         path = folder / name
@@ -99,9 +95,6 @@ def special_tokens(
         said: role -> token, by the tokenizer's files.
         marked: tokens that the tokenizer's file marks as special; others, such as HTML's </s>, are text. None where it
             marks none.
-
-    Raises:
-        ConfigError: The files name a token that the vocabulary does not have.
     """
     for role, token in said.items():
         if token not in vocabulary:

@@ -52,9 +52,6 @@ def check_rows_together(together: int, rows: int, whose: str) -> None:
         together: rows that it needs together.
         rows: of one data-parallel rank.
         whose: where the rows are, for the message.
-
-    Raises:
-        ConfigError: With the numbers.
     """
     if rows % together:
         raise ConfigError(

@@ -46,7 +46,6 @@ class ColorJitter(RandomTransform):
             self._changes.append((operations.hue, -hue, hue))
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Change the colours."""
         pixels = pixels_of(image)
         for number in generator.permutation(len(self._changes)).tolist():
             operation, least, largest = self._changes[number]

@@ -39,7 +39,6 @@ class Seeded(RandomTransform):
         self.takes = takes
 
     def apply(self, image: Any, generator: np.random.Generator) -> Any:
-        """Apply the transform."""
         seed = int(generator.integers(_SEEDS))
         while True:
             known = known_generators()
@@ -78,7 +77,6 @@ class Albumentations(RandomTransform):
         self.transform = transform
 
     def apply(self, image: Any, generator: np.random.Generator) -> Any:
-        """Apply the transform."""
         pixels = pixels_of(image)
         with _turns:
             self.transform.set_random_seed(int(generator.integers(_SEEDS)))

@@ -93,7 +93,6 @@ class CenterCrop:
         self.size = _pair(size)
 
     def __call__(self, image: Any) -> np.ndarray:
-        """Crop an image."""
         pixels = pixels_of(image)
         height, width = self.size
         missing = max(0, height - pixels.shape[0]), max(0, width - pixels.shape[1])
@@ -128,7 +127,6 @@ class RandomResizedCrop(RandomTransform):
         self.scale, self.ratio = least_and_largest("scale", scale), least_and_largest("ratio", ratio)
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Cut and resize."""
         top, left, height, width = self.region(*size_of(image), generator)
         if isinstance(image, EncodedImage):
             return resized(image.region(top, left, height, width, self.size, rough=True), self.size)
@@ -166,7 +164,6 @@ class RandomFlip(RandomTransform):
         self.vertical = vertical
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Flip, or not."""
         pixels = pixels_of(image)
         return opencv().flip(pixels, 0 if self.vertical else 1) if generator.random() < self.p else pixels
 
@@ -182,11 +179,7 @@ def probability(p: float) -> float:
 
 
 def least_and_largest(name: str, bounds: Sequence[float]) -> tuple[float, float]:
-    """Two numbers that bound a third, checked.
-
-    Raises:
-        ConfigError: They are no such numbers.
-    """
+    """Two numbers that bound a third, checked."""
     if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] < math.inf:
         raise ConfigError(f"{name} is {list(bounds)}; it must be [least, largest], both above 0")
     return float(bounds[0]), float(bounds[1])

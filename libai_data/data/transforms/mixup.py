@@ -192,9 +192,6 @@ class SoftLabels:
         num_classes: how many classes there are.
         smoothing: of the weight, the part that is spread evenly over all classes. Source: C. Szegedy et al.,
             "Rethinking the Inception Architecture" (CVPR 2016), section 7.
-
-    Raises:
-        ConfigError: A number is out of range.
     """
 
     def __init__(self, dataset: Any, num_classes: int, smoothing: float = 0.0) -> None:

@@ -156,9 +156,6 @@ def transform_into(transform: Any, image: Any, out: np.ndarray, name: str) -> No
         image: what it takes.
         out: the place.
         name: of the field, for errors.
-
-    Raises:
-        SchemaError: What it makes has another shape or dtype than the place.
     """
     made = transform(image, out) if isinstance(transform, Compose) else transform(image)
     if made is out:

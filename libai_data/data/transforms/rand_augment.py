@@ -57,7 +57,6 @@ class RandAugment(RandomTransform):
         self.magnitude = magnitude
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Apply the operations."""
         pixels = pixels_of(image)
         names = list(OPERATIONS)
         for chosen in generator.integers(0, len(names), self.number).tolist():

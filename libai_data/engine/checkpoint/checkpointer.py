@@ -250,7 +250,6 @@ class _Rank0Writer:
                 whole_on_rank0(tensors[key])
 
     def json(self, name: str, content: Any) -> None:
-        """Write a JSON file."""
         if self._pending is None or self._error is not None:
             return
         try:
@@ -259,11 +258,7 @@ class _Rank0Writer:
             self._error = f"{name}: {error}"
 
     def commit(self, tag: Callable[[], None] | None) -> None:
-        """Finish, and make it the last checkpoint by `tag`. Collective.
-
-        Raises:
-            CheckpointError: On every rank, if rank 0 failed.
-        """
+        """Finish, and make it the last checkpoint by `tag`. Collective."""
         if self._pending is not None:
             try:
                 if self._error is None:

@@ -146,11 +146,7 @@ def recover(folder: Path) -> None:
 
 
 def verify(directory: Path) -> None:
-    """Check a directory against its manifest, reading it all.
-
-    Raises:
-        CheckpointError: It is missing, foreign, incomplete or damaged; with what was found and what should be.
-    """
+    """Check a directory against its manifest, reading it all."""
     manifest_path = directory / MANIFEST
     if not directory.is_dir():
         raise CheckpointError(f"there is no checkpoint {directory}")

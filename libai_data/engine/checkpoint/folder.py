@@ -67,11 +67,7 @@ class CheckpointFolder:
         return broadcast_py_object(str(self._newest_sound() or "") if is_main_process() else "")
 
     def checkpoint_to_resume(self) -> str:
-        """Path of the newest sound checkpoint.
-
-        Raises:
-            CheckpointError: There is none.
-        """
+        """Path of the newest sound checkpoint."""
         path = self.get_checkpoint_file()
         if not path:
             raise CheckpointError(
@@ -103,11 +99,7 @@ class CheckpointFolder:
         return broadcast_py_object(state)
 
     def check(self, directory: Path) -> None:
-        """Read a checkpoint through.
-
-        Raises:
-            CheckpointError: It is missing or damaged; on every rank.
-        """
+        """Read a checkpoint through."""
         problem = ""
         if is_main_process():
             try:

@@ -75,11 +75,7 @@ def _code(name: str, tensor: Any) -> str:
 
 
 class TensorFile:
-    """Tensors of a file, read only as far as asked for.
-
-    Raises:
-        CheckpointError: It is missing, or no safetensors file.
-    """
+    """Tensors of a file, read only as far as asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -89,11 +85,9 @@ class TensorFile:
             raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
 
     def names(self) -> list[str]:
-        """Names of the tensors."""
         return list(self._file.keys())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of tensor `name`."""
         return tuple(self._file.get_slice(name).get_shape())
 
     def read(self, name: str, part: Sequence[slice] | None = None) -> np.ndarray:

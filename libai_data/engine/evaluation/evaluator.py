@@ -72,7 +72,6 @@ class DatasetEvaluators(DatasetEvaluator):
             self.input_fields = sorted({name for each in fields for name in each or ()})
 
     def reset(self) -> None:
-        """Begin a new round with each."""
         for evaluator in self._evaluators:
             evaluator.reset()
 
@@ -90,7 +89,6 @@ class DatasetEvaluators(DatasetEvaluator):
         return chosen
 
     def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Give the batch to each."""
         for evaluator, chosen in zip(self._evaluators, self._chosen):
             evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items()})
 
@@ -124,11 +122,7 @@ def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_evaluator(evaluator: Any) -> None:
-    """Refuse what lacks a method of `DatasetEvaluator`.
-
-    Raises:
-        ConfigError: Naming the method.
-    """
+    """Refuse what lacks a method of `DatasetEvaluator`."""
     for method in ("reset", "prepare", "process", "evaluate"):
         if not callable(getattr(evaluator, method, None)):
             raise ConfigError(

@@ -48,7 +48,6 @@ class MeanLossEvaluator(DatasetEvaluator):
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new round."""
         self._sum = 0.0
         self._count = 0
 
@@ -80,7 +79,6 @@ class MeanLossEvaluator(DatasetEvaluator):
         return {_LOSSES: losses.reshape(*labels.shape)}
 
     def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Add up one batch, in float64."""
         losses = np.asarray(outputs[_LOSSES].numpy(), dtype=np.float64)
         if losses.ndim == 0:
             raise SchemaError(
@@ -97,7 +95,6 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._count += losses.size
 
     def evaluate(self) -> dict[str, float]:
-        """The mean on rank 0, {} elsewhere."""
         return {"loss": self._mean()} if is_main_process() else {}
 
     def _mean(self) -> float:
@@ -110,7 +107,6 @@ class PerplexityEvaluator(MeanLossEvaluator):
     """Perplexity of a language model, e to the mean loss of all tokens, and that mean: "perplexity" and "loss"."""
 
     def evaluate(self) -> dict[str, float]:
-        """Both on rank 0, {} elsewhere."""
         if not is_main_process():
             return {}
         mean = self._mean()
@@ -155,12 +151,10 @@ class ClsEvaluator(DatasetEvaluator):
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new round."""
         self._samples = 0
         self._correct = dict.fromkeys(self.topk, 0)
 
     def process(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> None:
-        """Count one batch."""
         if self._scores_name not in outputs:
             raise SchemaError(
                 f"the model returned {sorted(outputs)}, but top-k accuracy needs '{self._scores_name}' [samples, "
@@ -173,7 +167,6 @@ class ClsEvaluator(DatasetEvaluator):
             self._correct[k] += correct_in_top_k(scores, labels, k)
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracies on rank 0, {} elsewhere."""
         if not is_main_process():
             return {}
         if self._samples == 0:

@@ -44,11 +44,9 @@ class PeriodicCheckpointer(HookBase):
         self._recent: list[str] = []
 
     def before_train(self) -> None:
-        """Count those that the resumed run left."""
         self._recent = self._checkpointer.names_before(self._prefix, self.trainer.start_iter)
 
     def after_step(self) -> None:
-        """Write, where it is due, and remove what is too old."""
         iteration = self.trainer.iter
         if (iteration + 1) % self._period:
             return
@@ -58,13 +56,11 @@ class PeriodicCheckpointer(HookBase):
             logger.error("%s The training continues; earlier checkpoints are untouched.", error)
 
     def on_stop(self) -> None:
-        """Write one of the step done last, unless there is one."""
         iteration = self.trainer.iter - 1
         if iteration >= self.trainer.start_iter and self._name(iteration) not in self._recent:
             self._save(iteration)
 
     def after_train(self) -> None:
-        """Write the last one."""
         if self.trainer.iter > self.trainer.start_iter:
             self._checkpointer.save(f"{self._prefix}_final", iteration=self.trainer.iter - 1)
 
@@ -175,7 +171,6 @@ class BestCheckpointer(_OnEvaluations):
         self._has_told = False
 
     def before_train(self) -> None:
-        """After a resume, read the best value from the kept checkpoint."""
         if self.trainer.start_iter > 0:
             kept = self._checkpointer.peek(os.path.join(self._checkpointer.save_dir, self._name))
             best = kept.get("extra", {}).get("best", {})

@@ -64,13 +64,11 @@ class EarlyStopping(HookBase):
             self.evaluations_since_best = state["evaluations_since_best"]
 
     def before_train(self) -> None:
-        """End before the first step, if the run that is resumed ended early."""
         if self.evaluations_since_best >= self._patience:
             self._tell("The run has ended early")
             self.trainer.max_iter = self.trainer.start_iter
 
     def after_step(self) -> None:
-        """Compare, after an evaluation; the one after the last step changes nothing."""
         done = self.trainer.iter + 1
         if done % self._period or done == self.trainer.max_iter:
             return

@@ -48,16 +48,13 @@ class IterationTimer(HookBase):
         self._step_start = 0.0
 
     def before_train(self) -> None:
-        """Start the clock of the whole training."""
         self._train_start = time.perf_counter()
         self._last_put = self.trainer.start_iter - 1
 
     def before_step(self) -> None:
-        """Start the step's clock."""
         self._step_start = time.perf_counter()
 
     def after_step(self) -> None:
-        """Stop the step's clock; on a logging step, put the rates."""
         seconds = time.perf_counter() - self._step_start
         iteration = self.trainer.iter
         self._steps += 1
@@ -70,7 +67,6 @@ class IterationTimer(HookBase):
             self._put(iteration)
 
     def after_train(self) -> None:
-        """Log the summary."""
         total = time.perf_counter() - self._train_start
         if self._all_steps:
             per_step = self._all_seconds / self._all_steps
@@ -133,12 +129,10 @@ class DataProgress(HookBase):
         self._last_put = -1
 
     def before_train(self) -> None:
-        """Note where the training begins."""
         self._last_put = self.trainer.start_iter - 1
         self._tokens(self._schedule.position_of(self.trainer.start_iter), 0)
 
     def after_step(self) -> None:
-        """Put, where it is due."""
         if not self.trainer.ends_period(self._period):
             return
         iteration, storage = self.trainer.iter, self.trainer.storage
@@ -175,11 +169,9 @@ class LRScheduler(HookBase):
 
     @property
     def scheduler(self) -> Any:
-        """The schedule that is stepped."""
         return self._scheduler if self._scheduler is not None else self.trainer.lr_scheduler
 
     def before_train(self) -> None:
-        """Choose the parameter group to report."""
         optimizer = self._optimizer if self._optimizer is not None else self.trainer.optimizer
         self._group = self.get_best_param_group_id(optimizer)
 
@@ -195,6 +187,5 @@ class LRScheduler(HookBase):
         return rates.index(Counter(rates).most_common(1)[0][0])
 
     def after_step(self) -> None:
-        """Report the rate, then step."""
         self.trainer.storage.put_scalar("lr", self.scheduler.get_last_lr()[self._group], smoothing_hint=False)
         self.scheduler.step()

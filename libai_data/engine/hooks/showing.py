@@ -35,20 +35,16 @@ class PeriodicWriter(HookBase):
         self._failing: set[EventWriter] = set()
 
     def after_step(self) -> None:
-        """Write, where it is due."""
         if self.trainer.ends_period(self._period):
             self._write()
 
     def after_train(self) -> None:
-        """Write what the last hooks put."""
         self._write()
 
     def on_stop(self) -> None:
-        """Write what there is up to the step done last."""
         self._write()
 
     def close(self) -> None:
-        """Close the writers."""
         for writer in self._writers:
             writer.close()
 
@@ -73,7 +69,6 @@ class ProgressBar(HookBase):
         self._bar: Any = None
 
     def before_train(self) -> None:
-        """Draw it."""
         from tqdm import tqdm
 
         set_bar(True)
@@ -86,12 +81,10 @@ class ProgressBar(HookBase):
         )
 
     def after_step(self) -> None:
-        """Move it."""
         self._bar.set_postfix(self._numbers(), refresh=False)
         self._bar.update(1)
 
     def close(self) -> None:
-        """Leave it as it stands."""
         if self._bar is not None:
             self._bar.close()
             set_bar(False)

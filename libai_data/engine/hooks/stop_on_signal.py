@@ -42,7 +42,6 @@ class StopOnSignal(HookBase):
         self._got: int | None = None
 
     def before_train(self) -> None:
-        """Listen to the signals."""
         self._liveness = watch_over_ranks()
         self._liveness.stop.begin(self.trainer.start_iter)
         if threading.current_thread() is not threading.main_thread():
@@ -54,7 +53,6 @@ class StopOnSignal(HookBase):
             self._before[signum] = signal.signal(signum, self._take)
 
     def before_step(self) -> None:
-        """Stop, where that is the step that the ranks agreed on."""
         if self._liveness.stop.reaches(self.trainer.iter):
             raise TrainingStopped
 
@@ -73,7 +71,6 @@ class StopOnSignal(HookBase):
         )
 
     def close(self) -> None:
-        """Give the signals back."""
         for signum, handler in self._before.items():
             # None: it was not installed from Python, and cannot be put back.
             signal.signal(signum, signal.SIG_DFL if handler is None else handler)

@@ -163,7 +163,6 @@ class _Place:
         self.restored = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state."""
         state: dict[str, Any] = self._loader.state_dict()
         return state
 
