@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from libai_data.config import LazyConfig, default_argument_parser, try_get_key
+from libai_data.config import default_argument_parser, try_get_key
+from libai_data.config.lazy_config import load_config
 from libai_data.engine.checkpoint import Checkpointer
 from libai_data.engine.default_trainer import DefaultTrainer
 from libai_data.engine.failure import end_job_on_failure
@@ -46,16 +47,12 @@ def main(argv: Sequence[str] | None = None, trainer_class: type[DefaultTrainer] 
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with end_job_on_failure(rank, world_size):
         importlib.import_module("oneflow")  # where the ranks find each other
-        # Configs import each other, and a user's own modules, from the working directory.
-        if os.getcwd() not in sys.path:
-            sys.path.insert(0, os.getcwd())
         return run(args, trainer_class)
 
 
 def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict[str, Any]:
     """Train or evaluate what the parsed command line says; returns the results of the last evaluation."""
-    cfg = LazyConfig.load(args.config_file)
-    cfg = LazyConfig.apply_overrides(cfg, args.opts)
+    cfg = load_config(args.config_file, args.opts)
     if args.fast_dev_run:
         shorten(cfg)
     default_setup(cfg, args)

@@ -142,7 +142,7 @@ def _values_in(sample: Any) -> Mapping[Any, Any]:
 
 
 def _content(value: Any, depth: int = _DEPTH) -> bytes:
-    tensor = value.tensor if isinstance(value, DistTensorData) else value
+    tensor = array_in(value)
     if is_flow_tensor(tensor) or hasattr(tensor, "__array__"):
         with suppress(SchemaError):  # It is for a collator, not for a tensor.
             return as_array(tensor).tobytes()
@@ -283,6 +283,13 @@ def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[s
 def array_in(value: Any) -> Any:
     """The array of a leaf with or without a layout."""
     return value.tensor if isinstance(value, DistTensorData) else value
+
+
+def laid_out_like(array: np.ndarray, like: Any) -> DistTensorData:
+    """A leaf with the layout of another one, if that has a layout."""
+    if isinstance(like, DistTensorData):
+        return DistTensorData(array, like.sbp_list, like.placement_idx)
+    return DistTensorData(array)
 
 
 def rows_in(leaves: Mapping[str, Any]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from typing import Any
 
@@ -45,14 +44,6 @@ class ScalarHistory:
     def values(self) -> list[tuple[float, int]]:
         """All values still held, as (value, iteration), oldest first."""
         return list(self._values)
-
-    def avg(self, window_size: int) -> float:
-        """Mean of the last `window_size` values."""
-        return statistics.fmean(value for value, _ in self.values()[-window_size:])
-
-    def median(self, window_size: int) -> float:
-        """Median of the last `window_size` values."""
-        return statistics.median(value for value, _ in self.values()[-window_size:])
 
     def since(self, iteration: int) -> list[float]:
         """The values that belong to iterations after `iteration`."""

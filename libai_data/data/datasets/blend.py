@@ -15,10 +15,11 @@ import numpy as np
 
 from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.shares import shares_of, split_evenly
+from libai_data.data.items import array_in
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, REAL, check, check_types, list_of, or_none
 from libai_data.mesh.arrays import as_array
-from libai_data.structures import DistTensorData, fields_of
+from libai_data.structures import fields_of
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
             # What becomes of samples that cannot be read is for the loader's `on_error` to say.
             logger.warning("Fields of dataset %d of a blend are not compared: its sample 0 failed: %s", number, error)
             continue
-        arrays = {name: array_of_field(value, name) for name, value in fields_of(sample).items()}
+        arrays = {name: as_array(array_in(value), name) for name, value in fields_of(sample).items()}
         whose = f"dataset {number} of the blend ({type(dataset).__name__})"
         forms = {name: (array.dtype, array.ndim) for name, array in arrays.items()}
         if first is None:
@@ -242,8 +243,3 @@ def check_same_fields(datasets: Sequence[Any]) -> None:
                     f"field '{name}' of {whose} is {form[0]} with {form[1]} dims, of {other} {expected[name][0]} with "
                     f"{expected[name][1]}; all datasets of a blend must have the same fields"
                 )
-
-
-def array_of_field(value: Any, name: str) -> np.ndarray:
-    """The array of a sample's field, bare or with its layout."""
-    return as_array(value.tensor if isinstance(value, DistTensorData) else value, name)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.stream_transform import Keep, StreamTransform, place_and_offset
+from libai_data.data.items import array_in, laid_out_like
 from libai_data.data.nesting import array_of
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import MAPPING, check, check_types, or_none, whole
 from libai_data.mesh.arrays import as_array
-from libai_data.structures import DistTensorData, Instance, check_field_names, fields_of
+from libai_data.structures import Instance, check_field_names, fields_of
 
 # 98.5 % of sequences of 8,192 tokens hold tokens, and 99 % of 4,096, if lengths are distributed as the web's.
 _WINDOW = 256
@@ -150,7 +151,7 @@ class PackedDataset(StreamTransform):
                 joined = np.concatenate(parts)
             except ValueError as error:
                 raise SchemaError(f"field '{name}' of samples that are packed together differs: {error}") from error
-            packed.set(name, _laid_out(joined, value))
+            packed.set(name, laid_out_like(joined, value))
         lengths = [_length_of(piece) for piece in pieces]
         layout = next(iter(like.values()))
         for added, values in (
@@ -162,7 +163,7 @@ class PackedDataset(StreamTransform):
             if added in like:
                 raise SchemaError(f"the samples have a field '{added}' already; name the added one otherwise, or None")
             joined = np.concatenate([*values, np.zeros(room, dtype=np.int64)]).astype(np.int64)
-            packed.set(added, _laid_out(joined, layout))
+            packed.set(added, laid_out_like(joined, layout))
         return packed
 
     def fingerprint(self) -> dict[str, Any]:
@@ -186,10 +187,7 @@ def cu_seqlens(segment_ids: np.ndarray) -> np.ndarray:
 
 
 def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
-    arrays = {
-        name: as_array(value.tensor if isinstance(value, DistTensorData) else value, name)
-        for name, value in fields_of(sample).items()
-    }
+    arrays = {name: as_array(array_in(value), name) for name, value in fields_of(sample).items()}
     if not arrays:
         raise SchemaError("a sample without fields cannot be packed")
     lengths: dict[str, tuple[int, ...]] = {name: array.shape[:1] for name, array in arrays.items()}
@@ -202,9 +200,3 @@ def _arrays_of(sample: Any) -> dict[str, np.ndarray]:
 
 def _length_of(arrays: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(arrays.values())))
-
-
-def _laid_out(array: np.ndarray, like: Any) -> DistTensorData:
-    if isinstance(like, DistTensorData):
-        return DistTensorData(array, like.sbp_list, like.placement_idx)
-    return DistTensorData(array)

@@ -24,20 +24,8 @@ class SingleRoundSampler(StreamSampler):
     The last global batch is filled up with repetitions of the round's last sample. `IndexBatch.valid` marks them, so
     that evaluation counts each sample once.
 
-    Args:
-        dataset: anything with a length.
-        micro_batch_size: samples of a batch for one data-parallel rank.
-        shuffle: another permutation each epoch, instead of the dataset's own order.
-        data_parallel_rank: this rank's coordinate on the data axis.
-        data_parallel_size: size of the data axis.
-        seed: decides the permutations.
-        drop_last: leave out a last batch that is not full, instead of filling it up.
-        weights: a number of at least 0 for each sample; only their proportions matter. Samples are drawn by them, in a
-            random order whatever `shuffle` is.
-        num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
-        replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
-        lanes: read shard by shard, in so many lanes (`laned_order`); by default the order ignores the shards.
-        block: with lanes, shards that a lane shuffles together, at most; by default 4.
+    The arguments are those of `CyclicSampler`, without `consumed_samples`; `drop_last` leaves out a last batch that is
+    not full, instead of filling it up.
 
     Raises:
         ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.items import array_in, laid_out_like
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.errors.argument_rules import check, check_types, or_none, real, whole
 from libai_data.mesh.arrays import as_array
-from libai_data.structures import DistTensorData, Instance, fields_of
+from libai_data.structures import Instance, fields_of
 
 _ADDED = 3
 _LEAST = 3
@@ -75,7 +76,7 @@ class FillInTheMiddle:
                 f"a sample has the fields {list(fields)}; FillInTheMiddle moves tokens and changes {sorted(_FIELDS)} "
                 "alone: leave out the options of GPTDataset that give other fields"
             )
-        inputs, labels = (_array(fields[name], name) for name in ("input_ids", "labels"))
+        inputs, labels = (as_array(array_in(fields[name]), name) for name in ("input_ids", "labels"))
         tokens = np.append(inputs, labels[-1:])
         ends = [] if self._eod_id is None else (np.flatnonzero(tokens == self._eod_id) + 1).tolist()
         bounds = [0, *ends, *([len(tokens)] if not ends or ends[-1] < len(tokens) else [])]
@@ -85,7 +86,8 @@ class FillInTheMiddle:
             document = self._changed(tokens[start:stop], len(tokens) - place, random)
             changed[place : place + len(document)] = document
             place += len(document)
-        return Instance(input_ids=_like(fields["input_ids"], changed[:-1]), labels=_like(fields["labels"], changed[1:]))
+        shifted = {"input_ids": changed[:-1], "labels": changed[1:]}
+        return Instance(**{name: laid_out_like(array, fields[name]) for name, array in shifted.items()})
 
     def _changed(self, document: np.ndarray, room: int, random: np.random.Generator) -> np.ndarray:
         """A document of at most `room` tokens, changed or not."""
@@ -103,13 +105,3 @@ class FillInTheMiddle:
         else:
             parts = [self._prefix, prefix, self._suffix, suffix, self._middle, middle]
         return np.concatenate([*parts, end]).astype(document.dtype)
-
-
-def _array(value: Any, name: str) -> np.ndarray:
-    return as_array(value.tensor if isinstance(value, DistTensorData) else value, name)
-
-
-def _like(value: Any, array: np.ndarray) -> DistTensorData:
-    if isinstance(value, DistTensorData):
-        return DistTensorData(array, value.sbp_list, value.placement_idx)
-    return DistTensorData(array)

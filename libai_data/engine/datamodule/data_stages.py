@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.items import ArgumentNames, as_leaf, named
+from libai_data.data.items import ArgumentNames, array_in, as_leaf, named
 from libai_data.data.nesting import is_texts, put_together, taken_apart
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.delivery import to_global
@@ -285,14 +285,10 @@ def _torch_value(value: Any) -> Any:
     leaves: dict[str, Any] = {}
     skeleton = taken_apart({"": value}, leaves)
     tensors = {
-        path: leaf if is_texts(leaf) else torch.from_numpy(np.require(as_leaf(_bare(leaf), path), requirements="W"))
+        path: leaf if is_texts(leaf) else torch.from_numpy(np.require(as_leaf(array_in(leaf), path), requirements="W"))
         for path, leaf in leaves.items()
     }
     return put_together(skeleton[""], lambda leaf: tensors[leaf.path])
-
-
-def _bare(leaf: Any) -> Any:
-    return leaf.tensor if isinstance(leaf, DistTensorData) else leaf
 
 
 def _own_form(made: Any, before: Instance, names: ArgumentNames | None) -> Instance:
