@@ -86,19 +86,12 @@ class Walk:
         Returns:
             For each where its first unit is, int64 [up to count]; and where the output behind them begins.
         """
-        stop = (epoch + 1) * self._order.epoch_size
-        found, left = [np.empty(0, dtype=np.int64)], count
-        while left and place_and_offset(start)[0] < stop:
-            now = min(left, _KNOWN_AT_ONCE)
-            firsts, start = self._next(start, now, stop)
-            found.append(firsts)
-            left -= len(firsts)
-        return np.concatenate(found), int(start)
+        return self._go(start, count, (epoch + 1) * self._order.epoch_size)
 
-    def _go(self, start: int, count: int) -> tuple[np.ndarray, int]:
+    def _go(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
         found, left, begun = [np.empty(0, dtype=np.int64)], count, place_and_offset(start)[0]
-        while left:
-            firsts, start = self._next(start, min(_KNOWN_AT_ONCE, left))
+        while left and (stop is None or place_and_offset(start)[0] < stop):
+            firsts, start = self._next(start, min(_KNOWN_AT_ONCE, left), stop)
             found.append(firsts)
             left -= len(firsts)
             place = place_and_offset(start)[0]
