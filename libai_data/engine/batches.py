@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections import abc
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable
 
 import numpy as np
 
-from libai_data.data.nesting import is_named_tuple
+from libai_data.data.items import array_in, laid_out_like
+from libai_data.data.nesting import put_together, taken_apart
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.structures import DistTensorData, Instance, Origin, batch_info
 
-_NESTED = (DistTensorData, abc.Mapping, tuple)
 
-
-class BatchFeed:
-    """Takes batches from a loader, starts it again when it ends, and notes how long each wait was.
+class StepInputs:
+    """The model's inputs for the micro-batches of a step; a loader that ends is started again.
 
     Args:
         loader: any iterable; its batches may be of any kind, also None.
+
+    Attributes:
+        seconds: that `joined` took; the trainer sets it back.
     """
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader
+        self.seconds = 0.0
         self._batches: Iterator[Any] | None = None
 
     def next(self) -> Any:
@@ -33,36 +35,26 @@ class BatchFeed:
         if self._batches is None:
             # Not before the first step: by then, a checkpoint has told the loader where to start.
             self._batches = iter(self.loader)
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._batches = iter(self.loader)
-        try:
-            return next(self._batches)
-        except StopIteration:
-            loader = getattr(self.loader, "counted", self.loader)
-            raise ConfigError(
-                f"the train loader ({type(loader).__name__}) yields no batch; is its dataset smaller than a "
-                "batch, or an iterator that can be used only once?"
-            ) from None
+        for _ in range(2):
+            try:
+                return next(self._batches)
+            except StopIteration:
+                self._batches = iter(self.loader)
+        loader = getattr(self.loader, "counted", self.loader)
+        raise ConfigError(
+            f"the train loader ({type(loader).__name__}) yields no batch; is its dataset smaller than a batch, or an "
+            "iterator that can be used only once?"
+        )
 
     def restart(self) -> None:
         """Forget the running iteration, after the loader's state was changed."""
         self._batches = None
 
-
-class StepInputs:
-    """The model's inputs for the micro-batches of a step."""
-
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self.feed = BatchFeed(loader)
-        self.seconds = 0.0
-
     def joined(self, count: int, get_batch: Callable[..., dict[str, Any]], device: str) -> dict[str, Any]:
         """The inputs made of `count` consecutive batches, joined along dim 0; `seconds` grows by the time it took."""
         start = time.perf_counter()
-        batches = [self.feed.next() for _ in range(count)]
-        mixup_func = getattr(self.feed.loader, "mixup_func", None)
+        batches = [self.next() for _ in range(count)]
+        mixup_func = getattr(self.loader, "mixup_func", None)
         if count == 1 or all(isinstance(batch, Instance) for batch in batches):
             inputs = call_get_batch(get_batch, join_micro_batches(batches), device, mixup_func)
         else:
@@ -154,23 +146,20 @@ def _join_global(tensors: list[Any]) -> Any:
 
 
 def _join_values(parts: list[Any]) -> Any:
-    """Join one field of several batches; a nested one leaf by leaf."""
+    """Join one field of several batches, leaf by leaf."""
+    leaves: list[dict[str, Any]] = [{} for _ in parts]
+    skeleton, *_ = [taken_apart({"": part}, own) for part, own in zip(parts, leaves)]
+    return put_together(skeleton[""], lambda leaf: _join_leaves([own[leaf.path] for own in leaves]))
+
+
+def _join_leaves(parts: list[Any]) -> Any:
     first = parts[0]
-    if isinstance(first, DistTensorData):
-        tensor = _join_tensors([part.tensor for part in parts])
-        return DistTensorData(tensor, first.sbp_list, first.placement_idx)
     if isinstance(first, Instance):
         return join_micro_batches(parts)
-    if isinstance(first, abc.Mapping):
-        return {key: _join_values([part[key] for part in parts]) for key in first}
-    if isinstance(first, tuple) or (isinstance(first, list) and first and isinstance(first[0], _NESTED)):
-        items = [_join_values(list(each)) for each in zip(*parts)]
-        if isinstance(first, list):
-            return items
-        return type(first)(*items) if is_named_tuple(first) else tuple(items)
     if isinstance(first, list):
         return [item for part in parts for item in part]
-    return _join_tensors(parts)
+    joined = _join_tensors([array_in(part) for part in parts])
+    return laid_out_like(joined, first) if isinstance(first, DistTensorData) else joined
 
 
 def _join_tensors(tensors: list[Any]) -> Any:

@@ -150,7 +150,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         """
         if resume and self._resumed_from:
             self.checkpointer.load(self._resumed_from)
-            self._trainer.inputs.feed.restart()
+            self._trainer.inputs.restart()
         if not self._resumed_from and self.cfg.train.load_weight:
             may_differ = self.cfg.train.load_weight_may_differ
             self.checkpointer.load_weights(self.cfg.train.load_weight, ("*",) if may_differ is None else may_differ)

@@ -7,7 +7,7 @@ import numpy as np
 import oneflow as flow
 import pytest
 
-from libai_data.engine.batches import BatchFeed, StepInputs, call_get_batch, join_inputs, join_micro_batches
+from libai_data.engine.batches import StepInputs, call_get_batch, join_inputs, join_micro_batches
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.structures import DistTensorData, Instance
 
@@ -74,18 +74,18 @@ def test_get_batch_must_return_a_dict() -> None:
 
 
 def test_a_loader_that_ends_is_started_again() -> None:
-    feed = BatchFeed(["a", "b"])
+    feed = StepInputs(["a", "b"])
     assert [feed.next() for _ in range(5)] == ["a", "b", "a", "b", "a"]
 
 
 def test_a_loader_may_yield_none() -> None:
-    feed = BatchFeed([None, None])
+    feed = StepInputs([None, None])
     assert [feed.next() for _ in range(3)] == [None] * 3
 
 
 def test_a_loader_without_batches_is_named() -> None:
     with pytest.raises(ConfigError, match=r"train loader \(list\) yields no batch"):
-        BatchFeed([]).next()
+        StepInputs([]).next()
 
 
 def test_a_loader_is_not_touched_before_the_first_step() -> None:
@@ -96,7 +96,7 @@ def test_a_loader_is_not_touched_before_the_first_step() -> None:
             started.append(True)
             return iter([1])
 
-    feed = BatchFeed(Loader())
+    feed = StepInputs(Loader())
     assert not started
     feed.next()
     assert started

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data.data.samplers import CyclicSampler
-from libai_data.engine.batches import BatchFeed
+from libai_data.engine.batches import StepInputs
 from libai_data.engine.data_state import DataState
 from libai_data.errors import CheckpointError, ConfigError
 
@@ -59,14 +59,14 @@ def shown(batches: list[Any]) -> list[str]:
 def test_it_goes_on_with_the_batches_of_an_unbroken_run_however_often_it_is_stopped(
     kind: str, cut: int, again: int, more: int
 ) -> None:
-    whole = BatchFeed(DataState(KINDS[kind]()).loader)
+    whole = StepInputs(DataState(KINDS[kind]()).loader)
     expected = shown([whole.next() for _ in range(cut + again + more)])
     found, state = [], None
     for steps in (cut, again, more):
         data = DataState(KINDS[kind]())
         if state is not None:
             data.load_state_dict(json.loads(json.dumps(state)))
-        feed = BatchFeed(data.loader)
+        feed = StepInputs(data.loader)
         found += shown([feed.next() for _ in range(steps)])
         state = data.state_dict()
         assert len(json.dumps(state)) < 200
@@ -87,33 +87,33 @@ def test_earlier_rounds_of_a_loader_that_reads_in_order_are_not_read_again(packa
         return DataState(data.DataLoader(Noting(range(6)), batch_size=2, collate_fn=np.stack))
 
     stopped = made()
-    feed = BatchFeed(stopped.loader)
+    feed = StepInputs(stopped.loader)
     for _ in range(8):
         feed.next()
     read.clear()
     resumed = made()
     resumed.load_state_dict(stopped.state_dict())
-    assert BatchFeed(resumed.loader).next().tolist() == [4, 5]
+    assert StepInputs(resumed.loader).next().tolist() == [4, 5]
     assert read == [0, 1, 2, 3, 4, 5]
 
 
 def test_other_batches_than_before_are_refused_with_what_to_do() -> None:
     data = DataState(Shuffled(1))
-    feed = BatchFeed(data.loader)
+    feed = StepInputs(data.loader)
     for _ in range(9):
         feed.next()
     other = DataState(Shuffled(2))
     other.load_state_dict(data.state_dict())
     with pytest.raises(CheckpointError, match=r"\(Shuffled\) has no state_dict.*round 1.*override=\[restart_data\]"):
-        BatchFeed(other.loader).next()
+        StepInputs(other.loader).next()
     on_purpose = DataState(Shuffled(2), ["seed"])
     on_purpose.load_state_dict(data.state_dict())
-    unbroken = BatchFeed(Shuffled(2))
-    assert BatchFeed(on_purpose.loader).next() == [unbroken.next() for _ in range(10)][-1]
+    unbroken = StepInputs(Shuffled(2))
+    assert StepInputs(on_purpose.loader).next() == [unbroken.next() for _ in range(10)][-1]
     shorter = DataState([1])
     shorter.load_state_dict({**data.state_dict(), "batches": 2})
     with pytest.raises(CheckpointError, match="it ends after 1 batches"):
-        BatchFeed(shorter.loader).next()
+        StepInputs(shorter.loader).next()
 
 
 def test_data_begin_anew_only_where_that_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -124,7 +124,7 @@ def test_data_begin_anew_only_where_that_is_asked_for(caplog: pytest.LogCaptureF
         data = DataState([1, 2], ["restart_data"])
         data.load_state_dict(state)
         assert "restarts its data" in caplog.text
-        assert BatchFeed(data.loader).next() == 1
+        assert StepInputs(data.loader).next() == 1
     with pytest.raises(ConfigError, match="restart_data"):
         CyclicSampler(range(9), 3).load_state_dict(sampler, override=["restart"])
 
@@ -132,7 +132,7 @@ def test_data_begin_anew_only_where_that_is_asked_for(caplog: pytest.LogCaptureF
 def test_another_rank_does_not_compare_its_own_batches() -> None:
     data = DataState([1, 2, 3])
     data.load_state_dict({"round": 0, "batches": 2, "digest": "of others", "rank": 1})
-    assert BatchFeed(data.loader).next() == 3
+    assert StepInputs(data.loader).next() == 3
 
 
 class Place:
