@@ -19,7 +19,7 @@ import pytest
 
 from libai_data.commands.convert import main as convert
 from libai_data.commands.index import main as index
-from libai_data.commands.streaming_plan import streaming_report
+from libai_data.commands.plan import streaming_report
 from libai_data.data.datasets import Map, Subset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.shard_use import ShardUse
