@@ -24,17 +24,6 @@ def stream(count: int, length: int = 40) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("graph", [slowly(False), True])
-def test_two_halves_are_the_whole_bit_for_bit(graph: bool, tmp_path: Path) -> None:
-    whole = train(config_of(tmp_path / "whole", graph=graph))
-    first = train(config_of(tmp_path / "cut", graph=graph), stop_after=5)
-    second = train(config_of(tmp_path / "cut", graph=graph), resume=True)
-    assert second.start_iter == 6
-    assert {**first.steps, **second.steps} == whole.steps
-    assert samples(whole.steps) == stream(96)
-    assert metric(tmp_path / "cut", "total_loss") == metric(tmp_path / "whole", "total_loss")
-
-
 SIZES: dict[str, dict[str, Any]] = {
     "micro batches grow": {"train_micro_batch_size": None},
     "as many accumulation steps, larger micro batches": {"train_micro_batch_size": None, "num_accumulation_steps": 2},

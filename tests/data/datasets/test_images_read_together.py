@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from libai_data import DataLoader
-from libai_data.data.datasets import ImageFolderDataset, Subset
+from libai_data.data.datasets import ImageFolderDataset
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.transforms import (
     ColorJitter,
@@ -61,12 +61,6 @@ def test_read_together_samples_are_those_read_one_by_one(folder: Path, transform
     expected = stream(OneByOne(dataset), batches=6)
     assert stream(dataset, batches=6, **workers) == expected
     assert len({fields["images"][2] for _, fields in expected}) == 6
-
-
-def test_parts_of_a_dataset_are_read_together_too(folder: Path) -> None:
-    part = Subset(ImageFolderDataset(folder, FLOATS), 3, 11)
-    assert hasattr(part, "read_batch")
-    assert stream(part, batches=4) == stream(OneByOne(part), batches=4)
 
 
 class WithNumbers(ImageFolderDataset):

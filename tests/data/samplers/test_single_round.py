@@ -148,18 +148,3 @@ def test_the_signature_is_libais() -> None:
         "drop_last": False,
     }
     assert {name: parameters[name].default for name in list(parameters)[:7]} == expected
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"dataset": []}, "dataset is empty"),
-        ({"micro_batch_size": 0}, "micro_batch_size is 0"),
-        ({"micro_batch_size": 0, "drop_last": True}, "micro_batch_size is 0"),
-        ({"data_parallel_rank": 1}, "data_parallel_rank is 1"),
-        ({"seed": "x"}, "seed is 'x'"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name_and_value(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        SingleRoundSampler(**{"dataset": range(10), "micro_batch_size": 2, **arguments})

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data import CyclicSampler, DataLoader
-from libai_data.data.datasets import GPTDataset, RandomMap
+from libai_data.data.datasets import GPTDataset
 from libai_data.data.transforms.fill_in_the_middle import FillInTheMiddle
 from libai_data.errors import ConfigError, SchemaError
 from libai_data.structures import DistTensorData, Instance
@@ -93,18 +92,6 @@ def test_rates_hold_and_cuts_are_spread_evenly() -> None:
     lengths = [row.index(SUF) - 1 for row in psm]
     # The smaller of two even draws: a third on average.
     assert abs(np.mean(lengths) / 100 - 1 / 3) < 0.02
-
-
-def test_draws_depend_on_seed_epoch_and_index_alone(tmp_path: Path) -> None:
-    dataset = GPTDataset(write(tmp_path / "a", [[*range(20, 220)]]), 16)
-    batches = []
-    for workers in (0, 2):
-        mapped = RandomMap(dataset, FillInTheMiddle(PRE, MID, SUF, rate=1.0))
-        loader = DataLoader(mapped, CyclicSampler(mapped, 4, shuffle=True, seed=3), num_workers=workers)
-        batches.append(next(iter(loader)).input_ids.tensor.numpy().copy())
-        loader.close()
-    assert (batches[0] == batches[1]).all()
-    assert (batches[0][:, 0] == PRE).all()
 
 
 def test_fields_that_speak_of_places_and_tokens_that_are_the_same_are_refused(tmp_path: Path) -> None:
