@@ -19,18 +19,11 @@ def _without_libai(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "take_part", lambda: None)
 
 
-class Numbers:
-    """40 numbers."""
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Any:
-        return {"x": np.array(index)}
+NUMBERS = [{"x": np.array(index)} for index in range(40)]
 
 
 def made(batch: int, seed: int = 1) -> Any:
-    return build_nlp_train_loader(dataset=Numbers(), train_batch_size=batch, seed=seed, num_workers=0)[0]
+    return build_nlp_train_loader(dataset=NUMBERS, train_batch_size=batch, seed=seed, num_workers=0)[0]
 
 
 def rows(batches: Any, count: int) -> list[int]:
@@ -49,7 +42,7 @@ def test_a_checkpoint_without_data_continues_after_what_libai_counted_or_is_refu
     counted = made(4)
     counted.go_to(8)
     assert rows(counted, 2) == rows(made(4), 4)[8:]
-    for uncounted in (from_iterable(numbers, 4, ends="cycle"), from_iterable(Numbers(), 4, ends="drop")):
+    for uncounted in (from_iterable(numbers, 4, ends="cycle"), from_iterable(NUMBERS, 4, ends="drop")):
         with pytest.raises(CheckpointError, match=r"cannot continue after 8 samples.*resume_override=\[restart_data\]"):
             LiBaiLoader(uncounted).go_to(8)
 

@@ -1,32 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from configs.models.gpt import GPT
 from libai_data.data.datasets import GPTDataset
 from libai_data.data.sources import IndexedWriter
-from libai_data.errors import ConfigError
-from libai_data.mesh.current import ParallelMesh, set_mesh
-
-import oneflow as flow  # isort: skip
-
-from configs.models.gpt import GPT
 from libai_data.engine.evaluation import PerplexityEvaluator
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    set_mesh(ParallelMesh(1, 1, 1))
-    yield
-    set_mesh(None)
-
-
-def placed(array: np.ndarray) -> Any:
-    return flow.tensor(array, placement=flow.placement("cpu", [0]), sbp=[flow.sbp.broadcast])
+from libai_data.errors import ConfigError
+from tests.models.placing import placed
 
 
 def small_gpt() -> GPT:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,7 @@ from libai_data.mesh.current import ParallelMesh, set_mesh
 import oneflow as flow  # isort: skip
 
 from configs.models import layers
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    set_mesh(ParallelMesh(1, 1, 1))
-    yield
-    set_mesh(None)
-
-
-def placed(array: np.ndarray) -> Any:
-    return flow.tensor(array, placement=flow.placement("cpu", [0]), sbp=[flow.sbp.broadcast])
+from tests.models.placing import placed
 
 
 def test_layer_norm_is_the_formula_of_the_paper() -> None:

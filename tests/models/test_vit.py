@@ -1,28 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
 
-from libai_data.errors import ConfigError
-from libai_data.mesh.current import ParallelMesh, set_mesh
-
-import oneflow as flow  # isort: skip
-
 from configs.models.vit import VisionTransformer
-
-
-@pytest.fixture(autouse=True)
-def one_rank() -> Iterator[None]:
-    set_mesh(ParallelMesh(1, 1, 1))
-    yield
-    set_mesh(None)
-
-
-def placed(array: np.ndarray) -> Any:
-    return flow.tensor(array, placement=flow.placement("cpu", [0]), sbp=[flow.sbp.broadcast])
+from libai_data.errors import ConfigError
+from tests.models.placing import placed
 
 
 def small_vit() -> VisionTransformer:

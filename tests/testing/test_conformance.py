@@ -12,26 +12,12 @@ from hypothesis import strategies as st
 from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import ConfigError, ContractError
-from libai_data.structures import DistTensorData, Instance
 from libai_data.testing import CHECKS, Report, check_conformance
 from tests.properties import examples, slowly
 from tests.testing import faulty_loaders as faulty
 
 SAMPLES = 43
 BATCH = 8
-
-
-class Numbers:
-    """A dataset of which only the length matters."""
-
-    def __init__(self, samples: int = SAMPLES) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def __getitem__(self, index: int) -> Instance:
-        return Instance(number=DistTensorData(np.int64(index)))
 
 
 def check_faulty(kind: type[faulty.Exact], **options: Any) -> Report:
@@ -84,17 +70,16 @@ MODES: list[dict[str, Any]] = [
 
 def check_ours(samples: int, batch: int, mode: dict[str, Any], **options: Any) -> Report:
     def make_loader(rank: int, world: int, state: Any, workers: int = 0) -> DataLoader:
+        dataset = [{"number": index} for index in range(samples)]
         sampler = (CyclicSampler if mode["endless"] else SingleRoundSampler)(
-            Numbers(samples),
+            dataset,
             batch // world,
             shuffle=mode["shuffle"],
             data_parallel_rank=rank,
             data_parallel_size=world,
             seed=3,
         )
-        loader = DataLoader(
-            Numbers(samples), sampler, num_workers=workers, worker_type=mode.get("worker_type", "process")
-        )
+        loader = DataLoader(dataset, sampler, num_workers=workers, worker_type=mode.get("worker_type", "process"))
         if state is not None:
             loader.load_state_dict(state)
         return loader
