@@ -64,7 +64,8 @@ def one_rank_loaders(
         set_key(cfg, f"train.{key}", value)
     complete_train_config(cfg)
     set_key(cfg, "train.samples", plan.schedule.position_of(cfg.train.train_iter or 0))
-    for section in _sections(cfg):
+    sections = (try_get_key(cfg, "dataloader.train"), *(try_get_key(cfg, "dataloader.test") or ()))
+    for section in sections:
         _set_argument(section, "num_workers", num_workers)
         _set_argument(section, "readers", "every_rank")
     loaders = _built(cfg, split, tokenizer)
@@ -78,11 +79,6 @@ def one_rank_loaders(
         for size, each in plan.sizes.items()
     }
     return OneRank(loaders, plan, StepPlan(plan.schedule, cut, plan.skip_steps).followed_by(loaders[0]))
-
-
-def _sections(cfg: Any) -> list[Any]:
-    train = try_get_key(cfg, "dataloader.train")
-    return [section for section in (train, *(try_get_key(cfg, "dataloader.test") or ())) if section is not None]
 
 
 def _set_argument(section: Any, name: str, value: Any) -> None:

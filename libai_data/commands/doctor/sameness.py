@@ -115,18 +115,13 @@ def judge_mesh(reports: Reports) -> list[Finding]:
         counts = _listed([f"{host}: {count}" for host, count in hosts.items()])
         return [Finding(RED, f"the nodes have different numbers of ranks ({counts})", "start as many on each node")]
     mesh = ParallelMesh(sizes[0], sizes[1], sizes[2], num_nodes=num_nodes)
-    warnings = [Finding(WARNING, *_two_sentences(warning)) for warning in mesh_warnings(mesh)]
+    warnings = [Finding(WARNING, *warning.split(". ", 1)) for warning in mesh_warnings(mesh)]
     words = "data {} x tensor {} x pipeline {}".format(*sizes)
     return warnings or [Finding(OK, f"{words} on {num_nodes} node(s) of {ranks_per_node} ({_listed(list(hosts))})")]
 
 
 def _listed(hosts: list[str]) -> str:
     return ", ".join(hosts[:_HOSTS_NAMED]) + (", ..." if len(hosts) > _HOSTS_NAMED else "")
-
-
-def _two_sentences(warning: str) -> list[str]:
-    found, _, advice = warning.partition(". ")
-    return [found, advice]
 
 
 def examine_storage(examined: Examined) -> Facts:

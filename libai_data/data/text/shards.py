@@ -165,7 +165,8 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
     try:
         for batch in _batches(part, task, report):
             for number, (key, writer) in enumerate(zip(task.keys, writers)):
-                sequences = [_sequences(document.texts[number], task) for document in batch]
+                texts = [document.texts[number] for document in batch]
+                sequences = [split_sentences(t, task.keep_newlines) if task.split_sentences else [t] for t in texts]
                 report.tokens[key] += _write(writer, sequences, tokenizer, ends, report, number == 0)
         for writer in writers:
             writer.close()
@@ -200,10 +201,6 @@ def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Docum
     if batch:
         yield batch
         report.characters += characters
-
-
-def _sequences(text: str, task: Task) -> list[str]:
-    return split_sentences(text, task.keep_newlines) if task.split_sentences else [text]
 
 
 def _encoded(text: str, tokenizer: TextTokenizer, writer: IndexedWriter) -> np.ndarray:
