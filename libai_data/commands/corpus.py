@@ -6,9 +6,12 @@ import argparse
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from xml.sax.saxutils import escape
 
 import numpy as np
 
+from libai_data.atomic_files import written_whole
 from libai_data.commands.console import aligned, print_lines
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.text.tokenizer import TextTokenizer, load_tokenizer
@@ -16,6 +19,8 @@ from libai_data.errors import ConfigError
 
 _COUNTED_AT_ONCE = 1 << 24
 _WIDEST_BAR = 40
+_PICTURE = (720, 24, 150)
+"""Pixels: its width, the height of a row, and the width of the row's name."""
 
 
 @dataclass(frozen=True)
@@ -96,18 +101,25 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="libai-data corpus", description=__doc__)
     arguments.add_argument("prefix", help="path of .bin and .idx without their endings")
     arguments.add_argument("--tokenizer", metavar="PATH", help="count special tokens by this tokenizer")
+    arguments.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the lengths of documents, too")
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 1 where something cannot be read."""
+    """Run the command; returns the exit code: 1 where something cannot be read or written."""
     asked = parser().parse_args(argv)
+    return print_lines("corpus", lambda: _corpus(asked))
 
-    def lines() -> list[str]:
-        tokenizer = load_tokenizer(asked.tokenizer) if asked.tokenizer else None
-        return summary(examine(IndexedSource(asked.prefix), tokenizer))
 
-    return print_lines("corpus", lines)
+def _corpus(asked: argparse.Namespace) -> Iterator[str]:
+    tokenizer = load_tokenizer(asked.tokenizer) if asked.tokenizer else None
+    found = examine(IndexedSource(asked.prefix), tokenizer)
+    yield from summary(found)
+    if asked.picture:
+        asked.picture.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(asked.picture) as unfinished:
+            unfinished.write_text(picture(found, asked.prefix), encoding="utf-8")
+        yield f"The picture is {asked.picture}."
 
 
 def summary(found: Corpus) -> list[str]:
@@ -135,6 +147,25 @@ def summary(found: Corpus) -> list[str]:
         bar = "#" * round(_WIDEST_BAR * documents / max(most, 1))
         table.append((name, f"{documents:,}", _share(own, tokens), bar))
     return [*lines, *aligned(table)]
+
+
+def picture(found: Corpus, title: str) -> str:
+    """The histogram of lengths as SVG: bars of documents, and the share of all tokens in words."""
+    width, height, names = _PICTURE
+    rows = found.histogram()
+    most = max((documents for _, documents, _ in rows), default=0)
+    tokens = int(found.lengths.sum())
+    drawn = [f'<text x="8" y="{height - 8}">{escape(title)}: documents by their tokens</text>']
+    for number, (name, documents, own) in enumerate(rows, 1):
+        top = number * height
+        bar = round((width - names - 200) * documents / max(most, 1))
+        drawn.append(f'<text x="{names - 8}" y="{top + 16}" text-anchor="end">{name}</text>')
+        drawn.append(f'<rect x="{names}" y="{top + 3}" width="{bar}" height="{height - 6}" fill="#4878a8"/>')
+        words = f"{documents:,} ({_share(own, tokens)} of tokens)"
+        drawn.append(f'<text x="{names + bar + 6}" y="{top + 16}">{words}</text>')
+    size = f'width="{width}" height="{(len(rows) + 1) * height + 8}"'
+    style = 'font-family="sans-serif" font-size="12"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n' + "\n".join(drawn) + "\n</svg>\n"
 
 
 def _share(part: int, whole: int) -> str:

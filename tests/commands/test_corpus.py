@@ -1,8 +1,9 @@
-"""`libai-data corpus`: counts that are those of the documents, in words."""
+"""`libai-data corpus`: counts that are those of the documents, in words and as a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def test_lengths_and_duplicates_are_those_of_the_documents(
         assert (count, tokens) == (len(own), sum(own))
 
 
-def test_the_command_tells_documents_duplicates_and_special_tokens(
+def test_the_command_tells_documents_duplicates_and_special_tokens_and_draws(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("tokenizers")
@@ -45,15 +46,15 @@ def test_the_command_tells_documents_duplicates_and_special_tokens(
     documents = texts(40)
     corpus = write_json_lines(tmp_path / "corpus.jsonl", [*documents, *documents[:5]])
     made = preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer), append_eod=True))
-    prefix = made.prefixes["text"]
-    assert main(["corpus", prefix, "--tokenizer", tokenizer]) == 0
+    prefix, picture = made.prefixes["text"], tmp_path / "pictures" / "lengths.svg"
+    assert main(["corpus", prefix, "--tokenizer", tokenizer, "--picture", str(picture)]) == 0
     printed = capsys.readouterr().out
     assert f"45 documents of 45 sequences, {made.tokens['text']:,} tokens (uint16); 0 documents are empty" in printed
     assert f"Exact duplicates: {5 + 40 - len(set(documents))} documents" in printed
     assert "Special tokens: 45 (" in printed
     assert "<|endoftext|>  45" in printed
-    histogram = examine(IndexedSource(prefix)).histogram()
-    assert len(histogram) > 1 and all(f"\n{name} " in printed for name, _, _ in histogram)
+    bars = ElementTree.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == len(examine(IndexedSource(prefix)).histogram()) > 1
     wrong = tmp_path / "small"
     write_corpus(wrong, [[np.array([5, 60000])]])
     assert main(["corpus", str(wrong), "--tokenizer", tokenizer]) == 1
