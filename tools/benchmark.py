@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pkgutil
+import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from libai_data.errors import ConfigError, nearest
 from tools.benchmarks import suites
+from tools.benchmarks.peer_process import versions as peer_versions
 from tools.benchmarks.results import report, table
 from tools.benchmarks.rows import Measured, Row, Scale, measure
 
@@ -68,6 +70,12 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--quick", action="store_true", help="much less work, to see that everything runs")
     arguments.add_argument("--only", action="append", metavar="ROW", help="only this row; may be repeated")
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write all raw numbers there")
+    arguments.add_argument(
+        "--peers-python",
+        metavar="PATH",
+        default=sys.executable,
+        help="Python that has the peers' packages (default: this)",
+    )
     arguments.add_argument("--cores", type=int, default=2, help="processor cores to use (default 2; 0 for all)")
     return arguments
 
@@ -79,6 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser().error(f"--cores is {asked.cores}; it must be at least 0 (0 for all)")
     if asked.rounds < 1:
         parser().error(f"--rounds is {asked.rounds}; at least 1 is needed")
+    if not shutil.which(asked.peers_python):
+        parser().error(f"--peers-python {asked.peers_python}: there is no such program")
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     cores_before = os.sched_getaffinity(0)
     if asked.cores:
@@ -86,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.sched_setaffinity(0, sorted(cores_before)[: asked.cores])
     try:
         with tempfile.TemporaryDirectory(prefix="libai_data_benchmark_") as folder:
-            scale = Scale(asked.quick, _QUICK_SECONDS if asked.quick else _SECONDS, Path(folder))
+            scale = Scale(asked.quick, _QUICK_SECONDS if asked.quick else _SECONDS, Path(folder), asked.peers_python)
             suite = importlib.import_module(f"{suites.__name__}.{asked.suite}")
             try:
                 rows = chosen(suite.rows(scale), asked.only)
@@ -95,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results = run(rows, asked.rounds)
         print(table(results))
         if asked.json:
-            content = report(asked.suite, asked.rounds, asked.quick, results)
+            content = report(asked.suite, asked.rounds, asked.quick, results, peer_versions(asked.peers_python))
             asked.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     finally:
         os.sched_setaffinity(0, cores_before)

@@ -32,8 +32,10 @@ from libai_data.mesh import (
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import Instance, Origin, origin_of
 from tools.benchmarks.rows import Measure, Scale
-from tools.benchmarks.training import digits_times, waiting_of_digits
-from tools.benchmarks.works import IMAGE_SHAPE, PICTURES, TOKEN_FIELDS, TOKENS, ReadyImages, Resized, Tokens
+from tools.benchmarks.samples import IMAGE_SHAPE, TOKEN_FIELDS, TOKENS
+from tools.benchmarks.samples import JPEG as PICTURES
+from tools.benchmarks.training import DIGITS, GPT, digits_times, milliseconds_a_step, share_of_data
+from tools.benchmarks.works import ReadyImages, Resized
 
 RANKS = 4
 CHECK_EVERY = 100
@@ -85,8 +87,8 @@ def _ready(dataset: Any, data: int, tensor: int, make: Callable[[Any], Any], sca
     yield lambda: seconds_a_step(lambda: make(next(batches)), scale.seconds)
 
 
-def _tokens() -> Tokens:
-    return Tokens(np.zeros((_BATCHES_IN_TURN * RANKS * _ROWS, len(TOKEN_FIELDS), TOKENS), np.uint16))
+def _tokens() -> list[dict[str, np.ndarray]]:
+    return [{name: np.zeros(TOKENS, np.int64) for name in TOKEN_FIELDS}] * (_BATCHES_IN_TURN * RANKS * _ROWS)
 
 
 def _images() -> ReadyImages:
@@ -201,7 +203,12 @@ CONTENDERS: dict[str, Opened] = {
     **_rank0_row("rank0-2x2", 2, 2),
     **_jpeg_row("jpeg-1x4", 1, 4),
     **_jpeg_row("jpeg-2x2", 2, 2),
-    "digits/waiting": waiting_of_digits,
+    **{
+        f"{kind}-{ranks}/{name}": partial(opened, kind)
+        for kind in (DIGITS, GPT)
+        for ranks in (1, RANKS)
+        for name, opened in (("data", share_of_data), ("step", milliseconds_a_step))
+    },
     "checks/tokens": lambda scale: _check(_tokens(), scale),
     "checks/images": lambda scale: _check(_images(), scale),
 }

@@ -1,10 +1,8 @@
-"""Who fetches batches: this loader, OneFlow's, Grain's, and the limits that no loader can pass by much."""
+"""Who fetches batches: this loader, OneFlow's, those of `peer_loaders`, and the limits no loader can pass by much."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, Callable
@@ -14,33 +12,9 @@ import numpy as np
 from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.loader import trivial_batch_collator
-from tools.benchmarks.rows import Contender, Measure, Unavailable
-
-BATCH = 32
-_WARM_UP = 8
-_LEAST_BATCHES = 8
-
-
-def seconds_a_batch(
-    fetch: Callable[[], Any], seconds: float, warm_up: int = _WARM_UP, least: int = _LEAST_BATCHES
-) -> float:
-    """Fetch batches, letting go of each, for some seconds.
-
-    Args:
-        fetch: gives a batch.
-        seconds: for how long at least.
-        warm_up: batches before; what was fetched ahead while others were measured is used up so.
-        least: batches that are measured at least.
-    """
-    for _ in range(warm_up):
-        fetch()
-    start, batches = time.perf_counter(), 0
-    while True:
-        fetch()
-        batches += 1
-        elapsed = time.perf_counter() - start
-        if elapsed >= seconds and batches >= least:
-            return elapsed / batches
+from tools.benchmarks.peer_process import PeerProcess
+from tools.benchmarks.rows import Contender, Measure, Scale
+from tools.benchmarks.timing import BATCH, seconds_a_batch
 
 
 def libai_data_loader(make_dataset: Callable[[], Any], workers: int, seconds: float) -> Contender:
@@ -76,45 +50,15 @@ def oneflow_loader(make_dataset: Callable[[], Any], workers: int, seconds: float
     return Contender("oneflow", opened)
 
 
-def grain_loader(make_dataset: Callable[[], Any], workers: int, seconds: float) -> Contender:
-    """Grain's DataLoader over the samples' bare arrays; its batches are made OneFlow tensors, which cost no copy."""
+def peer(name: str, work: str, scale: Scale) -> Contender:
+    """A loader of `peer_loaders`, measured by a process of its own, in the environment that has its packages."""
 
     @contextmanager
     def opened() -> Iterator[Measure]:
-        try:
-            grain = importlib.import_module("grain.python")
-        except ImportError:
-            raise Unavailable("not installed") from None
-        import oneflow as flow
+        with PeerProcess(scale.peers_python, name, work, scale.folder) as process:
+            yield lambda: process.measure(scale.seconds)
 
-        source = _Arrays(make_dataset())
-        sampler = grain.IndexSampler(len(source), grain.NoSharding(), shuffle=True, num_epochs=None, seed=0)
-        batch = [grain.Batch(BATCH, drop_remainder=True)]
-        loader = grain.DataLoader(data_source=source, sampler=sampler, operations=batch, worker_count=workers)
-        batches = iter(loader)
-
-        def fetch() -> dict[str, Any]:
-            return {name: flow.from_numpy(array) for name, array in next(batches).items()}
-
-        yield lambda: seconds_a_batch(fetch, seconds)
-        if hasattr(batches, "close"):
-            batches.close()
-
-    return Contender("grain", opened)
-
-
-class _Arrays:
-    """A dataset's samples as dicts of arrays."""
-
-    def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        arrays: dict[str, np.ndarray] = self._dataset.arrays(int(index))
-        return arrays
+    return Contender(name, opened)
 
 
 def raw(make_dataset: Callable[[], Any], seconds: float) -> Contender:
@@ -124,13 +68,12 @@ def raw(make_dataset: Callable[[], Any], seconds: float) -> Contender:
     def opened() -> Iterator[Measure]:
         dataset = make_dataset()
         indices = _shuffled(len(dataset))
-        fields = {name: value.tensor for name, value in dataset[0].get_fields().items()}
-        batch = {name: np.zeros((BATCH, *array.shape), array.dtype) for name, array in fields.items()}
+        batch = {name: np.zeros((BATCH, *array.shape), array.dtype) for name, array in dataset[0].items()}
 
         def fetch() -> None:
             for row, index in enumerate(next(indices)):
-                for name, value in dataset[index].get_fields().items():
-                    batch[name][row] = value.tensor
+                for name, array in dataset[index].items():
+                    batch[name][row] = array
 
         yield lambda: seconds_a_batch(fetch, seconds)
 

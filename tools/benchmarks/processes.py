@@ -29,7 +29,7 @@ class Onlooker:
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        return time.perf_counter(), _busy_seconds(), _own_seconds()
+        return time.perf_counter(), _busy_seconds(), own_seconds()
 
 
 def descendants() -> list[int]:
@@ -51,7 +51,7 @@ def _busy_seconds() -> float:
     return sum(int(line[column]) for line in lines if line[0] in names for column in _BUSY_COLUMNS) / _ticks()
 
 
-def _own_seconds() -> float:
+def own_seconds() -> float:
     """Seconds of this process, of its descendants, and of those that have ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     below = set(descendants())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from libai_data.commands.console import with_ruled_head
-from tools.benchmarks.rows import AtLeast, Measured
+from tools.benchmarks.rows import AtLeast, AtMost, Measured, Verdict
 
-PACKAGES = ("libai_data", "oneflow", "numpy", "grain", "array_record", "torch")
+PACKAGES = ("libai_data", "oneflow", "numpy", "flowvision", "simplejpeg", "array_record")
 _HEADER = ("row", "work", "workers", "measured", "median", "rounds", "demanded", "met")
 
 _DISTURBED = 0.1
@@ -28,7 +28,9 @@ def table(results: Sequence[Measured]) -> str:
     for result in results:
         lines += _claim_lines(result)
         notes.append(f"  {result.row.name}: {_medians(result)}")
-    return "\n".join([*with_ruled_head(lines), "", "Medians over the rounds:", *notes, *_warning(results)])
+    return "\n".join(
+        [*with_ruled_head(lines), "", "Medians over the rounds (processor time):", *notes, *_warning(results)]
+    )
 
 
 def _warning(results: Sequence[Measured]) -> list[str]:
@@ -44,28 +46,35 @@ def _claim_lines(result: Measured) -> list[Sequence[str]]:
     head: Sequence[str] = (result.row.name, result.row.work, result.row.workers)
     for claim in result.row.claims:
         verdict = claim.judge(result.values, result.missing)
-        if verdict.value is None:
-            found = ["-", verdict.reason]
-        else:
-            low, high = verdict.spread
-            found = [claim.show(verdict.value), f"{claim.show(low)} .. {claim.show(high)}"]
+        found = _shown(claim, verdict) or ["-", verdict.reason]
         met = {True: "yes", False: "NO", None: ""}[verdict.met]
         lines.append([*head, verdict.subject, *found, claim.demand, met])
         head = ("", "", "")
     return lines
 
 
+def _shown(claim: AtLeast | AtMost, verdict: Verdict) -> list[str]:
+    """Median and spread, as text; nothing if the claim was not measured."""
+    if verdict.value is None:
+        return []
+    low, high = verdict.spread
+    return [claim.show(verdict.value), f"{claim.show(low)} .. {claim.show(high)}"]
+
+
 def _medians(result: Measured) -> str:
     compares = any(isinstance(claim, AtLeast) for claim in result.row.claims)
-    parts = [
-        f"{name} {1e3 * median(values):.3g} ms" if compares else f"{name} {median(values):.3g}"
-        for name, values in result.values.items()
-    ]
+    parts = []
+    for name, values in result.values.items():
+        parts.append(f"{name} {1e3 * median(values):.3g} ms" if compares else f"{name} {median(values):.3g}")
+        if name in result.processor:
+            parts[-1] += f" ({1e3 * median(result.processor[name]):.3g})"
     return ", ".join(parts + [f"{name}: {reason}" for name, reason in result.missing.items()])
 
 
-def report(suite: str, rounds: int, quick: bool, results: Sequence[Measured]) -> dict[str, Any]:
-    """All that was measured, as JSON-able data."""
+def report(
+    suite: str, rounds: int, quick: bool, results: Sequence[Measured], peers: Mapping[str, str]
+) -> dict[str, Any]:
+    """All that was measured, as JSON-able data; `peers` has the versions of their environment."""
     return {
         "suite": suite,
         "rounds": rounds,
@@ -73,21 +82,25 @@ def report(suite: str, rounds: int, quick: bool, results: Sequence[Measured]) ->
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
         "versions": versions(),
+        "peers_versions": dict(peers),
         "rows": [_row(result) for result in results],
     }
 
 
 def _row(result: Measured) -> dict[str, Any]:
     row = result.row
-    verdicts = [claim.judge(result.values, result.missing) for claim in row.claims]
+    verdicts = [(claim, claim.judge(result.values, result.missing)) for claim in row.claims]
     return {
         "name": row.name,
         "work": row.work,
         "workers": row.workers,
         "values": result.values,
+        "processor": result.processor,
         "missing": result.missing,
         "others": result.others,
-        "claims": [{**asdict(verdict), "demand": claim.demand} for verdict, claim in zip(verdicts, row.claims)],
+        "claims": [
+            {**asdict(verdict), "demand": claim.demand, "shown": _shown(claim, verdict)} for claim, verdict in verdicts
+        ],
     }
 
 

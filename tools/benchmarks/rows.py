@@ -5,6 +5,7 @@ What slows the machine down so slows all contenders of a row.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -14,6 +15,7 @@ from statistics import median
 from typing import Callable
 
 from tools.benchmarks.processes import Onlooker
+from tools.benchmarks.timing import Cost
 
 Measure = Callable[[], float]
 """Measures once; seconds, or whatever the row is about. Less is better."""
@@ -112,25 +114,25 @@ class AtMost:
 
     Args:
         contender: whose value.
-        limit: in `unit`.
+        limit: in `unit`; None only shows the value.
         unit: of the values.
     """
 
     contender: str
-    limit: float
+    limit: float | None
     unit: str
 
     @property
     def demand(self) -> str:
         """The limit, in words."""
-        return f"<= {self.limit:g} {self.unit}"
+        return "" if self.limit is None else f"<= {self.limit:g} {self.unit}"
 
     def judge(self, values: Values, missing: Mapping[str, str]) -> Verdict:
         """Compare the median of the rounds with the limit."""
         if self.contender in missing:
             return Verdict(self.contender, reason=missing[self.contender])
         rounds = list(values[self.contender])
-        return _verdict(self.contender, rounds, median(rounds) <= self.limit)
+        return _verdict(self.contender, rounds, None if self.limit is None else median(rounds) <= self.limit)
 
     def show(self, value: float) -> str:
         """A value with its unit, as text."""
@@ -167,12 +169,14 @@ class Measured:
     Args:
         row: the row.
         values: contender -> one value a round.
+        processor: contender -> seconds of processor time, one value a round, if it counts them.
         missing: contender -> why it could not run.
         others: share of the cores that other processes took, one value a measurement.
     """
 
     row: Row
     values: dict[str, list[float]] = field(default_factory=dict)
+    processor: dict[str, list[float]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
 
@@ -185,11 +189,13 @@ class Scale:
         quick: much less work, to see that it runs; the numbers mean little.
         seconds: how long one measurement of throughput lasts.
         folder: for generated data; removed afterwards.
+        peers_python: interpreter of the environment that has the peers' packages.
     """
 
     quick: bool
     seconds: float
     folder: Path
+    peers_python: str = sys.executable
 
 
 def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = _SECONDS_TO_SETTLE) -> Measured:
@@ -208,7 +214,10 @@ def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = 
             for name, take in measures.items():
                 time.sleep(settle)
                 onlooker = Onlooker()
-                measured.values[name].append(take())
+                taken = take()
+                measured.values[name].append(float(taken))
+                if isinstance(taken, Cost):
+                    measured.processor.setdefault(name, []).append(taken.processor)
                 measured.others.append(onlooker.others())
                 step(name)
     return measured

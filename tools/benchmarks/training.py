@@ -1,4 +1,4 @@
-"""The example training, the digits ViT on 2 x 2 ranks: its steps, and how long they wait for data."""
+"""The example trainings, the digits ViT and the GPT: how long their steps take, and how much of it is spent on data."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any
 
 from tools.benchmarks.rows import Measure, Scale
 
-DIGITS = "digits"
-CONFIG = Path(__file__).resolve().parent.parent.parent / "configs" / "vit_digits.py"
+DIGITS, GPT = "digits", "gpt"
+VOCABULARY = 2048
+_CONFIGS = Path(__file__).resolve().parent.parent.parent / "configs"
+_CONFIG = {DIGITS: _CONFIGS / "vit_digits.py", GPT: _CONFIGS / "gpt_stdlib.py"}
 
-_STEPS, _STEPS_TO_WARM_UP, _QUICK_STEPS = 80, 20, 12
+_STEPS, _STEPS_TO_WARM_UP, _QUICK_STEPS = 40, 10, 12
 
 
 @dataclass(frozen=True)
@@ -25,26 +27,32 @@ class StepTimes:
 
     Args:
         seconds: of a step, the mean.
-        waiting: share of them in which the trainer waited for data, 0 to 1.
+        data: share of them that went into data: the loader, to_global and their checks; 0 to 1.
     """
 
     seconds: float
-    waiting: float
+    data: float
 
 
 @contextmanager
-def waiting_of_digits(scale: Scale) -> Iterator[Measure]:
-    """Share of the steps in which the trainer waits for data, %."""
-    yield lambda: 100 * _train(scale).waiting
+def share_of_data(kind: str, scale: Scale) -> Iterator[Measure]:
+    """Share of a training's steps that goes into data, %, on all ranks that there are."""
+    yield lambda: 100 * _train(kind, scale).data
+
+
+@contextmanager
+def milliseconds_a_step(kind: str, scale: Scale) -> Iterator[Measure]:
+    """How long a step takes, ms."""
+    yield lambda: 1e3 * _train(kind, scale).seconds
 
 
 @lru_cache(maxsize=1)
 def digits_times(scale: Scale) -> StepTimes:
     """How long steps take, measured once."""
-    return _train(scale)
+    return _train(DIGITS, scale)
 
 
-def _train(scale: Scale) -> StepTimes:
+def _train(kind: str, scale: Scale) -> StepTimes:
     """Train for some steps as `tools/train_net.py` does; the first are not counted."""
     import oneflow as flow
 
@@ -63,15 +71,19 @@ def _train(scale: Scale) -> StepTimes:
             waiting.append(self.trainer._trainer.inputs.seconds)
 
     steps, uncounted = (_QUICK_STEPS, 2) if scale.quick else (_STEPS, _STEPS_TO_WARM_UP)
-    cfg: Any = LazyConfig.load(str(CONFIG))
-    cfg.dataloader.train.dataset[0].root = str(scale.folder / DIGITS / "train")
+    cfg: Any = LazyConfig.load(str(_CONFIG[kind]))
+    if kind == DIGITS:
+        cfg.dataloader.train.dataset[0].root = str(scale.folder / DIGITS / "train")
+    else:
+        cfg.dataloader.train.dataset[0].data_prefix = str(scale.folder / GPT)
     cfg.dataloader.test = None
     cfg.train.evaluation.enabled = False
     cfg.train.checkpointer.update(period=10**9, save_model_after_n_epoch=None)
     cfg.train.update(
         train_epoch=0, train_iter=steps, output_dir=broadcast_py_object(tempfile.mkdtemp(dir=scale.folder), src=0)
     )
-    cfg.train.dist.update(data_parallel_size=2, tensor_parallel_size=2)
+    size = 2 if flow.env.get_world_size() == 4 else 1
+    cfg.train.dist.update(data_parallel_size=size, tensor_parallel_size=size)
     default_setup(cfg)
     trainer = DefaultTrainer(cfg)
     trainer.register_hooks([Clock()])

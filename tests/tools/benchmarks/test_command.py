@@ -35,7 +35,7 @@ def test_an_unknown_row_is_refused_with_the_nearest_name() -> None:
     [
         (["nothing"], "invalid choice"),
         (["loader", "--rounds", "0"], "at least 1"),
-        (["loader", "--quick", "--only", "token-0"], "Did you mean 'tokens-0'"),
+        (["loader", "--quick", "--only", "plan-0"], "Did you mean 'plain-0'"),
     ],
 )
 def test_wrong_arguments_are_refused_with_a_reason(arguments: list[str], said: str, capsys: Any) -> None:

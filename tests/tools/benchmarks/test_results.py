@@ -40,7 +40,7 @@ def test_a_busy_machine_is_reported_and_a_quiet_one_is_not() -> None:
 
 
 def test_the_report_is_json_with_every_number_the_versions_and_the_machine() -> None:
-    found = json.loads(json.dumps(report("fake", 2, True, [fake()])))
+    found = json.loads(json.dumps(report("fake", 2, True, [fake()], {"python": "3.11"})))
     assert found["rows"][0]["values"] == {"ours": [1.0, 2.0], "theirs": [4.0, 4.0]}
     assert found["rows"][0]["missing"] == {"absent": "not installed"}
     assert [claim["met"] for claim in found["rows"][0]["claims"]] == [True, None, False]

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Callable
 
 from tools.benchmarks.deliveries import CHECK_EVERY, RANKS
+from tools.benchmarks.photographs import write_photographs
 from tools.benchmarks.ranks import Ranks
 from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, Unavailable
+from tools.benchmarks.samples import JPEG as PICTURES
 from tools.benchmarks.training import DIGITS
-from tools.benchmarks.works import PICTURES, write_photographs
 from tools.prepare_digits import write_digits
 
 RANK0 = "rank 0 reads for all: 16 x float32[3,224,224] and labels"
@@ -30,51 +31,45 @@ def rows(scale: Scale) -> list[Row]:
         _row(scale, "rank0-2x2", f"{RANK0}, 2 x 2", "guide", 8),
         _jpeg_row(scale, "jpeg-1x4", f"{JPEG}, tensor 4", 3.5),
         _jpeg_row(scale, "jpeg-2x2", f"{JPEG}, 2 x 2", 1.8),
-        _digits_row(scale),
         _checks_row(scale),
     ]
 
 
 def _row(scale: Scale, name: str, work: str, peer: str, floor: float) -> Row:
-    on_ranks = _on_ranks(scale)
+    on_ranks = on_ranks_of(scale)
     contenders = (on_ranks(name, peer), on_ranks(name, "libai_data"))
     return Row(name, work, "0", contenders, (AtLeast("libai_data", peer, floor),))
 
 
 def _jpeg_row(scale: Scale, name: str, work: str, floor: float) -> Row:
-    on_ranks = _on_ranks(scale, _make_pictures)
+    on_ranks = on_ranks_of(scale, _make_pictures)
     contenders = (on_ranks(name, "every_rank"), on_ranks(name, "node"))
     return Row(name, work, "4", contenders, (AtLeast("node", "every_rank", floor),))
 
 
-def _digits_row(scale: Scale) -> Row:
-    work = "the digits ViT trains, 2 x 2: waiting for data, as a share of the steps"
-    contenders = (_on_ranks(scale, _make_digits)("digits", "waiting"),)
-    return Row("digits", work, "as configured", contenders, (AtMost("waiting", 2, "%"),))
-
-
 def _checks_row(scale: Scale) -> Row:
-    on_ranks = _on_ranks(scale, _make_digits)
+    on_ranks = on_ranks_of(scale, make_digits)
     contenders = tuple(on_ranks("checks", name) for name in ("tokens", "images"))
     return Row("checks", CHECKS, "0", contenders, tuple(AtMost(each.name, 1, "%") for each in contenders))
 
 
-def _on_ranks(scale: Scale, prepare: Callable[[Scale], None] = lambda scale: None) -> OnRanks:
+def on_ranks_of(scale: Scale, prepare: Callable[[Scale], None] = lambda scale: None, ranks: int = RANKS) -> OnRanks:
     """Makes contenders that are measured on the same ranks, which are launched for the first of them.
 
     Args:
         scale: how much is measured.
         prepare: makes what they read.
+        ranks: how many.
     """
-    shared = Ranks(RANKS)
+    shared = Ranks(ranks)
 
     def contender(row: str, name: str) -> Contender:
         @contextmanager
         def opened() -> Iterator[Measure]:
             prepare(scale)
-            with shared as ranks:
-                ranks.tell(f"{row}/{name}", replace(scale, folder=scale.folder.resolve()))
-                yield lambda: ranks.tell(f"{row}/{name}")
+            with shared as launched:
+                launched.tell(f"{row}/{name}", replace(scale, folder=scale.folder.resolve()))
+                yield lambda: launched.tell(f"{row}/{name}")
 
         return Contender(name, opened)
 
@@ -87,7 +82,7 @@ def _make_pictures(scale: Scale) -> None:
         write_photographs(root, 64 if scale.quick else 512)
 
 
-def _make_digits(scale: Scale) -> None:
+def make_digits(scale: Scale) -> None:
     try:
         write_digits(scale.folder / DIGITS)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The loader: batches per second beside OneFlow's loader, Grain's and raw copies; time to start; memory."""
+"""The loader: batches per second beside raw copies of the same samples; time to start; memory."""
 
 from __future__ import annotations
 
@@ -11,21 +11,14 @@ from typing import Any, Callable
 
 from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
-from tools.benchmarks import processes
-from tools.benchmarks.peers import BATCH, gather, grain_loader, libai_data_loader, oneflow_loader, raw
+from tools.benchmarks import processes, samples
+from tools.benchmarks.peer_loaders import WORKERS
+from tools.benchmarks.peers import gather, libai_data_loader, raw
 from tools.benchmarks.rows import AtLeast, AtMost, Row, Scale, contender
-from tools.benchmarks.works import (
-    FlowImages,
-    FlowTokens,
-    TokenBatches,
-    Tokens,
-    make_images,
-    map_tokens,
-    write_tokens,
-)
+from tools.benchmarks.samples import MappedImages, PlainTokens, map_tokens
+from tools.benchmarks.timing import BATCH
+from tools.benchmarks.works import LongTokens, TokenBatches, write_images, write_tokens
 
-WORKERS = 2
-LONG = 10**8
 TOKENS = "tokens: 4 x int64[1024] from a uint16 memory map"
 IMAGES = "images: float32[3,224,224] from memory, and a label"
 
@@ -34,44 +27,32 @@ def rows(scale: Scale) -> list[Row]:
     """The rows of the loader's suite; the data is made here, in `scale.folder`."""
     import oneflow  # noqa: F401  # A trainer has it; its import is not part of any measurement.
 
-    path = write_tokens(scale.folder / "tokens.bin", 256 if scale.quick else 8192)
-    return [*_tokens(scale, path), *_read_batch(scale, path), *_images(scale), *_limits(scale, path)]
-
-
-def _tokens(scale: Scale, path: Any) -> list[Row]:
-    dataset = lambda: Tokens(map_tokens(path))  # noqa: E731
-    ours = partial(libai_data_loader, dataset, seconds=scale.seconds)
-    limit = raw(dataset, scale.seconds)
-    peers = (
-        oneflow_loader(lambda: FlowTokens(map_tokens(path)), WORKERS, scale.seconds),
-        grain_loader(dataset, WORKERS, scale.seconds),
-    )
-    claims = (AtLeast("libai_data", "oneflow", 7), AtLeast("libai_data", "raw", 1.2), AtLeast("libai_data", "grain"))
-    return [
-        Row("tokens-0", TOKENS, "0", (ours(workers=0), limit), (AtLeast("libai_data", "raw", 0.8),)),
-        Row("tokens-2", TOKENS, "2", (*peers, ours(workers=WORKERS), limit), claims),
+    path = str(write_tokens(scale.folder / samples.PLAIN, 256 if scale.quick else 8192))
+    images = str(write_images(scale.folder / samples.IMAGES, 64 if scale.quick else 256))
+    kinds: dict[str, tuple[str, Callable[[], Any]]] = {
+        "plain": (TOKENS, lambda: PlainTokens(path)),
+        "images": (IMAGES, lambda: MappedImages(images)),
+    }
+    floor = (AtLeast("libai_data", "raw", 0.8),)
+    alone = [
+        Row(f"{kind}-0", work, "0", (libai_data_loader(dataset, 0, scale.seconds), raw(dataset, scale.seconds)), floor)
+        for kind, (work, dataset) in kinds.items()
     ]
+    return [*alone, *_read_batch(scale, path), *_limits(scale, path)]
 
 
-def _read_batch(scale: Scale, path: Any) -> list[Row]:
-    ours = partial(libai_data_loader, lambda: TokenBatches(map_tokens(path)), seconds=scale.seconds)
+def _read_batch(scale: Scale, path: str) -> list[Row]:
     limit = gather(lambda: map_tokens(path), scale.seconds)
-    claims = (AtLeast("libai_data", "gather", 0.5),)
+    work, dataset = "the same, read_batch", lambda: TokenBatches(path)
     return [
-        Row(f"read_batch-{workers}", "the same, read_batch", str(workers), (ours(workers=workers), limit), claims)
+        Row(
+            f"read_batch-{workers}",
+            work,
+            str(workers),
+            (libai_data_loader(dataset, workers, scale.seconds), limit),
+            (AtLeast("libai_data", "gather", 0.5),),
+        )
         for workers in (0, WORKERS)
-    ]
-
-
-def _images(scale: Scale) -> list[Row]:
-    images = make_images(64 if scale.quick else 512)
-    ours = partial(libai_data_loader, lambda: images, seconds=scale.seconds)
-    limit = raw(lambda: images, scale.seconds)
-    peer = oneflow_loader(lambda: FlowImages(images.images, images.labels), WORKERS, scale.seconds)
-    claims = (AtLeast("libai_data", "oneflow", 15), AtLeast("libai_data", "raw", 0.6))
-    return [
-        Row("images-0", IMAGES, "0", (ours(workers=0), limit), (AtLeast("libai_data", "raw", 0.8),)),
-        Row("images-2", IMAGES, "2", (peer, ours(workers=WORKERS), limit), claims),
     ]
 
 
@@ -93,22 +74,21 @@ def _limits(scale: Scale, path: Any) -> list[Row]:
     ]
 
 
-def _loader(path: Any, length: int = 0, start_method: str = "auto") -> DataLoader:
-    dataset = Tokens(map_tokens(path), length)
+def _loader(dataset: Any, start_method: str = "auto") -> DataLoader:
     sampler = CyclicSampler(dataset, BATCH, shuffle=True)
     return DataLoader(dataset, sampler, num_workers=WORKERS, start_method=start_method)
 
 
 def _first_batch(scale: Scale, path: Any, start_method: str) -> float:
     start = time.perf_counter()
-    with closing(_loader(path, LONG, start_method)) as loader:
+    with closing(_loader(LongTokens(path), start_method)) as loader:
         next(iter(loader))
         return time.perf_counter() - start
 
 
 def _private_memory(scale: Scale, path: Any, start_method: str) -> float:
     others = set(processes.descendants())
-    with closing(_loader(path, start_method=start_method)) as loader:
+    with closing(_loader(PlainTokens(path), start_method)) as loader:
         _take(iter(loader), 20 if scale.quick else 500)
         workers = set(processes.descendants()) - others
         return max(processes.private_beyond(pid, str(path), "/memfd:libai_data") for pid in workers)
@@ -116,7 +96,7 @@ def _private_memory(scale: Scale, path: Any, start_method: str) -> float:
 
 def _growth(path: Any, batches: int, count: Callable[[int], float]) -> float:
     others = set(processes.descendants())
-    with closing(_loader(path)) as loader:
+    with closing(_loader(PlainTokens(path))) as loader:
         iterator = iter(loader)
         _take(iterator, batches)
         counted = {os.getpid(), *processes.descendants()} - others

@@ -13,8 +13,8 @@ import numpy as np
 
 from libai_data.data.sources import ArrayRecordSource, ParquetSource, WebDatasetSource
 from libai_data.errors import ConfigError
-from tools.benchmarks.peers import seconds_a_batch
 from tools.benchmarks.rows import AtLeast, Contender, Measure, Row, Scale, Unavailable
+from tools.benchmarks.timing import seconds_a_batch
 
 BATCH = 256
 _FACTOR = 2.0

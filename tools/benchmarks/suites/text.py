@@ -1,4 +1,4 @@
-"""Text: building the index of 10^10 tokens, and GPT samples beside OneFlow's loader and a vectorised gather."""
+"""Text: building the index of 10^10 tokens, and GPT samples beside a vectorised gather."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import numpy as np
 from libai_data.data.datasets.gpt import GPTDataset
 from libai_data.data.sources import IndexedSource, IndexedWriter
 from libai_data.data.sources.indexed_format import index_header
-from libai_data.structures import DistTensorData, Instance
-from tools.benchmarks.peers import BATCH, libai_data_loader, oneflow_loader, seconds_a_batch
+from tools.benchmarks.peer_loaders import WORKERS
+from tools.benchmarks.peers import libai_data_loader
 from tools.benchmarks.rows import AtLeast, AtMost, Contender, Measure, Row, Scale, contender
+from tools.benchmarks.samples import TOKENS as LENGTH
+from tools.benchmarks.timing import BATCH, seconds_a_batch
 
-WORKERS = 2
-LENGTH = 1024
 GIGABYTE = 1e9
 GPT = "GPT samples: 2 x int64[1024] from a uint16 .bin file"
 _LONGEST = 2000
@@ -36,12 +36,12 @@ def rows(scale: Scale) -> list[Row]:
     return [*_index(many), *_samples(scale, corpus)]
 
 
-def write_corpus(prefix: Path, tokens: int) -> Path:
+def write_corpus(prefix: Path, tokens: int, vocabulary: int = 50000) -> Path:
     """Write random tokens as documents of 1 to 2,000."""
     random = np.random.default_rng(0)
     with IndexedWriter(prefix) as writer:
         for length in random.integers(1, _LONGEST + 1, tokens // (_LONGEST // 2)):
-            writer.add_document([random.integers(0, 50000, length, dtype=np.uint16)])
+            writer.add_document([random.integers(0, vocabulary, length, dtype=np.uint16)])
     return prefix
 
 
@@ -91,29 +91,6 @@ def _built(prefix: Path, kind: str) -> tuple[float, float]:
     return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIGABYTE
 
 
-class FlowSamples:
-    """The same samples one by one, as LiBai's GPT dataset returns them.
-
-    Args:
-        source: of the tokens.
-    """
-
-    def __init__(self, source: IndexedSource) -> None:
-        self.tokens = source.tokens
-
-    def __len__(self) -> int:
-        return (len(self.tokens) - 1) // LENGTH
-
-    def __getitem__(self, index: int) -> Instance:
-        import oneflow as flow
-
-        sample = self.tokens[index * LENGTH : (index + 1) * LENGTH + 1].astype(np.int64)
-        return Instance(
-            input_ids=DistTensorData(flow.tensor(sample[:-1])),
-            labels=DistTensorData(flow.tensor(sample[1:]), placement_idx=-1),
-        )
-
-
 def gather(prefix: Path, seconds: float) -> Contender:
     """The limit: one vectorised read of a batch from the memory map, into arrays used again."""
 
@@ -141,18 +118,10 @@ def _endless(batches: np.ndarray) -> Iterator[np.ndarray]:
 
 def _samples(scale: Scale, corpus: Path) -> list[Row]:
     limit = gather(corpus, scale.seconds)
-    peer = oneflow_loader(lambda: FlowSamples(IndexedSource(corpus)), WORKERS, scale.seconds)
 
-    def ours(workers: int, **options: Any) -> Contender:
+    def row(kind: str, workers: int, floor: float | None, **options: Any) -> Row:
         dataset: Callable[[], Any] = lambda: GPTDataset(corpus, LENGTH, **options)  # noqa: E731
-        return libai_data_loader(dataset, workers, scale.seconds)
+        ours = libai_data_loader(dataset, workers, scale.seconds)
+        return Row(f"gpt-{kind}", GPT, str(workers), (ours, limit), (AtLeast("libai_data", "gather", floor),))
 
-    half, known = AtLeast("libai_data", "gather", 0.5), AtLeast("libai_data", "gather")
-    return [
-        Row("gpt-0", GPT, "0", (ours(0), limit), (half,)),
-        Row("gpt-2", GPT, "2", (peer, ours(WORKERS), limit), (AtLeast("libai_data", "oneflow", 6), half)),
-        *(
-            Row(f"gpt-{kind}", f"the same, {kind}", "2", (ours(WORKERS, **options), limit), (known,))
-            for kind, options in _KINDS.items()
-        ),
-    ]
+    return [row("0", 0, 0.6), *(row(kind, WORKERS, None, **options) for kind, options in _KINDS.items())]

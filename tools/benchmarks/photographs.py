@@ -1,44 +1,68 @@
-"""Images: JPEG files decoded, cropped, flipped and normalised, beside Pillow and flowvision, and beside decoding."""
+"""Photographs as JPEG files: made, read by this project and by flowvision, and only decoded."""
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from libai_data.data.datasets import ImageFolderDataset
 from libai_data.data.sources.image_folder import ImageFolderSource
 from libai_data.data.transforms import Compose, ImageToFloat, RandomFlip, RandomResizedCrop
 from libai_data.data.transforms.libraries import libjpeg_turbo
 from libai_data.structures import DistTensorData, Instance
-from tools.benchmarks.peers import BATCH, libai_data_loader, oneflow_loader
-from tools.benchmarks.rows import AtLeast, Contender, Measure, Row, Scale, Unavailable
-from tools.benchmarks.works import write_photographs
+from tools.benchmarks.peer_loaders import WORKERS
+from tools.benchmarks.rows import Measure, Unavailable
+from tools.benchmarks.samples import MEAN, STD
+from tools.benchmarks.timing import BATCH
 
-WORKERS = 2
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_WORK = "JPEGs of about 500 x 375: decode, RandomResizedCrop 224, flip, normalise"
+_OF_SKIMAGE = ("astronaut", "chelsea", "coffee", "rocket")
 
 
-def rows(scale: Scale) -> list[Row]:
-    """The rows of the suite; the files are made here, in `scale.folder`."""
-    folder = write_photographs(scale.folder / "photographs", 64 if scale.quick else 2048)
-    ours = libai_data_loader(partial(our_dataset, folder), WORKERS, scale.seconds)
-    peer = oneflow_loader(partial(FlowvisionPhotographs, folder), WORKERS, scale.seconds)
-    alone = Contender("libjpeg-turbo", partial(_decoding_processes, folder, scale.seconds))
-    return [
-        Row(
-            "train-2",
-            _WORK,
-            str(WORKERS),
-            (peer, ours, alone),
-            (AtLeast("libai_data", "oneflow", 4), AtLeast("libai_data", "libjpeg-turbo", 0.6)),
-        ),
-    ]
+def write_photographs(root: Path, count: int) -> Path:
+    """Cut photographs into pieces and save them as JPEG files of about 500 x 375 pixels, in one folder a photograph.
+
+    Raises:
+        Unavailable: scikit-learn is not installed.
+    """
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    photographs = _photographs()
+    for number in range(count):
+        label = number % len(photographs)
+        image = photographs[label]
+        # Pieces of 60 to 100 % of the photograph, in any ratio between 5 : 4 and 3 : 2.
+        ratio = random.uniform(1.25, 1.5)
+        height = int(min(image.shape[0], image.shape[1] / ratio) * random.uniform(0.6, 1))
+        width = int(height * ratio)
+        top, left = (int(random.integers(0, whole - own + 1)) for whole, own in zip(image.shape, (height, width)))
+        piece = Image.fromarray(image[top : top + height, left : left + width])
+        size = int(375 * random.uniform(0.9, 1.1) * ratio), int(375 * random.uniform(0.9, 1.1))
+        path = root / f"class{label}" / f"{number:05d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        piece.resize(size, Image.Resampling.BICUBIC).save(path, quality=90)
+    return root
+
+
+def _photographs() -> list[np.ndarray]:
+    """Those of scikit-learn and, if it is installed, of scikit-image; uint8 [H, W, 3] each."""
+    try:
+        from sklearn.datasets import load_sample_images
+    except ModuleNotFoundError as error:
+        raise Unavailable("scikit-learn is not installed") from error
+    found = [np.asarray(image) for image in load_sample_images().images]
+    try:
+        data = importlib.import_module("skimage.data")
+    except ImportError:
+        return found
+    return [*found, *(getattr(data, name)() for name in _OF_SKIMAGE)]
 
 
 def our_dataset(folder: Path) -> ImageFolderDataset:
@@ -87,7 +111,7 @@ class FlowvisionPhotographs:
 
 
 @contextmanager
-def _decoding_processes(folder: Path, seconds: float) -> Iterator[Measure]:
+def decoding_processes(folder: Path, seconds: float) -> Iterator[Measure]:
     """libjpeg-turbo alone, in as many processes as the loader has workers."""
     source = ImageFolderSource(folder)
     paths = [str(source[index][0]) for index in range(len(source))]
