@@ -71,8 +71,10 @@ class _Window(NamedTuple):
     samples: dict[int, Any]
 
 
-def _remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
+def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
+    """Put a value, and forget those that were put first if there are more than `most`."""
     known[key] = value
+    known.move_to_end(key)
     while len(known) > most:
         known.popitem(last=False)
 
@@ -207,9 +209,9 @@ class StreamTransform:
         """The units of a sample that has to be read, and what was read."""
         sample, replacement = read = self._read(epoch, index)
         amount = 0 if sample is LEFT_OUT else self.measured(sample)
-        _remember(self._amounts, (epoch, index), amount)
+        remember(self._amounts, (epoch, index), amount)
         if replacement is not None:
-            _remember(self._planned, (epoch, index), replacement.chosen)
+            remember(self._planned, (epoch, index), replacement.chosen)
         return amount, read
 
     def amounts_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
@@ -245,7 +247,7 @@ class StreamTransform:
         window = self._windows.get(begin)
         if window is None:
             window = _Window(begin, end, *self._packed(begin, end))
-            _remember(self._windows, begin, window, _WINDOWS_KEPT)
+            remember(self._windows, begin, window, _WINDOWS_KEPT)
         return window
 
     def _window_bounds(self, place: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
+from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.random.permutation import permuted_each, places_in_each
 from libai_data.data.samplers.lane_visits import VISITS_VERSION, LaneVisits, ShardRow
 from libai_data.data.samplers.order import Order
@@ -96,9 +97,7 @@ class LaneOrder(Order):
             late = (self._turn_of_lane - epoch * self.epoch_size) % self.lanes
             edges = np.zeros(self.lanes + 1, dtype=np.int64)
             np.cumsum(share + (late < more), out=edges[1:])
-            self._spans[epoch] = edges
-            if len(self._spans) > _SPANS_KEPT:
-                self._spans.popitem(last=False)
+            remember(self._spans, epoch, edges, _SPANS_KEPT)
         return self._spans[epoch]
 
     def _span(self, epoch: int, lane: int) -> tuple[int, int]:

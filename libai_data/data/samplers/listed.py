@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
 from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
@@ -98,9 +99,7 @@ class ListedBatches(EpochPositions):
             listed = self._checked(number, indices)
             own, rows, valid = self._own_part(listed, ranks)
             digest = _digest(digest, listed)
-            self._digests[start + valid] = digest
-            if len(self._digests) > _DIGESTS_KEPT:
-                self._digests.popitem(last=False)
+            remember(self._digests, start + valid, digest, _DIGESTS_KEPT)
             if start >= position:
                 yield IndexBatch(number, epoch, start, rows, valid, np.full_like(own, epoch), own)
             elif start + valid > position:

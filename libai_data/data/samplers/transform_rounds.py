@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset, start_of
+from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset, remember, start_of
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.resuming import refuse
 from libai_data.data.samplers.sampler import EpochPositions, IndexBatch, StreamSampler
@@ -107,9 +107,7 @@ class TransformRounds(EpochPositions, StreamSampler):
         place, offset = place_and_offset(start)
         # Behind an output: the place where an epoch ends is that where the next one begins.
         epoch = (place - (offset == 0)) // self.order.epoch_size
-        self._starts[epoch, position] = start
-        while len(self._starts) > _STARTS_KEPT:
-            self._starts.popitem(last=False)
+        remember(self._starts, (epoch, position), start, _STARTS_KEPT)
 
     def take_over(self, other: StreamSampler) -> None:
         if isinstance(other, TransformRounds):

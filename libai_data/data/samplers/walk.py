@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import place_and_offset, start_of, starts_in
+from libai_data.data.datasets.stream_transform import place_and_offset, remember, start_of, starts_in
 from libai_data.data.samplers.order import Order
 from libai_data.errors import ConfigError
 
@@ -44,10 +44,7 @@ class Walk:
     def note(self, position: int, start: int) -> None:
         """Remember where the output at a position begins."""
         if start != UNKNOWN:
-            self._starts[position] = start
-            self._starts.move_to_end(position)
-            while len(self._starts) > _REMEMBERED:
-                self._starts.popitem(last=False)
+            remember(self._starts, position, start, _REMEMBERED)
 
     def known_start(self, position: int) -> int:
         """Where the output at a position begins, or `UNKNOWN`."""
