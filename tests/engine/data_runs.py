@@ -73,7 +73,7 @@ def train(
     return trainer
 
 
-def metric(folder: Path, name: str) -> dict[int, float]:
+def metric(folder: Path, name: str = "total_loss") -> dict[int, float]:
     """Iteration -> value, of metrics.json."""
     lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
     return {line["iteration"]: line[name] for line in lines if name in line}

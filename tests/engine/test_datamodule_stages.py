@@ -18,7 +18,8 @@ from libai_data.engine.datamodule.datamodule import DataModule
 from libai_data.errors import ConfigError
 from libai_data.iterables import from_iterable
 from libai_data.mesh.current import set_mesh
-from tests.engine.test_default_trainer import metrics, trained, weights
+from tests.engine.data_runs import metric
+from tests.engine.test_default_trainer import trained, weights
 from tests.engine.tiny import TinyDataset, tiny_config
 
 
@@ -73,8 +74,8 @@ def test_a_training_with_a_module_is_that_with_the_same_loaders(tmp_path: Path) 
     whole = trained(plain)
     module = TinyModule()
     trainer = with_module(config(tmp_path / "module"), module)
-    assert metrics(tmp_path / "module") == metrics(tmp_path / "plain")
-    assert metrics(tmp_path / "module", "Acc@1") == metrics(tmp_path / "plain", "Acc@1")
+    assert metric(tmp_path / "module") == metric(tmp_path / "plain")
+    assert metric(tmp_path / "module", "Acc@1") == metric(tmp_path / "plain", "Acc@1")
     for name, value in weights(whole).items():
         np.testing.assert_array_equal(weights(trainer)[name], value)
     assert module.calls == ["fit", "end of fit"]
@@ -88,7 +89,7 @@ def test_a_module_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -
         set_mesh(None)
     resumed = trained(cfg, resume=True)
     assert resumed.start_iter == 5
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
     # 12 steps, and 6 batches of each of the two evaluations after the checkpoint.
     assert resumed.data.datamodule.batches == 12 + 2 * 6
 
@@ -98,7 +99,7 @@ def test_it_validates_tests_and_predicts(tmp_path: Path) -> None:
     trainer = with_module(config(tmp_path, train_iter=5), module)
     results = trainer.evaluate("validate")
     assert trainer.evaluate("test") == results
-    assert results["Acc@1"] == metrics(tmp_path, "Acc@1")[4]
+    assert results["Acc@1"] == metric(tmp_path, "Acc@1")[4]
     scores = trainer.predict()["prediction_scores"]
     assert scores.shape == (21, 3)
     assert module.calls[2:] == [
@@ -159,7 +160,7 @@ def test_a_lightning_module_runs_unchanged_and_resumes(tmp_path: Path) -> None:
     with_module(cfg, lightning_module(), stop_after=7)
     resumed = with_module(cfg, lightning_module(), resume=True)
     assert resumed.start_iter == 5
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
 
 
 def test_a_lightning_module_of_datasets_has_the_loaders_it_was_given() -> None:
@@ -191,5 +192,5 @@ def test_a_stream_of_the_config_trains_and_resumes_bit_for_bit(tmp_path: Path) -
         trained(cfg, stop_after=stop_after)
         set_mesh(None)
     assert trained(cfg, resume=True).start_iter == 5
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-    assert metrics(tmp_path / "cut", "Acc@1") == metrics(tmp_path / "whole", "Acc@1")
+    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
+    assert metric(tmp_path / "cut", "Acc@1") == metric(tmp_path / "whole", "Acc@1")

@@ -24,6 +24,7 @@ from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.mesh.current import set_mesh
 from libai_data.mesh.peers.liveness import say_farewell
 from libai_data.structures import DistTensorData, Instance
+from tests.engine.data_runs import Stop, Stopped, metric
 from tests.engine.tiny import GRAPH_BALLAST, TinyDataset, tiny_config
 from tests.properties import slowly
 
@@ -36,34 +37,19 @@ class SignalAfter3(HookBase):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
-class Stopped(Exception):
-    """What ends a training in the middle."""
-
-
 def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: int | None = None) -> Any:
     """Set up and train; `stop_after` ends it rudely after that step."""
-
-    class Stop(HookBase):
-        def after_step(self) -> None:
-            if self.trainer.iter == stop_after:
-                raise Stopped
-
     args = default_argument_parser().parse_args(["--resume"] if resume else [])
     default_setup(cfg, args)
     flow.manual_seed(cfg.train.seed)
     trainer = kind(cfg)
-    trainer.register_hooks([Stop()])
+    trainer.register_hooks([Stop(stop_after)])
     if stop_after is None:
         trainer.train()
     else:
         with pytest.raises(Stopped):
             trainer.train()
     return trainer
-
-
-def metrics(folder: Path, name: str = "total_loss") -> dict[int, float]:
-    lines = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
-    return {line["iteration"]: line[name] for line in lines if name in line}
 
 
 def weights(trainer: Any) -> dict[str, np.ndarray]:
@@ -76,9 +62,9 @@ def test_a_training_leaves_checkpoints_config_metrics_and_events(tmp_path: Path)
     expected = {"model_0000004", "model_0000009", "model_final", "model_best", "last_checkpoint"}
     assert expected | {"config.yaml", "metrics.json", "log.txt"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert sorted(metrics(tmp_path)) == list(range(12))
-    assert sorted(metrics(tmp_path, "Acc@1")) == [4, 9, 11]
-    assert trainer._last_eval_results["Acc@1"] == metrics(tmp_path, "Acc@1")[11]
+    assert sorted(metric(tmp_path)) == list(range(12))
+    assert sorted(metric(tmp_path, "Acc@1")) == [4, 9, 11]
+    assert trainer._last_eval_results["Acc@1"] == metric(tmp_path, "Acc@1")[11]
     saved = LazyConfig.load(tmp_path / "config.yaml")
     assert saved.train.train_micro_batch_size == 8
     assert saved.train.dist.data_parallel_size == 1
@@ -104,9 +90,9 @@ def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool) -> 
     set_mesh(None)
     resumed = trained(tiny_config(str(tmp_path / "cut"), graph=graph), resume=True)
     assert resumed.start_iter == 5
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
-    assert metrics(tmp_path / "cut", "lr") == metrics(tmp_path / "whole", "lr")
-    assert metrics(tmp_path / "cut", "Acc@1") == metrics(tmp_path / "whole", "Acc@1")
+    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
+    assert metric(tmp_path / "cut", "lr") == metric(tmp_path / "whole", "lr")
+    assert metric(tmp_path / "cut", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
     for name, value in weights(whole).items():
         np.testing.assert_array_equal(weights(resumed)[name], value)
 
@@ -117,7 +103,7 @@ def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
         cfg.model.dropout = 0.5
         trained(cfg, stop_after=stop_after)
     trained(cfg, resume=True)
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
@@ -143,7 +129,7 @@ def test_a_signal_ends_the_training_with_a_checkpoint_of_the_last_step_and_its_l
     resumed = trained(config("cut"), resume=True)
     assert resumed.start_iter == 4
     # A line is the mean since the line before.
-    cut, whole = metrics(tmp_path / "cut"), metrics(tmp_path / "whole")
+    cut, whole = metric(tmp_path / "cut"), metric(tmp_path / "whole")
     assert (sorted(cut), sorted(whole)) == ([3, 11], [11])
     assert (4 * cut[3] + 8 * cut[11]) / 12 == pytest.approx(whole[11], rel=1e-6)
 
@@ -194,7 +180,7 @@ def test_a_checkpoint_of_one_mode_continues_in_the_other(tmp_path: Path, first: 
     trained(tiny_config(str(tmp_path / "whole")))
     trained(tiny_config(str(tmp_path / "cut"), graph=first), stop_after=7)
     trained(tiny_config(str(tmp_path / "cut"), graph=not first), resume=True)
-    whole, cut = metrics(tmp_path / "whole"), metrics(tmp_path / "cut")
+    whole, cut = metric(tmp_path / "whole"), metric(tmp_path / "cut")
     np.testing.assert_allclose([cut[step] for step in range(12)], [whole[step] for step in range(12)], rtol=1e-4)
 
 
@@ -210,7 +196,7 @@ def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(tmp_path
     assert again.start_iter == 12
     longer = trained(tiny_config(str(tmp_path), train_iter=14), resume=True)
     assert (longer.start_iter, longer.iter) == (12, 14)
-    assert sorted(metrics(tmp_path)) == list(range(14))
+    assert sorted(metric(tmp_path)) == list(range(14))
 
 
 def test_a_resume_without_a_checkpoint_is_refused_in_training_and_evaluation(tmp_path: Path) -> None:
@@ -304,7 +290,7 @@ class LoaderAlone(GuidesTrainer):
 def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind: Any, graph: bool, micro: int) -> None:
     cfg = tiny_config(str(tmp_path), graph=graph, global_batch_size=8 * (8 // micro), train_micro_batch_size=8)
     trainer = trained(cfg, kind)
-    losses = metrics(tmp_path)
+    losses = metric(tmp_path)
     assert len(losses) == 12
     assert losses[11] < losses[0]
     assert trainer._last_eval_results["Acc@2"] > 50
@@ -385,11 +371,11 @@ def test_the_command_trains_evaluates_and_resumes(tmp_path: Path) -> None:
     results = command(tmp_path, "train.train_iter=7")
     assert command(tmp_path, "--eval-only", "--resume") == results
     weights_at_5 = f"train.load_weight={tmp_path}/model_0000004"
-    assert command(tmp_path, "--eval-only", weights_at_5)["Acc@1"] == metrics(tmp_path, "Acc@1")[4]
+    assert command(tmp_path, "--eval-only", weights_at_5)["Acc@1"] == metric(tmp_path, "Acc@1")[4]
     in_a_graph = command(tmp_path, "--eval-only", weights_at_5, "graph.enabled=true", f"model.ballast={GRAPH_BALLAST}")
     assert in_a_graph == pytest.approx(command(tmp_path, "--eval-only", weights_at_5))
     command(tmp_path, "--resume", "train.train_iter=9")
-    assert sorted(metrics(tmp_path)) == list(range(9))
+    assert sorted(metric(tmp_path)) == list(range(9))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -405,7 +391,7 @@ def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alo
         def train(self, start_iter: int | None = None, max_iter: int | None = None) -> Any:
             results = super().train(start_iter, max_iter)
             folder = Path(self.cfg.train.output_dir)
-            kept["steps"], kept["evaluated"] = sorted(metrics(folder)), sorted(metrics(folder, "Acc@1"))
+            kept["steps"], kept["evaluated"] = sorted(metric(folder)), sorted(metric(folder, "Acc@1"))
             return results
 
     for _ in range(2):

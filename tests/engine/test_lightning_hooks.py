@@ -16,8 +16,8 @@ from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables import from_iterable
 from libai_data.iterables.combined import CombinedLoader
 from libai_data.structures import DistTensorData, Instance
+from tests.engine.data_runs import metric
 from tests.engine.test_datamodule_stages import config, with_module
-from tests.engine.test_default_trainer import metrics
 from tests.engine.tiny import TinyDataset, TinyModel
 from tests.properties import slowly
 
@@ -187,11 +187,11 @@ def test_several_training_loaders_train_together_and_resume_bit_for_bit(tmp_path
     whole = with_module(job(tmp_path / "whole"), Together("dict"))
     assert isinstance(whole.train_loader, CombinedLoader)
     with_module(job(tmp_path / "list"), Together("list"))
-    assert metrics(tmp_path / "list") == metrics(tmp_path / "whole")
+    assert metric(tmp_path / "list") == metric(tmp_path / "whole")
     with_module(job(tmp_path / "cut"), Together("dict"), stop_after=7)
     resumed = with_module(job(tmp_path / "cut"), Together("dict"), resume=True)
     assert resumed.start_iter == 5
-    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
 
 
 def test_the_shorter_of_several_loaders_begins_anew() -> None:
