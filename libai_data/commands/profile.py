@@ -28,11 +28,21 @@ _WARM_UP_BATCHES = 2
 
 
 class Measurement(NamedTuple):
-    """One run of a loader: samples a second once the first batches are there, and seconds of each stage a sample."""
+    """One run of a loader, once the first batches are there.
+
+    Args:
+        workers: worker processes.
+        rate: samples a second.
+        seconds: of each stage, a sample.
+        batch: seconds from one batch to the next.
+        fixed: seconds that the trainer spends on a batch, besides reading samples.
+    """
 
     workers: int
     rate: float
     seconds: Sequence[float]
+    batch: float
+    fixed: float
 
     @property
     def bottleneck(self) -> str:
@@ -42,7 +52,8 @@ class Measurement(NamedTuple):
     def line(self) -> str:
         """A line of the table."""
         costs = "  ".join(f"{cost * 1e6:12,.1f}" for cost in self.seconds)
-        return f"{self.workers:7}  {self.rate:10,.0f}  {costs}  {self.bottleneck}"
+        batch = f"{self.batch * 1e6:12,.1f}  {self.fixed * 1e6:12,.1f}"
+        return f"{self.workers:7}  {self.rate:10,.0f}  {costs}  {batch}  {self.bottleneck}"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -72,7 +83,7 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
     tokenizer = build_configured_tokenizer(cfg)
     measurements: list[Measurement] = []
     stages = "  ".join(f"{stage + ' us':>12}" for stage in STAGES)
-    yield f"{'workers':>7}  {'samples/s':>10}  {stages}  bottleneck"
+    yield f"{'workers':>7}  {'samples/s':>10}  {stages}  {'batch us':>12}  {'fixed us':>12}  bottleneck"
     for workers in counts:
         rank = one_rank_loaders(cfg, mesh.data_parallel_size, num_workers=workers, tokenizer=tokenizer)
         try:
@@ -97,21 +108,34 @@ def measure(
     seconds: float,
     rows_of: Callable[[Any], int],
     clock: Callable[[], float] = time.perf_counter,
+    busy: Callable[[], float] = time.thread_time,
 ) -> Measurement:
-    """Take batches as fast as they come, at least one; a finite loader is gone through again and again."""
+    """Take batches as fast as they come, at least one; a finite loader is gone through again and again.
+
+    Args:
+        loader: to be measured.
+        workers: that it has. Without workers the trainer reads the samples, which is no part of the fixed cost.
+        seconds: to measure.
+        rows_of: samples of a batch.
+        clock: seconds.
+        busy: seconds of processor time of the trainer's thread.
+    """
     if not callable(getattr(loader, "stats", None)):
         raise ConfigError(f"the train loader is a {type(loader).__name__}, which has no stats(), so it is not measured")
     batches = _batches(loader)
     for _ in range(_WARM_UP_BATCHES):
         next(batches)
     before = loader.stats()
-    rows, start = 0, clock()
+    rows, count, start, used = 0, 0, clock(), busy()
     while rows == 0 or clock() - start < seconds:
         rows += rows_of(next(batches))
-    taken, after = clock() - start, loader.stats()
+        count += 1
+    taken, used, after = clock() - start, busy() - used, loader.stats()
     samples = after["samples"] - before["samples"]
     spent = [after[f"{stage}_seconds"] - before[f"{stage}_seconds"] for stage in STAGES]
-    return Measurement(workers, rows / taken, [each / samples if samples else 0.0 for each in spent])
+    fixed = used if workers else max(0.0, taken - sum(spent))
+    costs = [each / samples if samples else 0.0 for each in spent]
+    return Measurement(workers, rows / taken, costs, taken / count, fixed / count)
 
 
 def _batches(loader: Any) -> Iterator[Any]:
@@ -163,6 +187,32 @@ def recommend(
     workers = -(-enough.workers // reading)
     if reading > 1:
         reasons.append(f"{reading} ranks of a node read, and share its cores: {workers} worker(s) each.")
+    reasons.append(_mattering(enough, reading))
     cost = max(best.seconds)
     reasons.append(f"Most of a worker's time goes into '{best.bottleneck}': {cost * 1e6:,.0f} microseconds a sample.")
     return [f"dataloader.train.num_workers={workers}", *overrides], reasons
+
+
+def _mattering(found: Measurement, reading: int) -> str:
+    """At which step time the loader stops mattering.
+
+    Args:
+        found: by one rank that had all cores.
+        reading: ranks of a node that share them.
+    """
+    if not found.workers:
+        return (
+            f"Without workers a step waits {_span(found.batch)} for each batch, of which {_span(found.fixed)} are "
+            f"fixed: at most 1% of steps of {_span(100 * found.batch)} or longer."
+        )
+    return (
+        f"Steps of {_span(found.batch * reading)} or longer for each batch do not wait for data. The trainer's fixed "
+        f"cost of a batch remains, {_span(found.fixed)}: at most 1% of steps of {_span(100 * found.fixed)} or longer."
+    )
+
+
+def _span(seconds: float) -> str:
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"

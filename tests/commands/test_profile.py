@@ -25,7 +25,7 @@ CONFIG = str(Path(__file__).resolve().parents[1] / "engine" / "tiny_config.py")
 
 
 def measured(rates: dict[int, float]) -> list[Measurement]:
-    return [Measurement(workers, rate, (1e-5, 3e-4, 1e-6)) for workers, rate in rates.items()]
+    return [Measurement(workers, rate, (1e-5, 3e-4, 1e-6), 10 / rate, 2e-5) for workers, rate in rates.items()]
 
 
 @given(st.integers(1, 300))
@@ -82,8 +82,42 @@ def test_the_rate_and_the_cost_of_each_stage_are_those_of_the_loader() -> None:
     loader = CountedLoader()
     found = measure(loader, 1, 1.0, int, loader.clock)
     assert found.rate == pytest.approx(100)
+    assert found.batch == pytest.approx(0.1)
     assert found.seconds == pytest.approx((0.008, 0.002, 0))
     assert found.bottleneck == "source"
+
+
+class CostlyLoader(CountedLoader):
+    """A batch takes 0.15 s, of which the stages are 0.1, and the trainer is busy for 0.03."""
+
+    def clock(self) -> float:
+        return 0.15 * self.taken
+
+    def busy(self) -> float:
+        return 0.03 * self.taken
+
+
+@pytest.mark.parametrize(("workers", "fixed"), [(0, 0.05), (2, 0.03)])
+def test_the_fixed_cost_of_a_batch_is_what_the_trainer_spends_beside_reading(workers: int, fixed: float) -> None:
+    loader = CostlyLoader()
+    found = measure(loader, workers, 1.5, int, loader.clock, loader.busy)
+    assert found.batch == pytest.approx(0.15)
+    assert found.fixed == pytest.approx(fixed)
+
+
+def test_it_is_said_at_which_step_time_the_loader_stops_mattering() -> None:
+    _, reasons = recommend(measured({0: 100, 2: 1000}), ParallelMesh(1, 1, 1))
+    assert any(
+        "Steps of 10 ms or longer for each batch do not wait for data" in reason
+        and "fixed cost of a batch remains, 20 us: at most 1% of steps of 2 ms or longer" in reason
+        for reason in reasons
+    ), reasons
+    # Two ranks share the cores, so that a batch takes each of them twice as long.
+    _, reasons = recommend(measured({0: 100, 2: 1000}), ParallelMesh(2, 1, 1))
+    assert any("Steps of 20 ms or longer for each batch" in reason for reason in reasons), reasons
+    _, reasons = recommend(measured({0: 100, 2: 100}), ParallelMesh(1, 1, 1))
+    assert any("Without workers a step waits 100 ms for each batch" in reason for reason in reasons), reasons
+    assert any("at most 1% of steps of 10 s" in reason for reason in reasons), reasons
 
 
 def no_samples() -> Iterator[Any]:
