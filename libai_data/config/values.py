@@ -62,12 +62,7 @@ def check_values(cfg: Any) -> None:
 
 
 def check_device(cfg: Any, device_type: str) -> None:
-    """Refuse keys that need a GPU where there is none.
-
-    Args:
-        cfg: the whole config.
-        device_type: of the mesh.
-    """
+    """Refuse keys that need a GPU where there is none."""
     for key in _GPU_ONLY if device_type == "cpu" else ():
         if try_get_key(cfg, key):
             raise ConfigError(

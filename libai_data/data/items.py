@@ -178,9 +178,6 @@ class ReuseCheck:
     Two samples of which both are held can lie in one place only if the place does not change, or is overwritten. Where
     that happens, the contents are compared with those at the next sample: the first times, and then ever less often.
     The first samples are also compared with the first one, for datasets that use several buffers in turn.
-
-    Args:
-        dataset: its name.
     """
 
     def __init__(self, dataset: str) -> None:

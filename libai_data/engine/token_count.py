@@ -33,9 +33,6 @@ class TokenCounter:
     where the inputs lie, and read when somebody asks. Without a mask, all tokens of samples of equal length count. If a
     collator may pad and there is no mask, the number is not known.
 
-    Args:
-        loader: the train loader.
-
     Attributes:
         sources: on rank 0, the tokens of each dataset of a blend, or of several datasets one behind the other.
     """

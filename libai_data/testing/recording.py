@@ -42,14 +42,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Factory:
-    """How to make the loaders of a job, and how to read them.
-
-    Args:
-        make_loader: takes (rank, world, state), and `workers` if it has such a parameter.
-        samples: length of the dataset.
-        endless: whether a pass has no end.
-        indices_of: an index for each row of a batch, below 0 for padding; None reads lists of indices and Instances.
-    """
+    """How to make the loaders of a job, and how to read them: the arguments of `check_conformance`."""
 
     make_loader: Callable[..., Iterable[Any]]
     samples: int
@@ -69,12 +62,7 @@ class Factory:
 
 
 class Job:
-    """The loaders of all ranks.
-
-    Args:
-        factory: made them.
-        loaders: in the order of ranks.
-    """
+    """The loaders of all ranks."""
 
     def __init__(self, factory: Factory, loaders: list[Any]) -> None:
         self._factory = factory

@@ -37,12 +37,7 @@ class Pieces(NamedTuple):
 
 
 def whole_corpus(tokens: int, num_epochs: int) -> Pieces:
-    """The stream of a corpus in the order of its files: one piece an epoch.
-
-    Args:
-        tokens: of the corpus.
-        num_epochs: how often it is repeated.
-    """
+    """The stream of a corpus in the order of its files: one piece an epoch."""
     starts = np.arange(num_epochs + 2, dtype=np.int64) * tokens
     starts[-1] = _NEVER
     return Pieces(starts, np.zeros(num_epochs + 1, np.int64))

@@ -43,13 +43,7 @@ class Masking:
 
 
 class Masker:
-    """Masks tokens.
-
-    Args:
-        tables: of the tokenizer.
-        mask_id: id of the mask.
-        masking: how.
-    """
+    """Masks tokens."""
 
     def __init__(self, tables: VocabularyTables, mask_id: int, masking: Masking) -> None:
         self._tables, self._mask_id, self._masking = tables, mask_id, masking

@@ -151,12 +151,7 @@ class GlobalDraws:
 
 
 class _Watch:
-    """Watches one reading; if it is known to draw, and of one sample, with the generators seeded.
-
-    Args:
-        draws: of the dataset.
-        key: of the sample.
-    """
+    """Watches one reading; if it is known to draw, and of one sample, with the generators seeded."""
 
     _drew_from_flow = False
     _notices = False
@@ -230,11 +225,7 @@ def take_doubt() -> bool:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed all global generators, and put them back afterwards; threads take turns.
-
-    Args:
-        seed: what to seed with.
-    """
+    """Seed all global generators, and put them back afterwards; threads take turns."""
     _thread.has_drawn = _thread.has_seeded = True
     if _thread.shares:
         # What comes of it is not used.

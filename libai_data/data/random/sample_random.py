@@ -130,9 +130,6 @@ class reading_row(reading_samples):
     """Says that, within the block, of the samples that are being read together one is read; `read_batch` may do so.
 
     `sample_generator` is then that sample's, and an error within the block is told with its index.
-
-    Args:
-        row: which of them.
     """
 
     def __init__(self, row: int) -> None:

@@ -250,15 +250,9 @@ def lane_of_turn(lanes: int) -> np.ndarray:
 def laned_order(
     dataset: Any, seed: int, shuffle: bool, lanes: int | None, block: int | None, weights: Any = None
 ) -> LaneOrder | None:
-    """The order of a dataset that is read in lanes; None without lanes.
+    """The order of a dataset with shards (`shard_lengths_of`) that is read in lanes; None without lanes.
 
-    Args:
-        dataset: with a length, and with shards (`shard_lengths_of`).
-        seed: decides the order.
-        shuffle: another order each epoch; without it, each lane reads its span from the beginning to the end.
-        lanes: number of lanes.
-        block: shards that a lane shuffles together, at most; by default `BLOCK`.
-        weights: of the samples; None, as lanes take each sample once an epoch.
+    The arguments are those of `CyclicSampler`. Without `shuffle`, each lane reads its span from first to last sample.
     """
     check(_RULES, lanes=lanes, block=block)
     if lanes is None:

@@ -266,9 +266,6 @@ class DealtIndices(ListedBatches):
 
     Args:
         sampler: an iterable of the indices of an epoch, for all ranks together; iterated anew each epoch, by rank 0.
-        micro_batch_size: samples of a batch for one data-parallel rank.
-        data_parallel_rank: this rank's coordinate on the data axis.
-        data_parallel_size: size of the data axis.
         drop_last: leave out a last batch that is not full. Otherwise it is short; if its rows do not divide over the
             ranks, the last one is repeated.
         samples: of the dataset; None if nobody knows.
@@ -353,12 +350,7 @@ def _digest(before: str, listed: np.ndarray) -> str:
 
 
 def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
-    """The sampler itself if it knows positions, else wrapped in `ListedBatches`.
-
-    Args:
-        batch_sampler: of the user.
-        dataset: that it is for.
-    """
+    """The sampler itself if it knows positions, else wrapped in `ListedBatches`."""
     has_length = hasattr(dataset, "__len__") or isinstance(dataset, type)
     samples = length_of(dataset) if has_length else None
     if isinstance(batch_sampler, (StreamSampler, ListedBatches)):

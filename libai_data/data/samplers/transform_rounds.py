@@ -29,11 +29,6 @@ class TransformRounds(EpochPositions, StreamSampler):
 
     Args:
         dataset: a `StreamTransform`.
-        micro_batch_size: outputs of a batch for one data-parallel rank.
-        shuffle: another permutation of the samples each epoch.
-        data_parallel_rank: this rank's coordinate on the data axis.
-        data_parallel_size: size of the data axis.
-        seed: decides the permutations.
         ends: what happens to the last outputs of an epoch if they fill no global batch: "short", "pad" or "drop".
     """
 

@@ -53,10 +53,6 @@ class Walk:
     def outputs(self, position: int, count: int) -> tuple[np.ndarray, int]:
         """Find some outputs.
 
-        Args:
-            position: of the first one.
-            count: how many.
-
         Returns:
             For each where its first unit is, int64 [count]; and where the output behind them begins.
 
@@ -74,11 +70,6 @@ class Walk:
 
     def of_round(self, epoch: int, start: int, count: int) -> tuple[np.ndarray, int]:
         """Find the next outputs of an epoch; at its end there are fewer.
-
-        Args:
-            epoch: the epoch.
-            start: where the first one begins.
-            count: how many.
 
         Returns:
             For each where its first unit is, int64 [up to count]; and where the output behind them begins.

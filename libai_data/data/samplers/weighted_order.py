@@ -119,15 +119,7 @@ class WeightedOrder(Order):
 def drawn_order(
     dataset: Any, seed: int, weights: Any, num_samples: int | None, replacement: bool
 ) -> WeightedOrder | None:
-    """The order of a dataset whose samples are drawn by weights; None without weights.
-
-    Args:
-        dataset: anything with a length.
-        seed: decides the draws.
-        weights: a number for each sample, at least 0; only their proportions matter.
-        num_samples: draws of an epoch; by default as many as the dataset has samples.
-        replacement: whether a sample may come several times in an epoch.
-    """
+    """The order of a dataset whose samples are drawn by weights, as `CyclicSampler` takes them; else None."""
     check(_RULES, num_samples=num_samples, replacement=replacement)
     if weights is None:
         for name, value, default in (("num_samples", num_samples, None), ("replacement", replacement, True)):

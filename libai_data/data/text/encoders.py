@@ -129,11 +129,7 @@ class FastEncoder:
 
 
 class SentencePieceEncoder:
-    """A model of sentencepiece.
-
-    Args:
-        path: of the model.
-    """
+    """A model of sentencepiece."""
 
     def __init__(self, path: Path) -> None:
         from sentencepiece import SentencePieceProcessor
@@ -160,9 +156,6 @@ class SentencePieceEncoder:
 class ChineseWordEncoder:
     """BERT's WordPiece with the marks that LiBai's `do_chinese_wwm` makes: of each Chinese word, as jieba finds it, the
     characters behind the first become "##" + character, where the vocabulary has that.
-
-    Args:
-        encoder: of a vocabulary of BERT.
     """
 
     def __init__(self, encoder: FastEncoder) -> None:

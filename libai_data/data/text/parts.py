@@ -122,12 +122,7 @@ class Cutting:
 
 
 def cut_into_parts(paths: Sequence[Path], cutting: Cutting) -> Iterator[Part]:
-    """Cut files into parts; small files share one.
-
-    Args:
-        paths: in the corpus's order.
-        cutting: how.
-    """
+    """Cut files into parts; small files share one."""
     pieces: list[Piece] = []
     number, size = 0, 0
     cutting = cutting.for_files(paths)

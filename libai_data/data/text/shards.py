@@ -128,13 +128,7 @@ def name_of(part: Part) -> str:
 
 
 def shard_prefix(folder: Path, number: int, key: int) -> Path:
-    """Where the shard of a part lies.
-
-    Args:
-        folder: of all shards.
-        number: of the part.
-        key: number of the key.
-    """
+    """Where the shard of a part lies."""
     return folder / f"{number:08d}-{key}"
 
 
@@ -149,14 +143,7 @@ def finished_shard(folder: Path, number: int) -> ShardReport | None:
 
 
 def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) -> ShardReport:
-    """Tokenize a part, and write its shard; the report is written last, so that what has a report is complete.
-
-    Args:
-        folder: of all shards.
-        part: of the corpus.
-        task: how.
-        tokenizer: that of the task, loaded.
-    """
+    """Tokenize a part, and write its shard; the report is written last, so that what has a report is complete."""
     report = ShardReport(tokens=dict.fromkeys(task.keys, 0))
     dtype = dtype_for(len(tokenizer))
     ends = task.ends(tokenizer)
