@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -192,6 +193,7 @@ class BatchLoader(ResumableLoader):
         self._iteration: Iteration | None = None
         self._streamed: StreamedSource | None = None
         self._is_lent = False
+        self._turns = threading.RLock()
         self._times = LoaderTimes()
         self._stage_times = StageTimes()
 
@@ -231,6 +233,10 @@ class BatchLoader(ResumableLoader):
             position: position of the first batch in the stream.
             also_kept: batches that the caller keeps in addition to the one in use.
         """
+        with self._turns:
+            return self._begun(position, also_kept)
+
+    def _begun(self, position: int, also_kept: int) -> Iteration:
         if self._begun_in not in (0, os.getpid()):
             if self._is_lent:
                 refuse_in_fork(self._begun_in, "this loader")
@@ -248,7 +254,7 @@ class BatchLoader(ResumableLoader):
         self._read_ahead(position)
         # Not a method, with which the loader would be in a cycle, and live on when nobody has it.
         reached = partial(_tell_reached, self._streamed, self.stream)
-        self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached)
+        self._iteration = Iteration(self.stream, position, self._reader, self._ahead, self._times, reached, self._turns)
         return self._iteration
 
     def _prepare_streaming(self) -> None:
@@ -359,13 +365,14 @@ class BatchLoader(ResumableLoader):
 
     def close(self) -> None:
         """End the workers. Batches that are in use stay valid. The loader starts again when it is iterated again."""
-        if self._iteration is not None:
-            self._iteration.end("the loader was closed; iter(loader) starts it again")
-            self._iteration = None
-        if self._streamed is not None:
-            self._streamed.end_read_ahead()
-        self._end_workers()
-        self._arena.close()
+        with self._turns:
+            if self._iteration is not None:
+                self._iteration.end("the loader was closed; iter(loader) starts it again")
+                self._iteration = None
+            if self._streamed is not None:
+                self._streamed.end_read_ahead()
+            self._end_workers()
+            self._arena.close()
 
     def _end_workers(self) -> None:
         if self._reader is not None:
@@ -375,13 +382,14 @@ class BatchLoader(ResumableLoader):
         self._reader, self._begun_in = None, 0
 
     def _break_off(self, why: str) -> None:
-        if self._iteration is None:
-            return
-        if self._reader is None or self._reader.is_torn:
-            self._iteration.end(why)
-        else:
-            self._iteration.break_off(why)
-        self._iteration = None
+        with self._turns:
+            if self._iteration is None:
+                return
+            if self._reader is None or self._reader.is_torn:
+                self._iteration.end(why)
+            else:
+                self._iteration.break_off(why)
+            self._iteration = None
 
 
 def _run_what_is_queued() -> None:

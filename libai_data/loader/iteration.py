@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional
 
 from libai_data.data.random.sample_random import end_blocks_since, reading_now
@@ -106,6 +107,7 @@ class Iteration:
         ahead: batches to read ahead of the one asked for.
         times: where waiting is counted.
         reached: called with the position of each batch that is handed out.
+        turns: held by whoever begins to use the reader, or breaks off who does; threads may share a loader.
     """
 
     def __init__(
@@ -116,9 +118,11 @@ class Iteration:
         ahead: int,
         times: LoaderTimes,
         reached: Callable[[int], None],
+        turns: AbstractContextManager[Any],
     ) -> None:
         self._reader = reader
         self._reached = reached
+        self._turns = turns
         self._ahead = ahead
         self._times = times
         self._plan = stream.batches(position)
@@ -132,13 +136,14 @@ class Iteration:
         return self
 
     def __next__(self) -> ReadyBatch:
-        if self._broken_off:
-            raise PassError(self._broken_off)
-        if self._over:
-            raise StopIteration
         asked, reading = time.perf_counter(), reading_now()
-        # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
-        self._reader.is_torn = True
+        with self._turns:
+            if self._broken_off:
+                raise PassError(self._broken_off)
+            if self._over:
+                raise StopIteration
+            # A Ctrl-C may come between any two lines, so that some task or slot is in nobody's books.
+            self._reader.is_torn = True
         try:
             self._send_out()
             batch = self._reader.finish(self._pending[0]) if self._pending else None
@@ -151,11 +156,12 @@ class Iteration:
                 self.break_off()
                 self._over = True
             raise
+        if batch is not None:
+            self._pending.popleft()
         self._reader.is_torn = False
         if batch is None:
             self._over = True
             raise StopIteration
-        self._pending.popleft()
         self._count(asked)
         self._reached(batch.index_batch.position)
         return batch

@@ -74,6 +74,7 @@ class ProcessExecutor(Executor):
         self._in_init: dict[int, float] = {}
         self._has_unpickled = False
         self._last_look = time.monotonic()
+        self._is_closed = False
         self._task_queue = TaskQueue(workers)
         try:
             self._pool = WorkerPool(starter, workers, self._task_queue, arena)
@@ -174,7 +175,7 @@ class ProcessExecutor(Executor):
             self._listen(_SECONDS_BETWEEN_LOOKS)
 
     def _check_open(self) -> None:
-        if not len(self._pool):
+        if self._is_closed:
             raise RuntimeError("the loader has been closed while a batch was being read")
 
     def _collect(self) -> None:
@@ -245,6 +246,7 @@ class ProcessExecutor(Executor):
             number: the worker's.
             hung: why it was ended, if it was ended from here.
         """
+        self._check_open()
         pid, was_ready = self._pool.processes[number].pid, self._is_ready[number]
         process = self._pool.processes[number]
         ended, last_words = process.wait(), process.stderr.last_words()
@@ -381,6 +383,8 @@ class ProcessExecutor(Executor):
 
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
+        # Another thread may wait for a result; it is not to replace workers that exit.
+        self._is_closed = True
         if os.getpid() == self._pid:  # A fork of the trainer has no workers.
             self._task_queue.stop()
         self._pool.close()

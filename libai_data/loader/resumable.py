@@ -37,12 +37,10 @@ class OfOneProcess:
     """Process that has begun to read; 0 if none has."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._begun_in:
-            raise TypeError(
-                "a loader that reads can be neither copied nor pickled; make another one, and give it the state_dict() "
-                "of this one with load_state_dict"
-            )
-        return super().__reduce_ex__(protocol)
+        raise TypeError(
+            "a loader can be neither copied nor pickled; make another one, and give it the state_dict() of this one "
+            "with load_state_dict"
+        )
 
 
 class ResumableLoader(OfOneProcess):

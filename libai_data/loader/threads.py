@@ -46,7 +46,7 @@ class ThreadExecutor(Executor):
         self._firsts_asked, self._wanted_first = 0, _ORDINARY
         self._first_guard = threading.Lock()
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool]] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[Task, TaskResult, bool] | None] = queue.SimpleQueue()
         self._undone = 0
         self._done: deque[TaskResult] = deque()
         self._own_tasks: deque[Task] = deque()
@@ -181,14 +181,14 @@ class ThreadExecutor(Executor):
         )
 
     def _wait_for_thread(self) -> tuple[Task, TaskResult, bool]:
-        while True:
-            try:
-                return self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
-            except queue.Empty:
-                if self._closed:
-                    raise RuntimeError("the loader has been closed while a batch was being read") from None
-                if self._timeout:
-                    self._check_timeout()
+        while not self._closed:
+            with suppress(queue.Empty):
+                found = self._results.get(timeout=_SECONDS_BETWEEN_LOOKS)
+                if found is not None:
+                    return found
+            if self._timeout:
+                self._check_timeout()
+        raise RuntimeError("the loader has been closed while a batch was being read")
 
     def has_result(self) -> bool:
         return bool(self._done) or not self._results.empty()
@@ -219,3 +219,5 @@ class ThreadExecutor(Executor):
         self._closed = True
         for _ in self._threads:
             self._tasks.put(None)
+        # For another thread that waits for a result.
+        self._results.put(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import threading
 from typing import Any, Callable
 
 import pytest
@@ -88,9 +89,40 @@ def test_what_reads_is_neither_copied_nor_pickled(kind: str) -> None:
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match="can be neither copied nor pickled"):
             duplicate(batches)
-        with pytest.raises(TypeError, match="a loader that reads can be neither copied nor pickled"):
+        with pytest.raises(TypeError, match="a loader can be neither copied nor pickled"):
             duplicate(made)
     made.close()
+
+
+@pytest.mark.parametrize("kind", list(MAKERS)[:3])
+def test_a_loader_that_has_not_begun_is_neither_copied_nor_pickled(kind: str) -> None:
+    for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a loader can be neither copied nor pickled"):
+            duplicate(MAKERS[kind]())
+
+
+@pytest.mark.parametrize("kind", ["processes", "threads"])
+def test_threads_that_begin_one_loader_get_its_batches_or_are_told(kind: str) -> None:
+    made, told = MAKERS[kind](), []
+    together = threading.Barrier(3)
+
+    def use() -> None:
+        together.wait()
+        try:
+            told.append(rows_of(made.numpy())[-1])
+        except PassError:
+            pass
+        except BaseException as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    made.close()
+    assert told == [ROWS[-1]] * len(told)
+    assert told
 
 
 def test_two_threads_that_share_an_iterator_are_told() -> None:
