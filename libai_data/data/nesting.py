@@ -46,7 +46,7 @@ def is_numbers(value: Any) -> bool:
         if not value:
             return True
         value = value[0]
-    return isinstance(value, (bool, int, float, np.generic))
+    return isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, TEXT)
 
 
 def is_texts(value: Any) -> bool:
@@ -80,7 +80,7 @@ def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, 
 
 def _apart(value: Any, path: str, leaves: dict[str, Any]) -> Any:
     if is_texts(value):
-        return _leaf(Leaf(path, type(value[0]).__name__), value, leaves)
+        return _leaf(Leaf(path, "str" if isinstance(value[0], str) else "bytes"), value, leaves)
     if isinstance(value, abc.Mapping):
         return {key: _apart(item, f"{path}.{key}", leaves) for key, item in value.items()}
     if is_named_tuple(value):

@@ -63,6 +63,8 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
 
 def _form(sample: Any) -> str:
     """The type of a sample, in words; it must be the same for all samples of a batch."""
+    if isinstance(sample, TEXT):
+        return "a str" if isinstance(sample, str) else "a bytes"
     if isinstance(sample, (bool, int, float, np.generic)):
         return "a number"
     return f"a {type(sample).__name__}"

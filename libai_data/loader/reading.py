@@ -110,12 +110,22 @@ class SampleReader:
             SampleSchema.of(form)
         except SchemaError as error:
             raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
+        except Exception as error:  # Of a value that fails to become an array.
+            raise self._failure(f"sample {index}", error) from error
         return form
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         """Read some samples, in this order, with the fields that were asked for."""
         samples = self._samples(epochs, indices, self._reuse)
-        return samples if self._names is None else [selected(sample, self._names) for sample in samples]
+        if self._names is None:
+            return samples
+        return [self._selected(sample, index) for sample, index in zip(samples, indices.tolist())]
+
+    def _selected(self, sample: Any, index: int) -> Any:
+        try:
+            return selected(sample, self._names or ())
+        except SchemaError as error:
+            raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
 
     def _samples(self, epochs: np.ndarray, indices: np.ndarray, reuse: ReuseCheck | None = None) -> list[Any]:
         if self._get_items is not None and self._may_read_together(indices):
@@ -203,6 +213,8 @@ class SampleReader:
                     write(row, sample)
                 except SchemaError as error:
                     raise self._mismatch(schema, index, str(error)) from error
+                except Exception as error:
+                    raise self._failure(f"sample {index}", error) from error
                 copy += perf_counter() - read
         self._note_replaced(reading)
         self._count(perf_counter() - begin - copy, copy, len(indices))
@@ -356,6 +368,8 @@ class SampleReader:
             write(row, self._fields(schema, sample))
         except SchemaError as error:
             raise self._mismatch(schema, index, str(error)) from error
+        except Exception as error:
+            raise self._failure(f"sample {index}", error) from error
         finally:
             self._times.copy += perf_counter() - start
 

@@ -247,7 +247,7 @@ class _Worker:
 def _sendable(name: str, value: Any) -> DistTensorData:
     """A field as an array, since what else a sample may hold need not survive being sent."""
     layout = layout_of(value, name)
-    return DistTensorData(array_of(value, name), layout.sbp_list, layout.placement_idx)
+    return DistTensorData(array_of(value, name).view(np.ndarray), layout.sbp_list, layout.placement_idx)
 
 
 def remote_failure(error: BaseException) -> RemoteFailure:

@@ -26,7 +26,7 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
         field_name: named in the error.
 
     Returns:
-        The array; for a numpy array the same object.
+        The array, in this machine's order of bytes; for a numpy array that is, the same object.
 
     Raises:
         SchemaError: The value is no rectangular array of numbers.
@@ -53,7 +53,12 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
             f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
             "numbers, lists of numbers, numpy arrays or OneFlow tensors"
         )
-    return array
+    return _native(array)
+
+
+def _native(array: np.ndarray) -> np.ndarray:
+    """The array in this machine's order of bytes, the only one that OneFlow has."""
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
@@ -88,6 +93,7 @@ def as_flow_tensor(tensor: Any) -> Any:
         return tensor
     if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
         raise SchemaError("a tensor cannot hold the mask of a masked array; pass value.filled(...)")
+    tensor = _native(tensor)
     try:
         return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())
     except RuntimeError as error:

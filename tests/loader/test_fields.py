@@ -145,7 +145,7 @@ def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(worke
 @WITHOUT_SPAWN
 @pytest.mark.parametrize("sample", [[1, 2], 5, None, {}], ids=["list", "int", "None", "no fields"])
 def test_a_sample_without_named_fields_is_refused(workers: dict[str, Any], sample: Any) -> None:
-    with pytest.raises(DataPipelineError, match=r"Instance|without a (name|field)"):
+    with pytest.raises(DataPipelineError, match=r"Instance|without a (name|field)|is None"):
         batch_of(Constant(sample), **workers)
 
 
@@ -511,3 +511,43 @@ def test_samples_that_share_memory_which_does_not_change_are_delivered() -> None
     samples = [{"x": np.full(2, index), "mask": shared} for index in range(40)]
     for loader in (DataLoader(dataset, batch_size=2, collate_fn=stack_dicts), from_iterable(lambda: iter(samples), 2)):
         assert all((batch["mask"] == shared).all() for batch in loader.numpy())
+
+
+@pytest.mark.parametrize("dtype", [">f2", ">f4", ">i8"])
+def test_arrays_in_another_order_of_bytes_become_tensors(dtype: str) -> None:
+    rows = [np.array([index, 5]).astype(dtype if index % 2 else dtype.replace(">", "<")) for index in range(4)]
+    dataset = [{"x": row} for row in rows]
+    for collate_fn in (None, lambda samples: {"x": np.array([each["x"] for each in samples], dtype)}):
+        found = [batch["x"] for batch in DataLoader(dataset, 2, collate_fn=collate_fn).numpy()]
+        assert np.concatenate(found).tolist() == np.stack(rows).tolist()
+    placed = to_global(Instance(x=DistTensorData(np.stack(rows))))["x"]
+    assert placed.numpy().tolist() == np.stack(rows).tolist()
+
+
+class RefusesToBeAnArray:
+    def __array__(self, dtype: Any = None) -> np.ndarray:
+        raise OverflowError("no array")
+
+
+@pytest.mark.parametrize("first", [{"x": 1}, (1,)])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}])
+def test_an_item_that_is_none_or_no_array_is_named(first: Any, options: dict[str, Any]) -> None:
+    bad = {"x": RefusesToBeAnArray()} if isinstance(first, dict) else (RefusesToBeAnArray(),)
+    fields = None if isinstance(first, dict) else ["x"]
+    for odd, problem in ((None, r"(the item is None|got NoneType)"), (bad, "OverflowError: no array")):
+        for place in (0, 2):
+            items = [first] * 3
+            items[place] = odd
+            with (
+                pytest.raises(DataPipelineError, match=rf"sample {place} of list.*{problem}"),
+                loading(items, fields=fields, **options) as loader,
+            ):
+                next(iter(loader))
+    with pytest.raises(DataPipelineError, match="sample 1 of list: the item is None"):
+        next(iter(DataLoader([(1,), None], 2, fields=["x"], collate_fn=stack_dicts)))
+
+
+def test_texts_of_numpy_are_texts() -> None:
+    samples = [{"x": 1, "name": np.str_("a")}, {"x": 2, "name": "b"}]
+    for loader in (DataLoader(samples, 2), from_iterable(lambda: iter(samples), 2)):
+        assert next(iter(loader))["name"] == ["a", "b"]

@@ -103,7 +103,8 @@ def test_a_loader_that_has_not_begun_is_neither_copied_nor_pickled(kind: str) ->
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])
 def test_threads_that_begin_one_loader_get_its_batches_or_are_told(kind: str) -> None:
-    made, told = MAKERS[kind](), []
+    told: list[Any] = []
+    made = MAKERS[kind]()
     together = threading.Barrier(3)
 
     def use() -> None:

@@ -93,7 +93,7 @@ def test_a_tensor_without_a_batch_dim_is_refused() -> None:
         local_to_global(np.zeros(()), ["broadcast", "broadcast"])
 
 
-@pytest.mark.parametrize("dtype", ["int16", "uint16", "uint32", "uint64", "complex64", ">f4"])
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "uint32", "uint64", "complex64"])
 def test_a_dtype_that_oneflow_lacks_is_refused_with_those_it_has(dtype: str) -> None:
     with pytest.raises(SchemaError, match=f"no tensors of dtype {dtype}; convert the field to .*int64"):
         as_flow_tensor(np.zeros(2, dtype))
