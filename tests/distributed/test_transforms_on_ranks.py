@@ -1,4 +1,5 @@
-"""Blends, filters and packers on four ranks: any mesh, read mode and worker count goes on with the stream of one."""
+"""Blends, filters, packers and augmented images on four ranks: any mesh, read mode and worker count goes on with the
+stream of one."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.data.transforms.pictures import encoded, photograph
 from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.transforms_on_ranks import LEGS, SCENARIOS, STEPS, loader_of, rows_of
 from tests.properties import slowly
@@ -17,26 +19,31 @@ SCRIPT = Path(__file__).parent / "scripts" / "transforms_on_ranks.py"
 
 
 @pytest.fixture(scope="module", params=[3, slowly(len(LEGS))], ids="{} meshes".format)
-def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def ranks(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("transforms")
-    result = launch_ranks(SCRIPT, 4, str(folder), str(request.param), timeout=150)
+    for number in range(20):
+        path = folder / "images" / f"class{number % 3}" / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(photograph()[5 * number : 5 * number + 150, : 150 + number]))
+    result = launch_ranks(SCRIPT, 4, str(folder), str(request.param), timeout=300)
     assert result.returncode == 0, result.output
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    return folder, [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
 
 
-@pytest.mark.parametrize("name", list(SCENARIOS))
-def test_meshes_one_after_the_other_take_the_stream_of_one_rank(ranks: list[dict[str, Any]], name: str) -> None:
-    alone = loader_of(SCENARIOS[name], 1, "every_rank", 0)
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_meshes_one_after_the_other_take_the_stream_of_one_rank(
+    ranks: tuple[Path, list[dict[str, Any]]], name: str
+) -> None:
+    folder, found = ranks
+    alone = loader_of(folder / "images", name, 1, "every_rank", 0)
     batches = iter(alone)
-    for number, leg in enumerate(LEGS[: len(ranks[0][name])]):
+    for number, leg in enumerate(LEGS[: len(found[0][name])]):
         expected = [rows_of(batch) for batch in islice(batches, STEPS)]
-        taken = [found[name][number][0] for found in ranks]
+        taken = [each[name][number][0] for each in found]
         for rank in range(4):
             assert taken[rank] == taken[rank // leg.mesh[1] * leg.mesh[1]], "tensor peers see the same samples"
         shards = taken[:: leg.mesh[1]]
-        for step, batch in enumerate(expected):
-            joined = {field: [row for shard in shards for row in shard[step][field]] for field in batch}
-            assert joined == batch
-        states = {found[name][number][1] for found in ranks}
+        assert [[row for shard in shards for row in shard[step]] for step in range(STEPS)] == expected
+        states = {each[name][number][1] for each in found}
         assert [json.loads(state) for state in states] == [json.loads(json.dumps(alone.state_dict()))]
         assert len(states.pop()) < 1024
