@@ -14,26 +14,15 @@ import oneflow as flow
 import pytest
 from safetensors.numpy import load_file
 
-from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.mesh.current import set_mesh
 from tests.distributed.launcher import LaunchResult, launch_ranks
+from tests.engine.data_runs import Stop, Stopped
 from tests.engine.tiny_images import image_config
 from tests.properties import slowly
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STEPS = list(range(12))
-
-
-class Stopped(Exception):
-    """What ends a training in the middle."""
-
-
-class StopAfter7(HookBase):
-    """Ends a training in the middle."""
-
-    def after_step(self) -> None:
-        if self.trainer.iter == 7:
-            raise Stopped
 
 
 def train_on_one_rank(folder: Path, stop: bool = False, resume: bool = False) -> None:
@@ -43,7 +32,7 @@ def train_on_one_rank(folder: Path, stop: bool = False, resume: bool = False) ->
     default_setup(cfg)
     trainer = DefaultTrainer(cfg)
     if stop:
-        trainer.register_hooks([StopAfter7()])
+        trainer.register_hooks([Stop(7)])
         with pytest.raises(Stopped):
             trainer.train()
     else:

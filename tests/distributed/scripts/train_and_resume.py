@@ -16,7 +16,7 @@ from typing import Any, Callable
 
 import oneflow as flow
 
-from libai_data.engine import DefaultTrainer, HookBase, default_setup
+from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.errors import CheckpointError
 from libai_data.mesh.current import (
@@ -27,6 +27,7 @@ from libai_data.mesh.current import (
     synchronize,
 )
 from libai_data.structures import Instance
+from tests.engine.data_runs import Stop, Stopped
 from tests.engine.tiny import tiny_config
 from tests.engine.tiny_images import TinyImages, image_config
 
@@ -34,22 +35,12 @@ FOLDER, TENSOR, PIPELINE = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 ALL = sys.argv[4] == "all"
 
 
-class Stopped(Exception):
-    """What ends a training in the middle."""
-
-
 def train(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: int | None = None) -> Any:
     """One training; `stop_after` ends it after that step."""
-
-    class Stop(HookBase):
-        def after_step(self) -> None:
-            if self.trainer.iter == stop_after:
-                raise Stopped
-
     cfg.train.resume = resume
     default_setup(cfg)
     trainer = kind(cfg)
-    trainer.register_hooks([Stop()])
+    trainer.register_hooks([Stop(stop_after)])
     with contextlib.suppress(Stopped):
         trainer.train()
     synchronize()
