@@ -68,7 +68,7 @@ def _limits(scale: Scale, path: Any) -> list[Row]:
     )
     no_growth = (AtMost("memory", 1.0, "MB"), AtMost("descriptors", 0, "more"))
     return [
-        Row("first_batch", "construction to first batch, 10^8 samples, shuffled", "2", *each(_first_batch, 0.5, "s")),
+        Row("first_batch", "construction to first batch, 10^8 samples, shuffled", "2", *each(_first_batch, 0.2, "s")),
         Row("memory", "private memory of a worker beyond the data", "2", *each(_private_memory, 60, "MB")),
         Row("growth", f"growth over {batches} batches, after {batches}", "2", growth, no_growth),
     ]
