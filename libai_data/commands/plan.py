@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,10 @@ from libai_data.commands.inspection.step_rows import read_step
 from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
-from libai_data.data.datasets.shard_lengths import streamed_source_of
+from libai_data.data.datasets.shard_lengths import shard_lengths_of
+from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.samplers.lane_order import LaneOrder
-from libai_data.data.shard_use import most_in_use
+from libai_data.data.shard_use import ShardPlan, bytes_a_batch, most_in_use
 from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadPlan, node_traffic, read_mode, times_read
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
@@ -253,13 +255,14 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
         rows: of a batch, of each data-parallel rank.
         readers: read mode.
     """
-    source = streamed_source_of(dataset)
-    if source is None:
+    shards = StreamedShards(dataset)
+    if not shards.sources:
         return []
-    sizes = source.table.sizes
-    title = f"Streaming {source.folder}: {len(sizes):,} shard files, {bytes_in_words(int(sizes.sum()))}."
+    sizes = shards.sizes
+    title = f"Streaming {shards.name}: {len(sizes):,} shard files, {bytes_in_words(int(sizes.sum()))}."
     if not isinstance(order, LaneOrder):
         return ["", f"{title} Without lanes, each node fetches what its ranks read, when they read it."]
+    room, lengths = shards.sources[0].storage.size // 2, shard_lengths_of(dataset)
     plan, batch_size = ReadPlan(mesh, readers), rows * mesh.data_parallel_size
     batches = -(-order.epoch_size // batch_size)
     costs: dict[tuple[str, ...], list[int]] = {}
@@ -268,17 +271,28 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
         if not parts:
             continue
         span = range(parts[0] * rows, (parts[-1] + 1) * rows)
-        uses = list(takewhile(lambda use: use.first < batches, order.shard_uses(span, batch_size)))
-        shards = {use.shard for use in uses}
+        in_lanes = ShardPlan(order.shard_uses(span, batch_size), lambda shard, batch: batch)
+        uses = list(takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses))
+        needed = {use.shard for use in uses}
+        rate = bytes_a_batch(uses, sizes, room)
         costs.setdefault(
             (
-                f"{len(shards):,}",
-                bytes_in_words(int(sizes[list(shards)].sum())),
+                f"{len(needed):,}",
+                bytes_in_words(int(sizes[list(needed)].sum())),
                 bytes_in_words(sum(int(sizes[use.shard]) for use in uses)),
                 bytes_in_words(2 * most_in_use(uses, sizes)),
+                bytes_in_words(rate) if isfinite(rate) else "-",
             ),
             [],
         ).append(node)
-    lines: list[Sequence[str]] = [("nodes", "shard files", "bytes an epoch, at least", "at most", "cache needed")]
+    lines: list[Sequence[str]] = [
+        ("nodes", "shard files", "bytes an epoch, at least", "at most", "cache needed", "a batch")
+    ]
     lines += [(numbers_in_words(nodes), *cost) for cost, nodes in costs.items()]
-    return ["", f"{title} What the first epoch costs each of these nodes:", *with_ruled_head(lines)]
+    return [
+        "",
+        f"{title} What the first epoch costs each of these nodes:",
+        *with_ruled_head(lines),
+        f"No batch but the first one waits if a node fetches the bytes of the last column in the time of a batch, with "
+        f"a cache of {bytes_in_words(2 * room)}.",
+    ]

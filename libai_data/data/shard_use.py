@@ -56,3 +56,49 @@ def most_in_use(uses: Iterable[ShardUse], sizes: np.ndarray) -> int:
         heappush(ends, (use.last, use.shard))
         most = max(most, now)
     return most
+
+
+def bytes_a_batch(uses: Iterable[ShardUse], sizes: np.ndarray, room: int) -> float:
+    """The bytes to fetch in the time of each batch at least, so that none but the first one waits.
+
+    A shard is fetched as soon as there is room for it, and kept until its room is needed.
+
+    Args:
+        uses: in the order of their first batch.
+        sizes: int64 [shards], bytes.
+        room: bytes of shards that are kept, at most.
+
+    Returns:
+        Infinite if the shards that are in use at once have no room.
+    """
+    ends: list[tuple[int, int]] = []
+    counts: Counter[int] = Counter()
+    held, begins, begun = 0, 0, None
+    rows = []
+    for use in uses:
+        begun = use.first if begun is None else begun
+        size = 0 if use.shard in counts else int(sizes[use.shard])
+        while ends and held + size > room:
+            last, shard = heappop(ends)
+            counts[shard] -= 1
+            if not counts[shard]:
+                del counts[shard]
+                held -= int(sizes[shard])
+                begins = max(begins, last + 1 - begun)
+        held += size
+        counts[use.shard] += 1
+        heappush(ends, (use.last, use.shard))
+        if size and use.first > begun:
+            rows.append((begins, size, use.first - begun))
+    if not rows:
+        return 0.0
+    begin, size, needed = np.array(rows, dtype=np.float64).T
+    if (begin >= needed).any():
+        return float("inf")
+    before = np.cumsum(size) - size
+    low, high = 0.0, float(size.sum() / (needed - begin).min())
+    while high - low > 0.001 * high:
+        rate = (low + high) / 2
+        done = np.maximum.accumulate(begin - before / rate) + (before + size) / rate
+        low, high = (low, rate) if (done <= needed).all() else (rate, high)
+    return high

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, Callable
 
-from libai_data.data.datasets.shard_lengths import streamed_source_of
 from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
-from libai_data.data.sources.streamed import StreamedSource
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FUNCTION, INT, Rule, check, list_of, one_of, or_none, real, whole
@@ -191,7 +190,7 @@ class BatchLoader(ResumableLoader):
         self._reader: BatchReader | None = None
         self._close_executor: weakref.finalize | None = None
         self._iteration: Iteration | None = None
-        self._streamed: StreamedSource | None = None
+        self._streamed: StreamedShards | None = None
         self._is_lent = False
         self._turns = threading.RLock()
         self._times = LoaderTimes()
@@ -258,23 +257,25 @@ class BatchLoader(ResumableLoader):
         return self._iteration
 
     def _prepare_streaming(self) -> None:
-        """Find the streamed source that the stream reads, before workers get a copy of it."""
-        source = streamed_source_of(self.dataset)
-        self._streamed = None
-        if source is not None and isinstance(self.stream, StreamSampler):
-            self._streamed = source
+        """Find the streamed shards that the stream reads, before workers get a copy of the sources."""
+        if self._streamed is not None:
             # A forked worker would keep what is held in use.
-            source.end_read_ahead()
-            source.use_share(self.stream.share_of_node(get_mesh().num_nodes))
+            self._streamed.end_read_ahead()
+        shards = StreamedShards(self.dataset)
+        self._streamed = None
+        if shards.sources and isinstance(self.stream, StreamSampler):
+            self._streamed = shards
+            shards.use_share(self.stream.share_of_node(get_mesh().num_nodes))
 
     def _read_ahead(self, position: int) -> None:
         if self._streamed is None:
             return
-        plan = self.stream.shard_plan(position)
+        order = self.stream.order
+        if order.lanes == 1 and (order.shuffle or self._streamed.is_shuffled):
+            self._streamed.check_holds_all()
+        plan = self.stream.shard_plan(position, self._streamed)
         if plan is not None:
             self._streamed.read_ahead(plan)
-        elif getattr(self.stream.order, "shuffle", True):
-            self._streamed.check_holds_all()
 
     @property
     def collates(self) -> bool:
@@ -398,7 +399,7 @@ def _run_what_is_queued() -> None:
         sys.modules["oneflow"].zeros(1).numpy()
 
 
-def _tell_reached(source: StreamedSource | None, stream: Any, position: int) -> None:
-    """Tell a streamed source which batch was handed out."""
-    if source is not None:
-        source.reached(stream.batch_of(position))
+def _tell_reached(shards: StreamedShards | None, stream: Any, position: int) -> None:
+    """Tell streamed shards which batch was handed out."""
+    if shards is not None and (batch := stream.batch_of(position)) is not None:
+        shards.reached(batch)

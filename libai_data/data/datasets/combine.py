@@ -63,9 +63,10 @@ class ConcatDataset:
     @property
     def read_batch(self) -> Callable[..., None]:
         """Reads samples together; only there if all the datasets have it."""
-        return joint_read_batch(self.datasets, self._locate_all)
+        return joint_read_batch(self.datasets, self.locate_all)
 
-    def _locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def locate_all(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """`locate` for many indices, int64 [n] each."""
         numbers = np.searchsorted(self._ends, indices, side="right")
         return numbers, indices - np.concatenate([[0], self._ends])[numbers]
 
@@ -112,8 +113,8 @@ class Subset(_Part):
 
     Args:
         dataset: the whole.
-        start: its first index that belongs to the part; or a list or array of all of them, in their order.
-        stop: the first index after the part; without it if `start` is a list.
+        start: its first index that belongs to the part; or a list, range or array of all of them, in their order.
+        stop: the first index after the part; without it if `start` names all.
 
     Raises:
         ConfigError: Not 0 <= start <= stop <= len(dataset), or an index is outside the dataset.
@@ -121,6 +122,9 @@ class Subset(_Part):
 
     def __init__(self, dataset: Any, start: int | Sequence[int] | np.ndarray, stop: int | None = None) -> None:
         self._listed: np.ndarray | None = None
+        if stop is None and isinstance(start, range) and start.step == 1:
+            stop = max(start.start, start.stop)
+            start = start.start
         if stop is None:
             listed = array_of(start)
             if listed.ndim != 1 or (len(listed) and listed.dtype.kind not in "iu"):

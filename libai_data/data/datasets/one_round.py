@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.datasets.combine import check_index
-from libai_data.data.datasets.stream_transform import StreamTransform
+from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.walk import Walk
@@ -53,6 +53,15 @@ class OneRound:
     def __getitem__(self, index: int) -> Any:
         check_index(index, len(self))
         return self._transform[int(self._starts[index])]
+
+    @property
+    def dataset(self) -> Any:
+        """Of the samples that the outputs are made of."""
+        return self._transform.dataset
+
+    def first_inputs(self, indices: np.ndarray) -> np.ndarray:
+        """The first sample of each of these outputs, int64 [n]."""
+        return np.asarray(place_and_offset(self._starts[indices])[0])
 
     def fingerprint(self) -> dict[str, Any]:
         """What is done to which dataset."""

@@ -9,7 +9,6 @@ import numpy as np
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
 from libai_data.data.datasets.mapped import Map
 from libai_data.data.nesting import array_of
-from libai_data.data.sources.streamed import StreamedSource
 from libai_data.errors import ConfigError
 
 
@@ -30,18 +29,6 @@ def shard_lengths_of(dataset: Any) -> np.ndarray:
             "belongs to one shard"
         )
     return lengths.astype(np.int64)
-
-
-def streamed_source_of(dataset: Any) -> StreamedSource | None:
-    """The streamed source that has the shards of a dataset, in their order; None if there is none.
-
-    Args:
-        dataset: the source, or a dataset with an attribute `source`; or a `Map` or a contiguous `Subset` of these.
-    """
-    while isinstance(dataset, Map) or (isinstance(dataset, Subset) and dataset.is_contiguous):
-        dataset = dataset.dataset
-    source = getattr(dataset, "source", dataset)
-    return source if isinstance(source, StreamedSource) else None
 
 
 def _lengths(dataset: Any) -> Any:

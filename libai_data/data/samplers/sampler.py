@@ -6,20 +6,26 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sized
 from copy import copy
 from dataclasses import replace
-from typing import Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from libai_data.data.datasets.shard_lengths import shard_lengths_of
+from libai_data.data.datasets.stream_transform import place_and_offset
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import StreamState
-from libai_data.data.samplers.walk import Walk
+from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.data.shard_use import ShardPlan
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, check, whole
 from libai_data.structures import BatchInfo
+
+if TYPE_CHECKING:  # It knows datasets that know samplers.
+    from libai_data.data.datasets.streamed_shards import StreamedShards
 
 logger = logging.getLogger(__name__)
 
@@ -260,23 +266,54 @@ class StreamSampler:
         """
         return min(1.0, len(self._shards) / self.data_parallel_size * nodes)
 
-    def shard_plan(self, position: int) -> ShardPlan | None:
-        """The shards that this reader needs from a position on; None without lanes.
+    def shard_plan(self, position: int, shards: StreamedShards) -> ShardPlan | None:
+        """The streamed shards that this reader needs from a position on; None if nobody knows what is there.
 
         Batches are counted by `batch_of` a position.
         """
-        order = self.order
-        if not isinstance(order, LaneOrder):
+        order, size, first = self.order, self.global_batch_size, self.batch_of(position)
+        if first is None:
             return None
-        size = self.global_batch_size
-        rows = self._rows_of(size)
-        first = self.batch_of(position)
-        uses = order.shard_uses(range(int(rows[0]), int(rows[-1]) + 1), size, first)
-        return ShardPlan(uses, lambda shard, batch: order.next_use(shard, size, batch))
+        if isinstance(order, LaneOrder):
+            rows = self._rows_of(size)
+            uses = order.shard_uses(range(int(rows[0]), int(rows[-1]) + 1), size, first)
+            plan = ShardPlan(uses, lambda shard, batch: order.next_use(shard, size, batch))
+            return shards.plan_of(plan, shard_lengths_of(self.dataset))
+        epoch = -(-order.epoch_size // size)
+        return ShardPlan(shards.uses_in(self._samples_ahead(first)), lambda shard, batch: batch + epoch)
 
-    def batch_of(self, position: int) -> int:
+    def _samples_ahead(self, first: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The samples that this reader may read, some batches after the other, from this batch on without end.
+
+        Yields:
+            For each sample its batch (see `batch_of`) and its index, int64 [n] each.
+        """
+        size = self.global_batch_size
+        # Nobody knows in advance which samples of a stream transform make the outputs of which rank.
+        rows = np.arange(size) if self.makes_outputs else self._rows_of(size)
+        # Of few samples less than an epoch, in which a shard that comes again would seem to be in use all the time.
+        batches = max(1, min(_WINDOW // len(rows), self.order.epoch_size // (8 * size)))
+        for start in count(first, batches):
+            numbers = np.arange(start, start + batches)
+            indices = self.order.locate((numbers[:, None] * size + rows).ravel())[1]
+            yield np.repeat(numbers, len(rows)), indices
+
+    @property
+    def makes_outputs(self) -> bool:
+        """Whether the samples of the order are those that a stream transform makes its outputs of."""
+        return self._walk is not None
+
+    def batch_of(self, position: int) -> int | None:
         """The number of a global batch in a `shard_plan`: all places count, and batches of the sampler's own size."""
-        return self.left_out.place_of(position) // self.global_batch_size
+        place = self._place_at(position)
+        return None if place is None else place // self.global_batch_size
+
+    def _place_at(self, position: int) -> int | None:
+        """The place of the order where the samples of a position begin; None if that is not known."""
+        if self._walk is None:
+            return self.left_out.place_of(position)
+        start = self._walk.known_start(position)
+        return None if start == UNKNOWN else int(place_and_offset(start)[0])
 
     def _first_of_turns(self, position: int, size: int) -> int:
         """Where the global batch begins of which the batch at a position is a part."""

@@ -104,6 +104,15 @@ class TransformRounds(EpochPositions, StreamSampler):
         epoch = (place - (offset == 0)) // self.order.epoch_size
         remember(self._starts, (epoch, position), start, _STARTS_KEPT)
 
+    makes_outputs = True
+
+    def _place_at(self, position: int) -> int | None:
+        epoch = self.cursor.epoch
+        if not position:
+            return epoch * self.order.epoch_size
+        start = self._starts.get((epoch, position))
+        return None if start is None else int(place_and_offset(start)[0])
+
     def take_over(self, other: StreamSampler) -> None:
         if isinstance(other, TransformRounds):
             self._starts.update(other._starts)

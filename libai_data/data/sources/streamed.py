@@ -7,18 +7,15 @@ import operator
 import re
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.files.identity import key_of
-from libai_data.data.shard_use import ShardPlan, ShardUse, most_in_use
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
-from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.remote import RemoteFile, fetch
 from libai_data.data.sources.shard_counts import check_address, checked_format, counted, parted, selected
 from libai_data.data.sources.shard_table import TABLE, ShardTable
@@ -31,9 +28,6 @@ logger = logging.getLogger(__name__)
 _WAITS = (0.1, 0.5, 2.0, 8.0)
 """Seconds between attempts to find room in the cache, while others use all of it."""
 _OPENED_AT_MOST = 3
-_NS_PER_BATCH = 1000
-"""Of the times by which copies are kept: the order counts, so that any unit does."""
-_HOUR = 3600 * 10**9
 
 
 class StreamedSource:
@@ -53,6 +47,7 @@ class StreamedSource:
     Attributes:
         shard_lengths: int64 [shards].
         identity: of the records; see `libai_data.data.files.identity`.
+        opened: the shards that are open; sources of one dataset share it (`StreamedShards`).
 
     Raises:
         ConfigError: There are no shards, they cannot be streamed, nothing tells their samples, or the cache is smaller
@@ -72,8 +67,7 @@ class StreamedSource:
         self._ends = np.cumsum(self.shard_lengths)
         self.identity = key_of("streamed", self.folder, self.table.identity)
         self._cache = LocalCache(self.storage.directory, self.storage.size)
-        self.use_share(0.5)
-        self._ahead: ReadAhead | None = None
+        self.opened = LastUsed(self.storage.size // 4)
         largest = int(self.table.sizes.max(initial=0))
         if largest > self.storage.size:
             raise ConfigError(
@@ -118,7 +112,7 @@ class StreamedSource:
     __getitems__ = read_many
 
     def _shard(self, number: int) -> Any:
-        return self._open.made(number, lambda: (self._opened(number), int(self.table.sizes[number])))
+        return self.opened.made((self.identity, number), lambda: (self._opened(number), int(self.table.sizes[number])))
 
     def _opened(self, number: int) -> Any:
         remote = self.table.remote(self.folder, number)
@@ -160,74 +154,16 @@ class StreamedSource:
                 if wait is None:
                     raise StorageError(f"{remote.url} cannot be kept on this machine: {error}") from error
             # What this process has open, it can open again; what others have is let go of as they read on.
-            self._open.clear()
+            self.opened.clear()
             time.sleep(wait)
         raise AssertionError
 
     def _key(self, remote: RemoteFile) -> str:
         return key_of(remote.url, remote.identity)
 
-    def use_share(self, share: float) -> None:
-        """Set what part of the cache this process, and each of its workers, keeps copies open in.
-
-        Args:
-            share: of the samples that processes of this node read, those of this process.
-        """
-        self._budget = int(self.storage.size * share) // 2
-        self._open = LastUsed(self._budget)
-
-    def read_ahead(self, plan: ShardPlan) -> None:
-        """Fetch shards before they are needed, in the order of a plan.
-
-        Raises:
-            ConfigError: The cache is smaller than the shards that are needed at once.
-        """
-        self.end_read_ahead()
-        first = _first_uses(plan.uses)
-        needed = most_in_use(first, self.table.sizes)
-        if needed > self._budget:
-            self._refuse(needed, "use fewer lanes, smaller blocks or smaller shards")
-        hour = (time.time_ns() // _HOUR + 1) * _HOUR
-
-        def done(shard: int, batch: int) -> None:
-            key = self._key(self.table.remote(self.folder, shard))
-            self._cache.expect(key, hour - _NS_PER_BATCH * plan.next_use(shard, batch))
-
-        self._ahead = ReadAhead(
-            chain(first, plan.uses), lambda shard: self.hold(shard).close, self.table.sizes, self._budget, done
-        )
-
-    def check_holds_all(self) -> None:
-        """Refuse an order that needs all shards at once, if the cache does not hold them.
-
-        Raises:
-            ConfigError: It does not.
-        """
-        needed = int(self.table.sizes.sum())
-        if needed > self._budget:
-            self._refuse(needed, "give lanes (lanes=64), which keep samples of one shard close together")
-
-    def _refuse(self, needed: int, advice: str) -> None:
-        size = -(-needed * self.storage.size // max(self._budget, 1))
-        raise ConfigError(
-            f"the cache {self.storage.directory} of {self.storage.size} bytes is too small to stream {self.folder}: "
-            f"the order needs shards of {needed} bytes at once, and this process may keep {self._budget}; set "
-            f"LIBAI_DATA_CACHE_SIZE to at least {size} bytes, or {advice}"
-        )
-
-    def reached(self, batch: int) -> None:
-        """Let go of the shards that no batch from this one on needs."""
-        if self._ahead is not None:
-            self._ahead.reached(batch)
-
-    def end_read_ahead(self) -> None:
-        """Fetch no more ahead."""
-        if self._ahead is not None:
-            self._ahead.close()
-            self._ahead = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_ahead": None}
+    def expect(self, number: int, when: int) -> None:
+        """Note when a shard is needed again; see `LocalCache.expect`."""
+        self._cache.expect(self._key(self.table.remote(self.folder, number)), when)
 
 
 class _Copy(LocalFile):
@@ -239,16 +175,3 @@ class _Copy(LocalFile):
         since = "since its samples were counted"
         self.path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, attempts, since))
         self._release = weakref.finalize(self, release)
-
-
-def _first_uses(uses: Iterator[ShardUse]) -> list[ShardUse]:
-    """The uses until those that come first are over."""
-    taken: list[ShardUse] = []
-    end = 0
-    for use in uses:
-        taken.append(use)
-        if use.first == taken[0].first:
-            end = max(end, use.last)
-        if use.first > end:
-            break
-    return taken

@@ -299,6 +299,7 @@ def test_sources_and_datasets_of_datasets_know_their_shards() -> None:
     one, two = Shards([3, 0, 4]), Shards([5])
     assert shard_lengths_of(ConcatDataset([one, two])).tolist() == [3, 0, 4, 5]
     assert shard_lengths_of(Subset(ConcatDataset([one, two]), 2, 9)).tolist() == [1, 0, 4, 2]
+    assert shard_lengths_of(Subset(ConcatDataset([one, two]), range(2, 9))).tolist() == [1, 0, 4, 2]
     assert shard_lengths_of(Map(one, lambda sample: sample)).tolist() == [3, 0, 4]
 
 

@@ -9,9 +9,10 @@ import shutil
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import closing
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,22 @@ import pytest
 from libai_data.commands.convert import main as convert
 from libai_data.commands.index import main as index
 from libai_data.commands.plan import streaming_report
-from libai_data.data.datasets import Map, Subset
+from libai_data.data.datasets import (
+    BlendedDataset,
+    ConcatDataset,
+    FilteredDataset,
+    Map,
+    OneRound,
+    PackedDataset,
+    RandomPart,
+    Subset,
+)
 from libai_data.data.samplers import CyclicSampler
-from libai_data.data.shard_use import ShardUse
-from libai_data.data.sources import open_source
+from libai_data.data.shard_use import ShardUse, bytes_a_batch
+from libai_data.data.sources import open_source, streamed
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.read_ahead import ReadAhead
+from libai_data.data.sources.remote import fetch
 from libai_data.errors import ConfigError, FormatError, StorageError, bytes_in_words
 from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
@@ -108,7 +119,7 @@ def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_on
             expected = local.batch_at(10 * step)
             assert expected is not None
             assert next(batches)["x"].numpy().tolist() == expected.indices.tolist()
-        source.end_read_ahead()
+        loader.close()
         # What is fetched ahead belongs to the next epoch.
         assert sum(fetched(store).values()) <= SHARDS + 6
 
@@ -117,25 +128,81 @@ def number_of(row: Any) -> dict[str, np.ndarray]:
     return {"x": np.array(row["x"])}
 
 
+IN_LANES = {"shuffle": True, "lanes": 2, "block": 1}
+HALVES = (slice(0, 5), slice(5, SHARDS))
+
+
+def tokens_of(row: Any) -> dict[str, np.ndarray]:
+    return {"input_ids": np.array([row["x"], row["x"]])}
+
+
+WITHIN: dict[str, tuple[Any, dict[str, Any]]] = {
+    "mapped": (lambda one, two: Map(one, number_of), IN_LANES),
+    "part": (lambda one, two: Subset(Map(one, number_of), range(SAMPLES, 5 * SAMPLES - 7)), IN_LANES),
+    "one behind the other": (lambda one, two: Map(ConcatDataset([one, two]), number_of), IN_LANES),
+    "blend": (lambda one, two: BlendedDataset([Map(one, number_of), Map(two, number_of)], [3, 1]), {}),
+    "filter": (lambda one, two: FilteredDataset(Map(ConcatDataset([one, two]), number_of), _is_odd), {}),
+    "mask": (lambda one, two: FilteredDataset(Map(one, number_of), np.arange(len(one)) % 3 > 0), {}),
+    "packer": (lambda one, two: PackedDataset(Map(one, tokens_of), 6, lengths=[2] * len(one)), {}),
+    "outputs": (lambda one, two: OneRound(PackedDataset(Map(one, tokens_of), 6, lengths=[2] * len(one))), {}),
+    "listed": (lambda one, two: Subset(Map(one, number_of), list(range(0, 90, 2))), {}),
+}
+
+
+def _is_odd(sample: Any) -> bool:
+    return bool(sample["x"] % 2)
+
+
+@pytest.mark.parametrize("names", [("one behind the other", "blend", "packer"), slowly(tuple(WITHIN))])
+def test_sources_within_other_datasets_are_fetched_ahead(
+    names: tuple[str, ...], store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetchers: list[str] = []
+
+    def noting(*arguments: Any) -> None:
+        fetchers.append(current_thread().name)
+        fetch(*arguments)
+
+    monkeypatch.setattr(streamed, "fetch", noting)
+    # Those of a batch, those of the batch before it, and those of the next one.
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(13 * (tmp_path / "local" / "00.parquet").stat().st_size))
+
+    def batches_of(name: str, sources: Any) -> list[bytes]:
+        dataset = WITHIN[name][0](*sources)
+        with closing(BatchLoader(dataset, CyclicSampler(dataset, 10, seed=3, **WITHIN[name][1]))) as loader:
+            fetchers.clear()
+            shutil.rmtree(tmp_path / "streamed", ignore_errors=True)
+            batches, found = iter(loader), []
+            for _ in range(len(dataset) // 10):
+                ahead = None if loader._streamed is None else loader._streamed._ahead
+                wait([] if ahead is None else [fetched for _, fetched in ahead._held])
+                found.append(b"".join(field.numpy().tobytes() for field in next(batches).values()))
+            return found
+
+    paths = sorted((tmp_path / "local").iterdir())
+    halves = [f"{FOLDER}/0[0-4].parquet", f"{FOLDER}/0[5-9].parquet"]
+    for name in names:
+        found = batches_of(name, [open_source(half, streaming=True) for half in halves])
+        assert len(fetchers) >= 4 and all("ahead" in thread for thread in fetchers), (name, fetchers)
+        assert found == batches_of(name, [open_source(paths[half]) for half in HALVES]), name
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
         lambda source: Map(source, number_of),
-        lambda source: Subset(Map(source, number_of), 2 * SAMPLES, SHARDS * SAMPLES - 7),
+        lambda source: BlendedDataset([Map(source, number_of)], [1]),
+        lambda source: RandomPart(source, 0, 0, 9),
     ],
-    ids=["mapped", "part"],
+    ids=["mapped", "blend", "random part"],
 )
-def test_a_source_within_other_datasets_is_fetched_ahead(wrap: Any, store: ObjectStore, tmp_path: Path) -> None:
-    def numbers(source: Any, **lanes: Any) -> list[int]:
-        dataset = wrap(source)
-        sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, **lanes)
-        with closing(BatchLoader(dataset, sampler)) as loader:
-            return [x for _, batch in zip(range(len(dataset) // 10), loader) for x in batch["x"].numpy().tolist()]
-
-    source = open_source(FOLDER, streaming=True)
-    assert numbers(source, lanes=2, block=1) == numbers(open_source(tmp_path / "local"), lanes=2, block=1)
-    with pytest.raises(ConfigError, match=r"too small to stream .*or give lanes"):
-        numbers(source)
+def test_an_order_that_needs_all_shards_at_once_is_refused_if_the_cache_does_not_hold_them(
+    wrap: Any, store: ObjectStore
+) -> None:
+    dataset = wrap(open_source(FOLDER, streaming=True))
+    sampler = CyclicSampler(dataset, 9, shuffle=not isinstance(dataset, RandomPart))
+    with pytest.raises(ConfigError, match=r"too small to stream .*or give lanes.*no lanes: read these with shuffle"):
+        iter(BatchLoader(dataset, sampler))
 
 
 @pytest.mark.slow
@@ -383,7 +450,11 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
     assert title.startswith(f"Streaming {FOLDER}: 10 shard files, {bytes_in_words(int(sizes.sum()))}.")
     shown = [" ".join(line.split()) for line in lines]
     half = bytes_in_words(int(sizes[:5].sum()))
-    assert shown[2:] == [f"0-1 5 {half} {half} {bytes_in_words(2 * int(sizes[0]))}"]
+    batches = 2 * SAMPLES // 10  # in which a node reads a shard
+    each = bytes_in_words(int(sizes[0]) / batches)
+    assert shown[2] == f"0 5 {half} {half} {bytes_in_words(2 * int(sizes[0]))} {each}"
+    assert shown[-1].endswith(f"with a cache of {bytes_in_words(int(source.storage.size))}.")
+    assert bytes_a_batch([ShardUse(0, 0, 3), ShardUse(1, 2, 5), ShardUse(2, 6, 7)], sizes, int(sizes[0])) == np.inf
     plain = CyclicSampler(dataset, 10).order
     assert "Without lanes" in streaming_report(dataset, plain, ParallelMesh(1, 1, 1), 5, "node")[1]
     assert streaming_report(object(), plain, ParallelMesh(1, 1, 1), 5, "node") == []
