@@ -1,9 +1,19 @@
-"""Streamed shards on two and four ranks: the batches of local files on one, with a cache that holds a part of them."""
+"""Streamed shards on several ranks: the batches of local files on one, with a cache that holds a part of them."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,56 +21,196 @@ import pytest
 from libai_data.commands.index import main as index
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.sources import open_source
-from tests.data.sources.object_store import BUCKET, ObjectStore
+from libai_data.launch.launcher import free_port
+from tests.data.sources.object_store import BUCKET, STALL, ObjectStore
+from tests.deadline import Deadline
+from tests.distributed.jobs import Job, launch_command, start_by_launcher
 from tests.distributed.launcher import launch_ranks
+from tests.distributed.namespaces import two_nodes, why_not
+from tests.distributed.processes import BOOTSTRAP, command_of, ranks_environment
+from tests.distributed.scripts.stream_and_resume import BATCH, ORDER, Records, digest_of, stream
 from tests.properties import slowly
 
 pyarrow = pytest.importorskip("pyarrow")
 SCRIPT = Path(__file__).parent / "scripts" / "stream_shards.py"
+RESUMING = SCRIPT.with_name("stream_and_resume.py")
 FOLDER = f"s3://{BUCKET}/shards"
-
+SHARDS, EPOCH, WATCHDOG = 20, 20, 120.0
 
 EACH = "every_rank,node,rank0"
+
+
+def write_shards(folder: Path) -> list[Path]:
+    from pyarrow import parquet
+
+    folder.mkdir()
+    paths = [folder / f"{shard:02}.parquet" for shard in range(SHARDS)]
+    for shard, path in enumerate(paths):
+        rows = [{"x": 8 * shard + row, "noise": np.random.default_rng(8 * shard + row).bytes(900)} for row in range(8)]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="none")
+    return paths
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
+    """A server with shards, and a cache for most of them."""
+    import s3fs
+
+    store = ObjectStore()
+    s3fs.S3FileSystem.clear_instance_cache()
+    for name, value in {**store.environment(), "LIBAI_DATA_CACHE_DIR": str(tmp_path / "cache")}.items():
+        monkeypatch.setenv(name, value)
+    paths = write_shards(tmp_path / "local")
+    for path in paths:
+        store.put(f"shards/{path.name}", path.read_bytes())
+    assert index([FOLDER]) == 0
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(18 * paths[0].stat().st_size))
+    yield store
+    store.close()
+
+
+def sampler_of(source: Any) -> CyclicSampler:
+    return CyclicSampler(Records(source), BATCH, **ORDER)
+
+
+def indices_of(sampler: CyclicSampler, step: int) -> list[int]:
+    batch = sampler.batch_at(BATCH * step)
+    assert batch is not None
+    return list(batch.indices.tolist())
+
+
+def expected_digests(local: Path, steps: int) -> list[str]:
+    """Of each step, read from local files."""
+    records = Records(open_source(local))
+    found = []
+    for step in range(steps):
+        samples = [records[row] for row in indices_of(sampler_of(records.source), step)]
+        found.append(digest_of(*(np.stack([sample[name] for sample in samples]) for name in ("x", "noise"))))
+    return found
+
+
+def check_taken(folder: Path, steps: int) -> None:
+    """Each step was taken, and each time with the bytes of the local files."""
+    expected, taken = expected_digests(folder / "local", steps), set()
+    for line in (folder / "taken").read_text().splitlines():
+        step, digest = line.split()
+        assert digest == expected[int(step)], f"step {step}"
+        taken.add(int(step))
+    assert taken == set(range(steps))
 
 
 @pytest.mark.parametrize(
     ("ranks", "meshes", "readers"), [(2, "2", "every_rank"), slowly(2, "2,1", EACH), slowly(4, "4,2", EACH)]
 )
 def test_ranks_stream_the_batches_of_local_files_and_resume(
-    ranks: int, meshes: str, readers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ranks: int, meshes: str, readers: str, store: ObjectStore, tmp_path: Path
 ) -> None:
-    import s3fs
-    from pyarrow import parquet
-
-    store = ObjectStore()
-    s3fs.S3FileSystem.clear_instance_cache()
-    try:
-        for name, value in {**store.environment(), "LIBAI_DATA_CACHE_DIR": str(tmp_path / "cache")}.items():
-            monkeypatch.setenv(name, value)
-        (tmp_path / "local").mkdir()
-        for shard in range(20):
-            path = tmp_path / "local" / f"{shard:02}.parquet"
-            rows = [{"x": 8 * shard + row, "noise": np.random.default_rng(shard).bytes(900)} for row in range(8)]
-            parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="none")
-            store.put(f"shards/{path.name}", path.read_bytes())
-        assert index([FOLDER]) == 0
-        monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(18 * path.stat().st_size))
-        result = launch_ranks(SCRIPT, ranks, FOLDER, str(tmp_path / "taken.json"), meshes, readers, timeout=200)
-        assert result.returncode == 0, result.output
-    finally:
-        store.close()
-
-    class Local:
-        shard_lengths = open_source(tmp_path / "local").shard_lengths
-
-        def __len__(self) -> int:
-            return 160
-
-    sampler = CyclicSampler(Local(), 8, shuffle=True, seed=3, lanes=4, block=2)
-    expected = []
-    for step in range(20):
-        batch = sampler.batch_at(8 * step)
-        assert batch is not None
-        expected.append(batch.indices.tolist())
+    result = launch_ranks(SCRIPT, ranks, FOLDER, str(tmp_path / "taken.json"), meshes, readers, timeout=200)
+    assert result.returncode == 0, result.output
+    sampler = sampler_of(open_source(tmp_path / "local"))
+    expected = [indices_of(sampler, step) for step in range(EPOCH)]
     for case, taken in json.loads((tmp_path / "taken.json").read_text()).items():
         assert taken == expected, case
+
+
+def kill(folder: Path, rank: int, worker: int | None) -> bool:
+    """Kill a rank or one of its workers; False if it has ended, as an epoch has begun since the last step."""
+    pids = json.loads((folder / f"pids-{rank}").read_text())
+    with suppress(ProcessLookupError):
+        os.kill(pids[0 if worker is None else 1 + worker], signal.SIGKILL)
+        return True
+    return False
+
+
+ONE_JOB = [(2, "node", 1)]
+TWO_JOBS = [
+    [(2, "every_rank", 2), (4, "node", 1)],
+    [(4, "rank0", 2), (1, "every_rank", 2)],
+    [(1, "node", 1), (2, "rank0", 1)],
+    [(4, "every_rank", 1), (2, "node", 2)],
+    [(2, "every_rank", 1), (4, "node", 2)],
+]
+
+
+@pytest.mark.parametrize(("jobs", "kills"), [(ONE_JOB, 1), *(slowly(jobs, 5) for jobs in TWO_JOBS)])
+def test_processes_that_are_killed_while_they_stream_change_no_byte(
+    jobs: list[tuple[int, str, int]], kills: int, store: ObjectStore, tmp_path: Path
+) -> None:
+    """Each job loses workers, and then a rank, half a shard in; the next one is on another mesh."""
+    draws = random.Random(str(jobs))
+    step = 0
+
+    def went_on() -> bool:
+        pids = [pid for path in tmp_path.glob("pids-*") for pid in json.loads(path.read_text())]
+        return steps_taken(tmp_path) > step + 1 and all(map(command_of, pids))
+
+    store.before_get = lambda path: time.sleep(0.005)
+    for ranks, readers, workers in jobs:
+        for path in tmp_path.glob("pids-*"):
+            path.unlink()
+        with Job() as job:
+            arguments = (FOLDER, str(tmp_path), readers, str(workers), str(10**6))
+            start_by_launcher(job, RESUMING, ranks, *arguments)
+            left = kills
+            while left:
+                wait_for(went_on, job, "a step")
+                step = steps_taken(tmp_path)
+                store.sent.clear()
+                store.go_on.clear()
+                store.faults = [STALL]
+                wait_for(store.sent.is_set, job, "half of a shard")
+                rank = draws.randrange(ranks) if readers == "every_rank" or left == 1 else 0
+                left -= kill(tmp_path, rank, draws.randrange(workers) if left > 1 else None)
+                store.go_on.set()
+            ended = job.wait(WATCHDOG)
+        assert not ended.left and all(ended.codes), ended.output
+        step = steps_taken(tmp_path)
+    stream(FOLDER, tmp_path, "every_rank", 0, step + EPOCH, rank=0)
+    check_taken(tmp_path, step + EPOCH)
+
+
+def steps_taken(folder: Path) -> int:
+    """How many steps the state says."""
+    with suppress(FileNotFoundError):
+        return int(json.loads((folder / "state.json").read_text())[0])
+    return 0
+
+
+def wait_for(condition: Any, job: Job, what: str) -> None:
+    deadline = Deadline(WATCHDOG)
+    while not condition():
+        if deadline.has_passed or job.processes[0].poll() is not None:
+            raise AssertionError(f"{what} did not come:\n" + "\n".join(job._outputs()))
+        time.sleep(0.005)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+def test_two_nodes_stream_the_batches_of_local_files_and_share_the_shards(tmp_path: Path) -> None:
+    folder = tmp_path / "local"
+    paths = write_shards(folder)
+    steps = 2 * EPOCH
+    with two_nodes() as nodes, Job() as servers, Job() as job:
+        serve = [sys.executable, "-u", "-m", "http.server", "--directory", str(folder), "--bind"]
+        port = free_port()
+        table = ["-m", "libai_data", "index", "--output", str(folder / ".libai_data_shards.npz")]
+        servers.start(nodes[0].command(*serve, nodes[0].address, str(port)), dict(os.environ))
+        address = f"http://{nodes[0].address}:{port}"
+        wait_for(lambda: "Serving" in servers._outputs()[0], servers, "the server")
+        subprocess.run(nodes[0].command(sys.executable, *table, address), check=True, env=ranks_environment())
+        begun = len(servers._outputs()[0])
+        meeting = str(free_port())
+        for number, node in enumerate(nodes):
+            where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", nodes[0].address]
+            command = [*launch_command(1, *where, "--master_port", meeting), str(BOOTSTRAP), str(RESUMING)]
+            own = {
+                "LIBAI_DATA_CACHE_DIR": str(tmp_path / f"cache{number}"),
+                "LIBAI_DATA_CACHE_SIZE": str(36 * paths[0].stat().st_size),
+            }
+            arguments = (address, str(tmp_path), "node", "1", str(steps))
+            job.start(node.command(*command, *arguments), ranks_environment(own))
+        ended = job.wait(WATCHDOG)
+        assert ended.codes == [0, 0], ended.output
+        gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', servers._outputs()[0][begun:])
+    check_taken(tmp_path, steps)
+    assert len(gets) <= 1.1 * SHARDS, "a node fetches its own shards, once, and keeps them"
