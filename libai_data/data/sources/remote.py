@@ -139,14 +139,17 @@ def read_ranges(url: str, read: Callable[[Any], _Result], attempts: int) -> _Res
     return _patiently(url, "read in parts", ask, attempts)
 
 
-def fetch(remote: RemoteFile, target: Path, attempts: int, since: str = "while it was fetched") -> None:
+_WHILE_FETCHED = "while it was fetched; start again when nothing writes to it any more"
+
+
+def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE_FETCHED) -> None:
     """Copy a file of a store, and check the copy.
 
     Args:
         remote: the file, as it must still be.
         target: where to; after an error, what is there is worth nothing.
         attempts: how often to begin.
-        since: when `remote` was looked up, in words.
+        changed: what the error of a changed file says of it: since when, and what to do.
 
     Raises:
         ConfigError: It is not there any more.
@@ -157,7 +160,12 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, since: str = "while i
     def copy() -> None:
         store, name = _store_of(remote.url)
         target.parent.mkdir(parents=True, exist_ok=True)  # if someone has deleted the cache meanwhile
-        store.get_file(name, str(target))
+        try:
+            store.get_file(name, str(target))
+        except FileNotFoundError as error:
+            if error.filename != str(target):
+                raise
+            raise StorageError(f"{target.parent} was deleted meanwhile") from error
         store.invalidate_cache()
         if _described(remote.url, store.info(name)).identity != remote.identity:
             raise _Changed
@@ -173,9 +181,7 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, since: str = "while i
     try:
         _patiently(remote.url, "fetched", copy, attempts)
     except _Changed:
-        raise StorageError(
-            f"{remote.url} has changed {since}; start again when nothing writes to it any more"
-        ) from None
+        raise StorageError(f"{remote.url} has changed {changed}") from None
 
 
 def write_file(url: str, content: bytes, attempts: int) -> None:
@@ -221,8 +227,10 @@ def _store_of(url: str) -> tuple[Any, str]:
 
     protocol = _protocol_of(url)
     try:
-        options = _http_options() if protocol in ("http", "https") else {}
+        options = _OPTIONS[protocol]() if protocol in _OPTIONS else {}
         store, name = fsspec.core.url_to_fs(url, **options)
+        if protocol in _EXTRA_OF_PROTOCOL:
+            store.retries = 1  # `_patiently` repeats what fails
     except ImportError as error:
         extra = _EXTRA_OF_PROTOCOL.get(protocol)
         install = f"pip install libai_data[{extra}]" if extra else "install what the message names"
@@ -237,6 +245,18 @@ def _http_options() -> dict[str, Any]:
     aiohttp = installed("aiohttp", "reading files by http", "libai_data[remote]")
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_SECONDS_OF_SILENCE, sock_read=_SECONDS_OF_SILENCE)
     return {"client_kwargs": {"timeout": timeout}}
+
+
+def _s3_options() -> dict[str, Any]:
+    """botocore and s3fs would each try five times, so that a silent store would cost half an hour in each attempt."""
+    import fsspec
+
+    patience = {"connect_timeout": _SECONDS_OF_SILENCE, "read_timeout": _SECONDS_OF_SILENCE}
+    own = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    return {"config_kwargs": {"retries": {"total_max_attempts": 1}, **patience, **own}}
+
+
+_OPTIONS = {"http": _http_options, "https": _http_options, "s3": _s3_options, "s3a": _s3_options}
 
 
 def _described(url: str, info: dict[str, Any]) -> RemoteFile:

@@ -147,7 +147,7 @@ class StreamedSource:
         remote = self.table.remote(self.folder, number)
         for wait in (*_WAITS, None):
             try:
-                return _Copy(remote, self._key(remote), self._cache, self.storage.attempts)
+                return _Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder)
             except StorageError as error:
                 if NO_ROOM not in str(error):
                     raise
@@ -169,9 +169,9 @@ class StreamedSource:
 class _Copy(LocalFile):
     """The copy of a shard in the cache."""
 
-    def __init__(self, remote: RemoteFile, key: str, cache: LocalCache, attempts: int) -> None:
+    def __init__(self, remote: RemoteFile, key: str, cache: LocalCache, attempts: int, folder: str) -> None:
         self.source, self.identity = remote.url, remote.identity
         name = re.sub(r"[^A-Za-z0-9._-]", "_", remote.url.rpartition("/")[2])[-100:]
-        since = "since its samples were counted"
-        self.path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, attempts, since))
+        changed = f"since its samples were counted; run 'libai-data index {folder}' again"
+        self.path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, attempts, changed))
         self._release = weakref.finalize(self, release)

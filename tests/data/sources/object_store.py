@@ -16,8 +16,6 @@ CREDENTIALS = {
     "AWS_SECRET_ACCESS_KEY": "test",
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
-    # botocore's own patience would hide what is tested.
-    "AWS_MAX_ATTEMPTS": "1",
 }
 
 
