@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from libai_data.data.sources.file_formats import format_of_files
 from libai_data.data.sources.local_cache import NO_ROOM
 from libai_data.data.sources.mds import described_shards
 from libai_data.data.sources.packed_names import PackedNames
-from libai_data.data.sources.remote import RemoteFile, list_files, look_up, read_ranges
+from libai_data.data.sources.remote import RemoteFile, list_files, look_up
+from libai_data.data.sources.remote_counts import count_by_ranges
 from libai_data.data.sources.shard_table import TABLE, ShardTable
 from libai_data.data.sources.storage import LocalFile, Storage
-from libai_data.errors import ConfigError, FormatError, StorageError, installed
+from libai_data.errors import ConfigError, FormatError, StorageError
 
 STREAMED = ("array_record", "webdataset", "parquet", "mds", "arrow", "jsonl", "numpy")
 """Formats of which each shard can be read by itself."""
@@ -28,6 +29,9 @@ MANIFEST = ".libai_data_manifest.json"
 """What `libai-data convert` writes beside its shards."""
 AT_ONCE = 16
 _SIGNS = "*?["
+_INDEX = "index.json"
+_Known = dict[str, tuple[int, Optional[int]]]
+"""Address -> samples and bytes, where something says them."""
 
 
 def counted(
@@ -65,6 +69,8 @@ def counted(
         raise no_shards(folder, pattern)
     kind = checked_format(folder, format or format_of_files(folder, files, STREAMED))
     known = _of_mds(found) if kind == "mds" else _of_manifest(folder)
+    if kind == "webdataset" and not known and f"{folder}/{_INDEX}" in found:
+        known = _of_index(folder)
     if kind == "mds":
         wanted = set(files)
         files = [path for path in known if path in wanted]
@@ -154,24 +160,22 @@ def _samples(
     folder: str,
     kind: str,
     remote: RemoteFile,
-    known: Mapping[str, tuple[int, int]],
+    known: _Known,
     open_copy: Callable[[str, str], Any] | None,
     attempts: int,
 ) -> int:
     if remote.url in known:
         samples, size = known[remote.url]
-        if size != remote.size:
+        if size not in (None, remote.size):
             raise FormatError(f"{remote.url} has {remote.size} bytes, where what lies beside it says {size}")
         return samples
     why = ""
-    if kind == "parquet":
-        pyarrow_parquet = installed("pyarrow.parquet", "the footer of a Parquet file", "'libai_data[records]'")
-        try:
-            return int(
-                read_ranges(remote.url, lambda file: pyarrow_parquet.ParquetFile(file).metadata.num_rows, attempts)
-            )
-        except StorageError as error:
-            why = f" ({error})"
+    try:
+        count = count_by_ranges(kind, remote, attempts)
+        if count is not None:
+            return count
+    except StorageError as error:
+        why = f" ({error})"
     if open_copy is None:
         raise ConfigError(
             f"nothing tells how many samples {remote.url} has{why}; run 'libai-data index {folder}' once, which counts "
@@ -185,9 +189,9 @@ def _samples(
         raise StorageError(f"{remote.url} cannot be counted: {error}, or count fewer shards at once") from error
 
 
-def _of_mds(files: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Address -> samples and bytes of MDS shards, in the order of the files."""
-    found = {}
+def _of_mds(files: Sequence[str]) -> _Known:
+    """What the index of MDS says, in the order of the files."""
+    found: _Known = {}
     for path, shard in described_shards(files).items():
         if shard.packed and path.endswith(shard.packed):
             raise ConfigError(
@@ -198,16 +202,31 @@ def _of_mds(files: Sequence[str]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _of_manifest(folder: str) -> dict[str, tuple[int, int]]:
-    """Address -> samples and bytes of what `libai-data convert` has written; nothing without its manifest."""
-    path = f"{folder}/{MANIFEST}"
+def _of_manifest(folder: str) -> _Known:
+    """What `libai-data convert` has written; nothing without its manifest."""
+
+    def entries(content: Any) -> _Known:
+        return {f"{folder}/{name}": (int(each["records"]), int(each["size"])) for name, each in content.items()}
+
+    return _told_by(f"{folder}/{MANIFEST}", "shards", entries, "manifest of 'libai-data convert'")
+
+
+def _of_index(folder: str) -> _Known:
+    """What the index of WebDataset (wids) lists beside its shards."""
+
+    def entries(content: Any) -> _Known:
+        return {f"{folder}/{each['url']}": (int(each["nsamples"]), each.get("filesize")) for each in content}
+
+    return _told_by(f"{folder}/{_INDEX}", "shardlist", entries, "index of WebDataset shards")
+
+
+def _told_by(path: str, key: str, entries: Callable[[Any], _Known], what: str) -> _Known:
     try:
         with LocalFile(path) as file:
             content = Path(file.path).read_bytes()
     except ConfigError:  # There is none.
         return {}
     try:
-        shards = json.loads(content)["shards"]
-        return {f"{folder}/{name}": (int(shard["records"]), int(shard["size"])) for name, shard in shards.items()}
+        return entries(json.loads(content)[key])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{path} is no manifest of 'libai-data convert' ({error!r}); remove it") from error
+        raise FormatError(f"{path} is no {what} ({error!r}); remove it") from error
