@@ -14,7 +14,7 @@ from libai_data.data.files.identity import FileStatus, file_identity
 from libai_data.data.sources.storage import LocalFile
 from libai_data.errors import FormatError
 
-_SECONDS_BETWEEN_CHECKS = 1.0
+_SECONDS_BETWEEN_CHECKS = 0.02
 
 
 class MappedFile:
@@ -78,7 +78,7 @@ class MappedFile:
         """What a slice is taken of: a map, or no bytes if the file is empty.
 
         A file that is replaced or removed while it is mapped stays readable as it was. One that is written to does not:
-        this is noticed within a second.
+        this is noticed within 20 ms.
 
         Raises:
             FormatError: The file is another one than it was when this object was made.

@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import time
+import types
 from pathlib import Path
 from typing import Any, Callable
 
@@ -180,6 +181,23 @@ def test_a_file_that_is_replaced_or_removed_stays_as_it_was_and_one_that_is_writ
     os.utime(path, ns=(1, 1))
     with pytest.raises(FormatError, match=r"a.jsonl has changed since it was opened: it was FileStatus"):
         again[1]
+
+
+def test_a_file_that_is_written_to_is_refused_before_the_batch_after_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(mapped_file_module, "time", types.SimpleNamespace(monotonic=lambda: now))
+    path = tmp_path / "a.jsonl"
+    expected = write("jsonl", path, texts(9))
+    source = JsonLinesSource(path)
+    assert source[0] == expected[0]
+    content = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(content[::-1])
+    now += 0.03
+    with pytest.raises(FormatError, match="has changed since it was opened"):
+        source[1]
 
 
 def test_workers_map_an_array_again_refuse_another_file_and_get_a_copy_of_a_removed_one(tmp_path: Path) -> None:
