@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from libai_data.config import LazyConfig, check_targets, check_values, try_get_key
 from libai_data.config.overrides import has_overrides
 from libai_data.config.values import check_device, fill_in, given, require
+from libai_data.data.random.generator_states import generators_in_turn
 from libai_data.data.samplers.resuming import check_overrides
 from libai_data.engine.agreement import check_same_start, mesh_warnings
 from libai_data.engine.data_state import OVERRIDE_KEY
@@ -138,9 +139,10 @@ def seed_all(seed: int) -> None:
     seed_of_rank = seed + get_rank()
     random.seed(seed_of_rank)
     np.random.seed(seed_of_rank % 2**32)
-    flow.manual_seed(seed_of_rank)
-    if flow.cuda.is_available():
-        flow.cuda.manual_seed(seed_of_rank)
+    with generators_in_turn():
+        flow.manual_seed(seed_of_rank)
+        if flow.cuda.is_available():
+            flow.cuda.manual_seed(seed_of_rank)
 
 
 def set_key(cfg: Any, key: str, value: Any) -> None:

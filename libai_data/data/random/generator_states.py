@@ -10,6 +10,7 @@ import os
 import random
 import sys
 import threading
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
@@ -163,6 +164,11 @@ def flow_generator() -> _Flow:
 def watched() -> tuple[Any, ...]:
     """Those that tell whether they have moved."""
     return _with_torch() if hasattr(sys.modules.get("torch"), "default_generator") else _python_and_numpy()
+
+
+def generators_in_turn() -> AbstractContextManager[Any]:
+    """Around code that asks PyTorch or OneFlow for states of generators, or seeds them, in one thread at a time."""
+    return _one_at_a_time
 
 
 def marks_and_states(generators: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:

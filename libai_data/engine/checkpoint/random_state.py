@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from libai_data.data.random.generator_states import generators_in_turn
 from libai_data.delivery.gather import digest_of
 from libai_data.mesh.current import broadcast_py_object, get_rank, get_world_size
 
@@ -67,20 +68,22 @@ class RandomStates:
 
         assert self._first_seeds is not None  # its two callers set it
         seed = digest_of(f"{self._first_seeds['default']}/{iteration}".encode())
-        flow.manual_seed(seed)
-        if flow.cuda.is_available():
-            flow.cuda.manual_seed_all(seed)
-        for name, generator in _generators(self._model):
-            if name in self._first_seeds["modules"]:
-                first = self._first_seeds["modules"][name]
-                generator.manual_seed(digest_of(f"{first}/{iteration}/{name}".encode()))
+        with generators_in_turn():
+            flow.manual_seed(seed)
+            if flow.cuda.is_available():
+                flow.cuda.manual_seed_all(seed)
+            for name, generator in _generators(self._model):
+                if name in self._first_seeds["modules"]:
+                    first = self._first_seeds["modules"][name]
+                    generator.manual_seed(digest_of(f"{first}/{iteration}/{name}".encode()))
 
 
 def _seeds_of(model: Any) -> dict[str, Any]:
     import oneflow as flow
 
-    modules = {name: generator.initial_seed() for name, generator in _generators(model)}
-    return {"default": flow.initial_seed(), "modules": modules}
+    with generators_in_turn():
+        modules = {name: generator.initial_seed() for name, generator in _generators(model)}
+        return {"default": flow.initial_seed(), "modules": modules}
 
 
 def _generators(model: Any) -> Iterator[tuple[str, Any]]:

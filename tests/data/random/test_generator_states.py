@@ -16,7 +16,16 @@ assert generators
 # A finalizer that lets other threads run, as any may, wherever objects are made.
 gc.callbacks.append(lambda phase, info: time.sleep(1e-6))
 gc.set_threshold(5, 2, 2)
-threads = [threading.Thread(target=lambda: [generators[0].save() for _ in range({times})]) for _ in range(3)]
+def seed():
+    if {library!r} == "oneflow":
+        from libai_data.engine.checkpoint.random_state import RandomStates
+        from libai_data.engine.setup import seed_all
+        states = RandomStates(oneflow.nn.Dropout())
+        for number in range(5 * {times}):
+            seed_all(number)
+        states.gather(1)
+threads = [threading.Thread(target=lambda: [generators[0].save() for _ in range({times})]) for _ in range(2)]
+threads += [threading.Thread(target=seed) for _ in range(2)]
 for thread in threads:
     thread.start()
 for thread in threads:
