@@ -172,9 +172,11 @@ def foreign_encoding(data: bytes) -> str:
         if data.startswith(magic):
             return f"the file is compressed; give it the suffix {suffix}, by which it is known"
     # Of ASCII characters in UTF-16 every second byte is 0, and in UTF-32 three of four; text in UTF-8 has none.
-    zeros = max(data[0::2].count(0), data[1::2].count(0))
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or zeros > max(1, len(data) // 8):
-        return "the file is UTF-16 or UTF-32, not UTF-8; convert it, as by `iconv -f UTF-16 -t UTF-8`"
+    fewer, more = sorted((data[0::2].count(0), data[1::2].count(0)))
+    few = max(1, len(data) // 8)
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or more > few:
+        bits = 32 if fewer > few else 16
+        return f"the file is UTF-{bits}, not UTF-8; convert it, as by `iconv -f UTF-{bits} -t UTF-8`"
     return ""
 
 

@@ -197,7 +197,8 @@ def test_an_input_without_a_document_is_an_error_and_leaves_no_corpus(
         ),
         (b'[\n{"text": "a"},\n{"text": "b"}\n]', "JSON lines hold an object a line"),
         (b'{"txt": "a word"}\n' * 3, "no 'text'; there are ['txt']. Did you mean 'txt'?"),
-        ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16 or UTF-32, not UTF-8"),
+        ('{"text": "a"}\n'.encode("utf-16"), "the file is UTF-16, not UTF-8"),
+        ('{"text": "a"}\n'.encode("utf-32"), "iconv -f UTF-32 -t UTF-8"),
     ],
 )
 def test_an_input_without_a_document_fails_with_the_reason(
