@@ -6,12 +6,14 @@ import contextlib
 import ipaddress
 import random
 import socket
+from pathlib import Path
 
 from libai_data.errors import ConfigError
 
 DEFAULT_PORT = 29500
 # Below the ports that Linux hands out to clients, so that none of them takes it before rank 0 listens.
 FREE_PORTS = range(15000, 32000)
+_ESTABLISHED = "01"
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
@@ -116,6 +118,27 @@ def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
                 f"{nnodes}: OneFlow computes wrong sums when two nodes run on one machine. Start all ranks of a "
                 "machine by one launcher (--nproc_per_node), and give an address of machine 0 that the others reach"
             )
+
+
+def machines_connected_to(port: int) -> list[str]:
+    """Addresses of other machines that have a connection to a TCP port of this one."""
+    found = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            own, other, state = line.split()[1:4]
+            if state == _ESTABLISHED and int(own.rpartition(":")[2], 16) == port:
+                found.add(_address_in_words(other.partition(":")[0]))
+    return sorted(each for each in found if not _is_of_this_machine(each))
+
+
+def _is_of_this_machine(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback or _is_own(address)
+
+
+def _address_in_words(packed: str) -> str:
+    words = [bytes.fromhex(packed[begin : begin + 8])[::-1] for begin in range(0, len(packed), 8)]
+    address = ipaddress.ip_address(b"".join(words))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _addresses_of(host: str) -> set[str]:

@@ -24,7 +24,7 @@ from libai_data.launch.job_environment import SECRET_VARIABLE, seconds_from_envi
 from libai_data.launch.joining_pipe import GRACE_SECONDS, JoiningRanks
 from libai_data.launch.output import LastWords, last_lines, quoted, say
 from libai_data.launch.parent_pipe import die_with_main_thread
-from libai_data.launch.ports import free_port, refuse_one_machine, reserve_port
+from libai_data.launch.ports import free_port, machines_connected_to, refuse_one_machine, reserve_port
 from libai_data.launch.signals import signals_blocked
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -37,6 +37,7 @@ LISTEN_SECONDS = 10.0
 # silence; half an hour is still longer than a rank needs to write a checkpoint or to add up a large evaluation alone.
 ONEFLOW_TIMEOUT_SECONDS = 1800
 POLL_SECONDS = 0.02
+SECONDS_TO_JOIN = "LIBAI_DATA_SECONDS_TO_JOIN"
 # The others may still need the rank that ended, and one may rightly work on alone.
 SECONDS_UNTIL_TOLD = 10.0
 
@@ -86,6 +87,8 @@ class Ranks:
         self._kill_at: float | None = None
         self._kill_joining_at: float | None = None
         self._tell_at: float | None = None
+        self._look_at = 0.0
+        self._seen_waiting: list[int] = []
         self._joining = JoiningRanks()
         self._files: list[IO[bytes]] = []
         self._began: dict[int, int] = {}
@@ -130,6 +133,7 @@ class Ranks:
     def _run(self, script_args: list[str]) -> int:
         self.processes, self._files, self._joining = [], [], JoiningRanks()
         self._kill_at, self._kill_joining_at, self._tell_at = None, None, None
+        self._look_at, self._seen_waiting = 0.0, []
         self._words = LastWords(terminals=not self._controlled)
         try:
             self._start(script_args)
@@ -208,7 +212,7 @@ class Ranks:
             TimeoutError: On another node, where ranks can do nothing without it.
         """
         args = self._args
-        seconds = seconds_from_environment("LIBAI_DATA_SECONDS_TO_JOIN", 600.0) if args.node_rank else LISTEN_SECONDS
+        seconds = seconds_from_environment(SECONDS_TO_JOIN, 600.0) if args.node_rank else LISTEN_SECONDS
         where = (args.master_addr or "127.0.0.1", args.master_port)
         deadline = time.monotonic() + seconds
         problem: OSError | None = None
@@ -273,11 +277,33 @@ class Ranks:
                     say(
                         f"local rank {local_rank} is stopped; others may wait for it. kill -CONT {process.pid} wakes it"
                     )
+        if self._args.nnodes > 1:
+            self._tell_what_is_waited_for(codes)
         if self._tell_at is None and 0 in codes:
             self._tell_at = time.monotonic() + SECONDS_UNTIL_TOLD
         elif self._tell_at is not None and time.monotonic() > self._tell_at:
             self._tell_at = math.inf
             say(f"{_ended(codes)} {SECONDS_UNTIL_TOLD:g} s ago or earlier; the others still run")
+
+    def _tell_what_is_waited_for(self, codes: Sequence[int | None]) -> None:
+        """Say once that ranks wait in `import oneflow` for those of other machines, and which of these have come."""
+        if time.monotonic() < self._look_at:
+            return
+        args, waiting = self._args, self._joining.waiting(codes)
+        self._look_at = time.monotonic() + SECONDS_UNTIL_TOLD
+        self._seen_waiting, again = waiting, bool(waiting) and waiting == self._seen_waiting
+        if not again:
+            return
+        self._look_at = math.inf
+        have_come = ""
+        if args.node_rank == 0:
+            machines = machines_connected_to(args.master_port)
+            have_come = f"; connected so far: {', '.join(machines) or 'none'}"
+        say(
+            f"local rank {numbers_in_words(waiting)} waits in 'import oneflow' for ranks of the other "
+            f"{args.nnodes - 1} machine(s){have_come}. Each machine needs a launcher that runs, with the same "
+            f"--master_addr and --master_port; {SECONDS_TO_JOIN} sets how long to wait"
+        )
 
     def _prepare(self) -> None:
         """Runs in the rank, before its program."""

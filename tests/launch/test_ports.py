@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from libai_data.errors import ConfigError
-from libai_data.launch.ports import free_port, listen, refuse_one_machine, reserve_port
+from libai_data.launch import ports
+from libai_data.launch.ports import free_port, listen, machines_connected_to, refuse_one_machine, reserve_port
 
 LAUNCH = [sys.executable, "-m", "libai_data.launch"]
 
@@ -70,3 +71,15 @@ def test_machines_of_their_own_are_not_refused() -> None:
     refuse_one_machine(2, 1, "192.0.2.1")
     with pytest.raises(ConfigError, match="--master_addr is not given"):
         refuse_one_machine(2, 0, None)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_machines_are_found_by_their_connections_to_a_port(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listen(0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection((host, port)), listener.accept()[0]:
+            assert machines_connected_to(port) == []
+            # As if the other end were on another machine.
+            monkeypatch.setattr(ports, "_is_of_this_machine", lambda address: False)
+            assert machines_connected_to(port) == [host]
+            assert machines_connected_to(port + 1) == []

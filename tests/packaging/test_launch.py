@@ -275,6 +275,27 @@ def test_ranks_of_a_second_node_wait_for_rank_0_of_the_first(script: Path, start
         assert job.end() == "rank 1 2\n"
 
 
+def test_a_launcher_of_several_says_at_once_for_which_machines_its_ranks_wait(script: Path, start: StartJob) -> None:
+    script.write_text(
+        "import time\nfrom libai_data.launch.joining_pipe import tell_that_it_waits\n"
+        "tell_that_it_waits()\ntime.sleep(1000)"
+    )
+    flags = ["--nnodes", 2, "--node_rank", 0, "--master_addr", "127.0.0.1"]
+    settings = (
+        "ranks.refuse_one_machine = lambda *_: None; ranks.SECONDS_UNTIL_TOLD = 0.1; "
+        "ranks.machines_connected_to = lambda port: ['10.0.0.2']"
+    )
+    job = start(*flags, script, settings=settings)
+    job.wait_for(
+        "libai_data.launch: local rank 0 waits in 'import oneflow' for ranks of the other 1 machine(s); connected so "
+        "far: 10.0.0.2. Each machine needs a launcher that runs, with the same --master_addr and --master_port; "
+        "LIBAI_DATA_SECONDS_TO_JOIN sets how long to wait",
+        1,
+    )
+    job.process.terminate()
+    job.end()
+
+
 def test_a_script_that_never_listens_runs_after_a_while(script: Path, start: StartJob) -> None:
     script.write_text("import os, time\nos.write(1, b'here\\n')\ntime.sleep(1)")
     job = start("--nproc_per_node", 2, script, settings="ranks.LISTEN_SECONDS = 0.3")
