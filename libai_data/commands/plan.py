@@ -272,7 +272,8 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
             continue
         span = range(parts[0] * rows, (parts[-1] + 1) * rows)
         in_lanes = ShardPlan(order.shard_uses(span, batch_size), lambda shard, batch: batch)
-        uses = list(takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses))
+        of_epoch = takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses)
+        uses = [use for use in of_epoch if use.shard != shards.none]
         needed = {use.shard for use in uses}
         rate = bytes_a_batch(uses, sizes, room)
         costs.setdefault(

@@ -14,6 +14,7 @@ from libai_data.data.datasets.mapped import Map
 from libai_data.data.datasets.one_round import OneRound
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.shard_use import ShardPlan, ShardUse, most_in_use
+from libai_data.data.sources.fetch_log import FetchLog
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.streamed import StreamedSource
@@ -21,8 +22,7 @@ from libai_data.errors import ConfigError
 
 Locate = Callable[[np.ndarray], np.ndarray]
 
-NOT_STREAMED = -1
-"""Instead of the number of a shard, for samples that are in none."""
+_NOT_STREAMED = -1
 _NS_PER_BATCH = 1000
 """Of the times by which copies are kept: the order counts, so that any unit does."""
 _HOUR = 3600 * 10**9
@@ -39,6 +39,8 @@ class StreamedShards:
     Attributes:
         sources: each once.
         sizes: int64 [shards], bytes.
+        none: the number that samples have for a shard that are in none; it takes part in plans, so that they come to
+            an end if no sample is streamed.
         is_shuffled: the dataset has parts in a random order.
     """
 
@@ -48,12 +50,15 @@ class StreamedShards:
         self._locate = self._locator(dataset)
         self.sources = list(self._firsts)
         self.sizes = np.concatenate([np.empty(0, np.int64), *(source.table.sizes for source in self.sources)])
+        self.none = len(self.sizes)
         self._budget = 0
         self._ahead: ReadAhead | None = None
+        self._log: FetchLog | None = None
 
     def at(self, indices: np.ndarray) -> np.ndarray:
-        """The shards of samples by the samples' indices, int64 [n]; `NOT_STREAMED` for those that are in none."""
-        return self._locate(np.asarray(indices, dtype=np.int64))
+        """The shards of samples by the samples' indices, int64 [n]."""
+        found = self._locate(np.asarray(indices, dtype=np.int64))
+        return np.where(found == _NOT_STREAMED, self.none, found)
 
     def _locator(self, dataset: Any) -> Locate:
         if isinstance(dataset, (Map, StreamTransform)):
@@ -74,7 +79,7 @@ class StreamedShards:
                 first = self._firsts.setdefault(source, sum(len(other.table) for other in self._firsts))
                 ends = np.cumsum(lengths)
                 return lambda indices: first + np.searchsorted(ends, indices, side="right")
-        return lambda indices: np.full(len(indices), NOT_STREAMED)
+        return lambda indices: np.full(len(indices), _NOT_STREAMED)
 
     def _joined(self, dataset: ConcatDataset) -> Locate:
         members = [self._locator(each) for each in dataset.datasets]
@@ -109,14 +114,11 @@ class StreamedShards:
         """
         firsts = np.minimum(np.cumsum(lengths) - lengths, lengths.sum() - 1)
         streamed = self.at(firsts)
-        own = np.zeros(len(self.sizes), np.int64)
-        full = np.flatnonzero((lengths > 0) & (streamed != NOT_STREAMED))
+        own = np.zeros(self.none + 1, np.int64)
+        full = np.flatnonzero(lengths)
         own[streamed[full]] = full
         uses = (use._replace(shard=int(streamed[use.shard])) for use in lane_plan.uses)
-        return ShardPlan(
-            (use for use in uses if use.shard != NOT_STREAMED),
-            lambda shard, batch: lane_plan.next_use(int(own[shard]), batch),
-        )
+        return ShardPlan(uses, lambda shard, batch: lane_plan.next_use(int(own[shard]), batch))
 
     def uses_in(self, samples: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[ShardUse]:
         """The uses of shards, in the order of their first batch.
@@ -130,8 +132,7 @@ class StreamedShards:
             found, firsts = np.unique(shards, return_index=True)
             lasts = len(shards) - 1 - np.unique(shards[::-1], return_index=True)[1]
             for row in np.argsort(firsts, kind="stable").tolist():
-                if found[row] != NOT_STREAMED:
-                    yield ShardUse(int(found[row]), int(batches[firsts[row]]), int(batches[lasts[row]]))
+                yield ShardUse(int(found[row]), int(batches[firsts[row]]), int(batches[lasts[row]]))
 
     def read_ahead(self, plan: ShardPlan) -> None:
         """Fetch shards before they are needed, in the order of a plan.
@@ -140,21 +141,32 @@ class StreamedShards:
             ConfigError: The cache is smaller than the shards that are needed at once.
         """
         self.end_read_ahead()
+        sizes = np.append(self.sizes, 0)
         first = _first_uses(plan.uses)
-        needed = most_in_use(first, self.sizes)
+        needed = most_in_use(first, sizes)
         if needed > self._budget:
             self._refuse(needed, "use fewer lanes, smaller blocks or smaller shards")
         hour = (time.time_ns() // _HOUR + 1) * _HOUR
 
         def done(shard: int, batch: int) -> None:
+            if shard == self.none:
+                return
             source, own = self._own(shard)
             source.expect(own, hour - _NS_PER_BATCH * plan.next_use(shard, batch))
 
-        def hold(shard: int) -> Callable[[], None]:
-            source, own = self._own(shard)
-            return source.hold(own).close
+        begin = {use.shard: int(sizes[use.shard]) for use in first if use.first == first[0].first}
+        begin.pop(self.none, None)
+        self._log = log = FetchLog(self.name, begin)
 
-        self._ahead = ReadAhead(chain(first, plan.uses), hold, self.sizes, self._budget, done)
+        def hold(shard: int) -> Callable[[], None]:
+            if shard == self.none:
+                return lambda: None
+            source, own = self._own(shard)
+            copy = source.hold(own)
+            log.arrived(shard, int(self.sizes[shard]), copy.was_fetched)
+            return copy.close
+
+        self._ahead = ReadAhead(chain(first, plan.uses), hold, sizes, self._budget, done)
 
     def _own(self, shard: int) -> tuple[StreamedSource, int]:
         """The source of a shard, and the shard's number there."""
@@ -199,6 +211,14 @@ class StreamedShards:
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
+        if self._log is not None:
+            self._log.close()
+
+    def stats(self) -> dict[str, Any]:
+        """What was fetched ahead of the newest pass, and the bytes that are held for its next batches."""
+        if self._log is None:
+            return {}
+        return {**self._log.stats(), "bytes_ahead": 0 if self._ahead is None else self._ahead.bytes_held()}
 
 
 def _first_uses(uses: Iterator[ShardUse]) -> list[ShardUse]:

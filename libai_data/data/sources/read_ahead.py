@@ -87,6 +87,13 @@ class ReadAhead:
             logger.warning("A shard cannot be fetched ahead: %s", error)
             return lambda: None
 
+    def bytes_held(self) -> int:
+        """Of shards that are there for the batches to come."""
+        with self._lock:
+            return sum(
+                int(self._sizes[shard]) for shard in {use.shard for use, fetched in self._held if fetched.done()}
+            )
+
     def close(self) -> None:
         """Let go of all shards."""
         self._close()

@@ -8,6 +8,7 @@ import re
 import time
 import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
@@ -137,7 +138,7 @@ class StreamedSource:
             )
         return opened
 
-    def hold(self, number: int) -> LocalFile:
+    def hold(self, number: int) -> Copy:
         """The copy of a shard, which stays until it is closed or forgotten; fetched if it is not there.
 
         Raises:
@@ -147,7 +148,7 @@ class StreamedSource:
         remote = self.table.remote(self.folder, number)
         for wait in (*_WAITS, None):
             try:
-                return _Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder)
+                return Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder)
             except StorageError as error:
                 if NO_ROOM not in str(error):
                     raise
@@ -166,12 +167,22 @@ class StreamedSource:
         self._cache.expect(self._key(self.table.remote(self.folder, number)), when)
 
 
-class _Copy(LocalFile):
-    """The copy of a shard in the cache."""
+class Copy(LocalFile):
+    """The copy of a shard in the cache.
+
+    Attributes:
+        was_fetched: it was not there before.
+    """
 
     def __init__(self, remote: RemoteFile, key: str, cache: LocalCache, attempts: int, folder: str) -> None:
         self.source, self.identity = remote.url, remote.identity
         name = re.sub(r"[^A-Za-z0-9._-]", "_", remote.url.rpartition("/")[2])[-100:]
         changed = f"since its samples were counted; run 'libai-data index {folder}' again"
-        self.path, release = cache.hold(key, name, remote.size, lambda part: fetch(remote, part, attempts, changed))
+        self.was_fetched = False
+
+        def make(part: Path) -> None:
+            self.was_fetched = True
+            fetch(remote, part, attempts, changed)
+
+        self.path, release = cache.hold(key, name, remote.size, make)
         self._release = weakref.finalize(self, release)

@@ -188,6 +188,37 @@ def test_sources_within_other_datasets_are_fetched_ahead(
         assert found == batches_of(name, [open_source(paths[half]) for half in HALVES]), name
 
 
+def test_samples_that_are_not_streamed_take_no_part_in_fetching(store: ObjectStore, tmp_path: Path) -> None:
+    one, two = Map(open_source(FOLDER, streaming=True), number_of), Map(open_source(tmp_path / "local"), number_of)
+    blend = BlendedDataset([one, two], [0, 1])
+    store.gets.clear()
+    with closing(BatchLoader(blend, CyclicSampler(blend, 10))) as loader:
+        assert [batch["x"].numpy()[0] for _, batch in zip(range(4), loader)] == [0, 10, 20, 30]
+    assert not store.gets
+
+
+def test_what_is_fetched_ahead_is_counted_and_told(store: ObjectStore, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "libai_data")
+    source = open_source(FOLDER, streaming=True)
+    dataset, first = Numbers(source), bytes_in_words(int(source.table.sizes[0]))
+
+    def stats() -> dict[str, Any]:
+        with closing(BatchLoader(dataset, CyclicSampler(dataset, 10))) as loader:
+            batches = iter(loader)
+            assert loader._streamed is not None and loader._streamed._ahead is not None
+            wait([fetched for _, fetched in loader._streamed._ahead._held])
+            found = loader.stats()
+            next(batches)
+            return found
+
+    found, again = stats(), stats()
+    size = int(source.table.sizes[: found["fetched_shards"]].sum())
+    assert found["fetched_shards"] == again["cached_shards"] >= 3
+    assert found["fetched_bytes"] == found["bytes_ahead"] == again["bytes_ahead"] == size
+    assert found["fetched_bytes_per_second"] > 0 == found["cached_shards"] == again["fetched_bytes"]
+    assert re.search(rf"first shard files of {FOLDER}, {first}, were there after \d+\.\d s", caplog.text)
+
+
 @pytest.mark.parametrize(
     "wrap",
     [

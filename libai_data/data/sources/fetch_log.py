@@ -1,0 +1,76 @@
+"""Counts the shards that are fetched ahead, and says so: a bar until the first batch has its shards, then lines."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from libai_data.errors import bytes_in_words
+
+logger = logging.getLogger(__name__)
+
+_SECONDS_BETWEEN_LINES = 60.0
+
+
+class FetchLog:
+    """What has been fetched ahead of a pass.
+
+    Args:
+        name: of what is streamed.
+        first: bytes of the shards that the first batch needs, by their numbers.
+    """
+
+    def __init__(self, name: str, first: Mapping[int, int]) -> None:
+        from tqdm import tqdm
+
+        self._name, self._waiting, self._total = name, dict(first), sum(first.values())
+        self._begin = self._next_line = time.monotonic()
+        self._next_line += _SECONDS_BETWEEN_LINES
+        self._fetched = self._bytes = self._cached = 0
+        self._lock = threading.Lock()
+        what = f"Fetching the first shard files of {name}"
+        # Where the output is no terminal, the line that follows has to do.
+        self._bar = tqdm(desc=what, total=self._total, unit="B", unit_scale=True, disable=None)
+
+    def arrived(self, shard: int, size: int, was_fetched: bool) -> None:
+        """Count a shard that is there now.
+
+        Args:
+            shard: its number.
+            size: bytes.
+            was_fetched: it was not in the cache before.
+        """
+        with self._lock:
+            self._fetched += was_fetched
+            self._bytes += size * was_fetched
+            self._cached += not was_fetched
+            if self._waiting:
+                self._bar.update(self._waiting.pop(shard, 0))
+                if not self._waiting:
+                    self._bar.close()
+                    seconds = time.monotonic() - self._begin
+                    words = self._name, bytes_in_words(self._total), seconds
+                    logger.info("The first shard files of %s, %s, were there after %.1f s.", *words)
+            if time.monotonic() > self._next_line:
+                self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
+                logger.info("Streaming %s: %s.", self._name, self._in_words())
+
+    def _in_words(self) -> str:
+        rate = bytes_in_words(self.stats()["fetched_bytes_per_second"])
+        return f"{self._fetched} shard files fetched ({rate}/s), {self._cached} were in the cache"
+
+    def stats(self) -> dict[str, Any]:
+        """Shards and bytes that were fetched, bytes a second since the pass began, shards that the cache had."""
+        return {
+            "fetched_shards": self._fetched,
+            "fetched_bytes": self._bytes,
+            "fetched_bytes_per_second": self._bytes / max(time.monotonic() - self._begin, 1e-9),
+            "cached_shards": self._cached,
+        }
+
+    def close(self) -> None:
+        """Show the bar no longer."""
+        self._bar.close()
