@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Callable
 
 import numpy as np
@@ -12,9 +13,11 @@ import numpy as np
 from libai_data import DataLoader
 from libai_data.data.samplers import CyclicSampler
 from libai_data.loader import trivial_batch_collator
-from tools.benchmarks.peer_process import PeerProcess
-from tools.benchmarks.rows import Contender, Measure, Scale
+from tools.benchmarks.peer_process import PeerError, PeerProcess
+from tools.benchmarks.rows import Contender, Measure, Scale, Unavailable
 from tools.benchmarks.timing import BATCH, seconds_a_batch
+
+_log = logging.getLogger(__name__)
 
 
 def libai_data_loader(make_dataset: Callable[[], Any], workers: int, seconds: float) -> Contender:
@@ -51,14 +54,33 @@ def oneflow_loader(make_dataset: Callable[[], Any], workers: int, seconds: float
 
 
 def peer(name: str, work: str, scale: Scale) -> Contender:
-    """A loader of `peer_loaders`, measured by a process of its own, in the environment that has its packages."""
+    """A loader of `peer_loaders`, measured by a process of its own, in the environment that has its packages.
+
+    One that fails is reported as such, and the others are measured.
+    """
 
     @contextmanager
     def opened() -> Iterator[Measure]:
-        with PeerProcess(scale.peers_python, name, work, scale.folder) as process:
-            yield lambda: process.measure(scale.seconds)
+        with ExitStack() as stack:
+            with _reporting():
+                process = stack.enter_context(PeerProcess(scale.peers_python, name, work, scale.folder))
+
+            def measure() -> float:
+                with _reporting():
+                    return process.measure(scale.seconds)
+
+            yield measure
 
     return Contender(name, opened)
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    try:
+        yield
+    except PeerError as error:
+        _log.warning("%s", error)
+        raise Unavailable("failed") from error
 
 
 def raw(make_dataset: Callable[[], Any], seconds: float) -> Contender:

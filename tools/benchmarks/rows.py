@@ -180,6 +180,12 @@ class Measured:
     missing: dict[str, str] = field(default_factory=dict)
     others: list[float] = field(default_factory=list)
 
+    def give_up(self, name: str, reason: str) -> None:
+        """Count a contender as missing, whatever was measured of it before."""
+        self.missing[name] = reason
+        self.values.pop(name, None)
+        self.processor.pop(name, None)
+
 
 @dataclass(frozen=True)
 class Scale:
@@ -211,10 +217,15 @@ def measure(row: Row, rounds: int, step: Callable[[str], None], settle: float = 
     with ExitStack() as opened:
         measures = _open(row.contenders, opened, measured)
         for _ in range(rounds):
-            for name, take in measures.items():
+            for name, take in list(measures.items()):
                 time.sleep(settle)
                 onlooker = Onlooker()
-                taken = take()
+                try:
+                    taken = take()
+                except Unavailable as reason:
+                    measured.give_up(name, str(reason))
+                    del measures[name]
+                    continue
                 measured.values[name].append(float(taken))
                 if isinstance(taken, Cost):
                     measured.processor.setdefault(name, []).append(taken.processor)
@@ -229,7 +240,7 @@ def _open(contenders: Sequence[Contender], opened: ExitStack, measured: Measured
         try:
             measures[contender.name] = opened.enter_context(contender.open())
         except Unavailable as reason:
-            measured.missing[contender.name] = str(reason)
+            measured.give_up(contender.name, str(reason))
         else:
             measured.values[contender.name] = []
     return measures

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
+from tests.tools.benchmarks.fake_rows import contender as fake_contender
 from tools.benchmarks.chart import described, table, write_into
 from tools.benchmarks.peer_loaders import PEERS
 from tools.benchmarks.peer_process import PeerError, PeerProcess, versions
-from tools.benchmarks.rows import Unavailable
+from tools.benchmarks.peers import peer
+from tools.benchmarks.results import table as results_table
+from tools.benchmarks.rows import AtLeast, Row, Scale, Unavailable, measure
 from tools.benchmarks.samples import FIELDS, GPT, PLAIN
 from tools.benchmarks.timing import BATCH
 from tools.benchmarks.works import write_tokens
@@ -64,6 +67,18 @@ def test_a_peer_that_dies_is_refused_with_what_it_wrote(tmp_path: Path) -> None:
     program.chmod(0o755)
     with pytest.raises(PeerError, match=r"(?s)ended with 3.*says this"):
         PeerProcess(str(program), "torch", PLAIN, tmp_path)
+
+
+def test_a_peer_that_fails_in_a_later_round_does_not_end_the_others(tmp_path: Path) -> None:
+    program = Path(fake_python(tmp_path, json.dumps({"batch": GOOD})))
+    cost = json.dumps({"seconds": 0.25, "processor": 0.5})
+    program.write_text(program.read_text().replace("echo ''", f"echo '{cost}'; read line; exit 3"))
+    contenders = (peer("torch", PLAIN, Scale(True, 0.0, tmp_path, str(program))), fake_contender("other", [1.0], []))
+    row = Row("fake", "", "2", contenders, (AtLeast("other", "torch"),))
+    measured = measure(row, 3, lambda name: None, settle=0)
+    assert measured.missing == {"torch": "failed"} and not measured.processor
+    assert measured.values == {"other": [1.0, 1.0, 1.0]}
+    assert "failed" in results_table([measured])
 
 
 RESULT: dict[str, Any] = {
