@@ -68,7 +68,8 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=self._output,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            # Some packages leave files in the temporary folder.
+            env={**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(folder.resolve())},
             start_new_session=True,
         )
         self.pid = self._process.pid

@@ -136,7 +136,7 @@ class AtMost:
 
     def show(self, value: float) -> str:
         """A value with its unit, as text."""
-        return f"{value:.3g} {self.unit}"
+        return f"{value:.3g} {self.unit}" if abs(value) < 1000 else f"{value:,.0f} {self.unit}"
 
 
 def _verdict(subject: str, rounds: list[float], met: bool | None) -> Verdict:

@@ -28,7 +28,9 @@ GOOD = {name: [[BATCH, *shape], dtype] for name, (shape, dtype) in FIELDS[PLAIN]
 def fake_python(folder: Path, first: str, answer: str = "") -> str:
     """A program that writes these lines: at once, and for each measurement."""
     program = folder / "python"
-    program.write_text(f"#!/bin/sh\necho says this >&2\necho '{first}'\nwhile read line; do echo '{answer}'; done\n")
+    program.write_text(
+        f"#!/bin/sh\ntouch $TMPDIR/kept\necho says this >&2\necho '{first}'\nwhile read line; do echo '{answer}'; done\n"
+    )
     program.chmod(0o755)
     return str(program)
 
@@ -44,6 +46,7 @@ def test_a_peer_is_measured_by_its_own_process_which_ends_with_it(tmp_path: Path
     with PeerProcess(fake_python(tmp_path, json.dumps({"batch": GOOD}), cost), "torch", PLAIN, tmp_path) as process:
         found = process.measure(0.0)
     assert (found, found.processor) == (0.25, 0.5)
+    assert (tmp_path / "kept").exists()  # Temporary files of a peer go with the folder of the run.
     with pytest.raises(ProcessLookupError):
         os.kill(process.pid, 0)
 
