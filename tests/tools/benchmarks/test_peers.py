@@ -28,9 +28,8 @@ GOOD = {name: [[BATCH, *shape], dtype] for name, (shape, dtype) in FIELDS[PLAIN]
 def fake_python(folder: Path, first: str, answer: str = "") -> str:
     """A program that writes these lines: at once, and for each measurement."""
     program = folder / "python"
-    program.write_text(
-        f"#!/bin/sh\ntouch $TMPDIR/kept\necho says this >&2\necho '{first}'\nwhile read line; do echo '{answer}'; done\n"
-    )
+    lines = ["#!/bin/sh", "touch $TMPDIR/kept", "echo says this >&2", f"echo '{first}'"]
+    program.write_text("\n".join([*lines, f"while read line; do echo '{answer}'; done\n"]))
     program.chmod(0o755)
     return str(program)
 

@@ -43,7 +43,7 @@ def rows(scale: Scale) -> list[Row]:
 
 def _read_batch(scale: Scale, path: str) -> list[Row]:
     limit = gather(lambda: map_tokens(path), scale.seconds)
-    work, dataset = "the same, read_batch", lambda: TokenBatches(path)
+    work, dataset = f"{TOKENS}, read_batch", lambda: TokenBatches(path)
     return [
         Row(
             f"read_batch-{workers}",
