@@ -31,6 +31,9 @@ class DecompressedFile(LocalFile):
         storage: where copies are kept; by default as the environment sets it.
         identity: what the file must still have; by default any.
 
+    Attributes:
+        was_fetched: the cache did not have it before.
+
     Raises:
         ConfigError: There is no such file, or pyarrow is not installed.
         FormatError: It cannot be decompressed, or does not become what was said.
@@ -51,7 +54,7 @@ class DecompressedFile(LocalFile):
         version = ""
         if is_remote(self.source):
             version = look_up(self.source, kept.attempts).identity
-            self.identity = key_of("zstd", self.source, version, size)
+            self.identity = zstd_key(self.source, version, size)
         else:
             self.identity = key_of("zstd", file_identity(LocalFile(self.source).path), size)
         if identity and identity != self.identity:
@@ -59,7 +62,10 @@ class DecompressedFile(LocalFile):
                 f"{self.source} has changed since it was first opened; start again with the current file"
             )
 
+        self.was_fetched = False
+
         def make(part: Path) -> None:
+            self.was_fetched = True
             with LocalFile(self.source, storage, version) as packed:
                 _decompress(self.source, packed.path, part)
             self._check(part)
@@ -85,6 +91,17 @@ class DecompressedFile(LocalFile):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._size, self._digests, self._storage, self.identity)
+
+
+def zstd_key(address: str, version: str, size: int) -> str:
+    """The identity of what a compressed object of a store becomes.
+
+    Args:
+        address: of the object.
+        version: `RemoteFile.identity`.
+        size: bytes when decompressed.
+    """
+    return key_of("zstd", address, version, size)
 
 
 def _decompress(source: str, packed: Path, target: Path) -> None:

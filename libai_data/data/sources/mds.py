@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from libai_data.data.sources.arrow_columns import chosen_columns
-from libai_data.data.sources.decompressed import DecompressedFile
+from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.mds_values import Decode, decoder_of
 from libai_data.data.sources.sharded import Paths, ShardedSource
-from libai_data.data.sources.storage import LocalFile, listed
+from libai_data.data.sources.storage import LocalFile, Storage, listed
 from libai_data.errors import ConfigError, FormatError
 
 _INDEX = "index.json"
@@ -81,6 +81,10 @@ class DescribedShard(NamedTuple):
     compression: str
     samples: int
     columns: tuple[_Column, ...]
+
+    def is_packed(self, path: str) -> bool:
+        """Whether a file is the compressed one."""
+        return bool(self.packed) and path.endswith(self.packed)
 
     @classmethod
     def from_json(cls, shard: Any) -> DescribedShard:
@@ -213,12 +217,27 @@ def _shards_of(index: str) -> list[DescribedShard]:
 
 
 def _opened(path: str, shard: DescribedShard) -> MappedFile:
-    if not shard.packed or not path.endswith(shard.packed):
-        return MappedFile(path)
+    return MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
+
+
+def decompressed(
+    path: str, shard: DescribedShard, storage: Storage | None = None, version: str = ""
+) -> DecompressedFile:
+    """A compressed shard, as it was before.
+
+    Args:
+        path: path or address of the compressed file.
+        shard: what the index says of it.
+        storage: where copies are kept; by default as the environment sets it.
+        version: of an object in a store, which it must still have; by default any.
+
+    Raises:
+        FormatError: It is compressed by something else than zstd.
+    """
     if shard.compression != "zstd":
         method = shard.compression or "an unknown method"
         raise FormatError(f"{path} is compressed by {method}; shards that are raw, or compressed by zstd, are read")
-    return MappedFile(path, DecompressedFile(path, shard.size, shard.digests))
+    return DecompressedFile(path, shard.size, shard.digests, storage, version and zstd_key(path, version, shard.size))
 
 
 def _beside(path: str, name: str) -> str:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -79,6 +80,8 @@ def counted(
         remote = look_up(path, attempts)
         if remote.size is None:
             raise ConfigError(f"{path} cannot be streamed: the store does not tell its size; open it without streaming")
+        if kind == "mds" and not path.endswith(".mds"):
+            remote = replace(remote, size=known[path][1])  # of its copy, which is decompressed
         samples = _samples(folder, kind, remote, known, open_copy, attempts)
         told(len(files))
         return samples, remote
@@ -191,15 +194,7 @@ def _samples(
 
 def _of_mds(files: Sequence[str]) -> _Known:
     """What the index of MDS says, in the order of the files."""
-    found: _Known = {}
-    for path, shard in described_shards(files).items():
-        if shard.packed and path.endswith(shard.packed):
-            raise ConfigError(
-                f"{path} is compressed, and such shards of MDS cannot be streamed; open them without streaming, or "
-                "write them in another format with 'libai-data convert'"
-            )
-        found[path] = shard.samples, shard.size
-    return found
+    return {path: (shard.samples, shard.size) for path, shard in described_shards(files).items()}
 
 
 def _of_manifest(folder: str) -> _Known:

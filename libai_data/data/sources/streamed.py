@@ -8,15 +8,18 @@ import re
 import time
 import weakref
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.files.identity import key_of
+from libai_data.data.sources.decompressed import DecompressedFile, zstd_key
 from libai_data.data.sources.last_used import LastUsed
 from libai_data.data.sources.local_cache import NO_ROOM, LocalCache
 from libai_data.data.sources.mapped_file import MappedFile
+from libai_data.data.sources.mds import DescribedShard, decompressed, described_shards
 from libai_data.data.sources.remote import RemoteFile, fetch
 from libai_data.data.sources.shard_counts import check_address, checked_format, counted, parted, selected
 from libai_data.data.sources.shard_table import TABLE, ShardTable
@@ -138,7 +141,7 @@ class StreamedSource:
             )
         return opened
 
-    def hold(self, number: int) -> Copy:
+    def hold(self, number: int) -> Copy | DecompressedFile:
         """The copy of a shard, which stays until it is closed or forgotten; fetched if it is not there.
 
         Raises:
@@ -148,6 +151,8 @@ class StreamedSource:
         remote = self.table.remote(self.folder, number)
         for wait in (*_WAITS, None):
             try:
+                if self._is_packed(remote.url):
+                    return decompressed(remote.url, self._described[remote.url], self.storage, remote.identity)
                 return Copy(remote, self._key(remote), self._cache, self.storage.attempts, self.folder)
             except StorageError as error:
                 if NO_ROOM not in str(error):
@@ -159,7 +164,16 @@ class StreamedSource:
             time.sleep(wait)
         raise AssertionError
 
+    def _is_packed(self, url: str) -> bool:
+        return self.table.format == "mds" and not url.endswith(".mds")
+
+    @cached_property
+    def _described(self) -> dict[str, DescribedShard]:
+        return described_shards([f"{self.folder}/{name}" for name in self.table.names])
+
     def _key(self, remote: RemoteFile) -> str:
+        if self._is_packed(remote.url):
+            return zstd_key(remote.url, remote.identity, remote.size or 0)
         return key_of(remote.url, remote.identity)
 
     def expect(self, number: int, when: int) -> None:

@@ -428,11 +428,6 @@ def test_what_cannot_be_streamed_is_refused_with_what_to_do(object_store: Object
         open_source(FOLDER, streaming=True)
     with pytest.raises(ConfigError, match=r"is no folder of shards: .*their folder"):
         open_source(object_store.put("shards/a.parquet", b"x"), streaming=True)
-    WRITERS["mds"](tmp_path / "a.mds", texts(3), True)
-    for name in ("a.mds.zstd", "index.json"):
-        object_store.put(f"packed/{name}", (tmp_path / name).read_bytes())
-    with pytest.raises(ConfigError, match=r"packed/a.mds.zstd is compressed.*libai-data convert"):
-        open_source(f"s3://{BUCKET}/packed", streaming=True)
     object_store.put("shards/.libai_data_shards.npz", b"PK no table")
     with pytest.raises(FormatError, match=r"libai_data_shards.npz is no table.*run 'libai-data index"):
         open_source(FOLDER, streaming=True)
@@ -471,6 +466,28 @@ def test_samples_are_counted_by_footers_headers_and_indices_without_copies(
     assert source.shard_lengths.tolist() == [20, 21, 22, *[90] * (kind == "arrow")]
     assert not list((tmp_path / "cache").rglob(f"*.{ENDINGS[kind]}"))
     assert same(source.read_many(range(len(source))), expected)
+
+
+def test_compressed_shards_of_mds_are_decompressed_into_the_cache(object_store: ObjectStore, tmp_path: Path) -> None:
+    expected, entries = [], []
+    for number in range(3):
+        expected += WRITERS["mds"](tmp_path / f"{number}.mds", texts(20 + number, number), True)
+        entries += json.loads((tmp_path / "index.json").read_text())["shards"]
+        object_store.put(f"shards/{number}.mds.zstd", (tmp_path / f"{number}.mds.zstd").read_bytes())
+    names = {entry["raw_data"]["basename"]: entry for entry in entries}
+    object_store.put("shards/index.json", json.dumps({"version": 2, "shards": list(names.values())}).encode())
+    source = open_source(FOLDER, streaming=True)
+    assert source.table.sizes.tolist() == [entry["raw_data"]["bytes"] for entry in names.values()]
+    assert same(source.read_many(range(len(source))), expected)
+    with closing(BatchLoader(Map(source, lambda row: {"flag": row["flag"]}), CyclicSampler(source, 10))) as loader:
+        next(iter(loader))
+        assert loader._streamed is not None and loader._streamed._ahead is not None
+        wait([fetched for _, fetched in loader._streamed._ahead._held])
+        assert loader.stats()["fetched_shards"] == 0 < loader.stats()["cached_shards"]
+    object_store.put("shards/1.mds.zstd", (tmp_path / "0.mds.zstd").read_bytes())
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(StorageError, match=r"shards/1.mds.zstd has changed"):
+        pickle.loads(pickle.dumps(source)).read_many([20])
 
 
 def test_a_cache_that_is_too_small_is_refused_at_the_start_with_the_size_that_is_enough(
