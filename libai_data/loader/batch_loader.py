@@ -27,7 +27,7 @@ from libai_data.loader.iteration import Iteration, Pass, refuse_in_fork
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.resumable import ResumableLoader, finish
-from libai_data.loader.same_dataset import fingerprint_with_samples
+from libai_data.loader.same_dataset import are_same, attributes_of, fingerprint_with_samples
 from libai_data.loader.schema import Overrides, TensorPart, parse_layouts
 from libai_data.loader.slots import SlotList, bytes_of, lay_out
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
@@ -70,6 +70,7 @@ class BatchLoader(ResumableLoader):
     With an endless sampler, the stream continues after the last batch that was used. With a finite sampler, a pass is
     the next epoch, also after a `break`. Only the first pass after `load_state_dict` is the rest of an epoch. Only the
     newest iterator may be used. Workers start with the first pass and live until `close`, or until the loader is gone.
+    If attributes of the dataset have changed, the next pass starts new workers.
 
     Args:
         dataset: `dataset[index]` returns an Instance, or a dict of arrays; `read_batch` and `__getitems__` are used
@@ -193,6 +194,7 @@ class BatchLoader(ResumableLoader):
         self._streamed: StreamedShards | None = None
         self._is_lent = False
         self._turns = threading.RLock()
+        self._attributes: list[Any] = []
         self._times = LoaderTimes()
         self._stage_times = StageTimes()
 
@@ -244,7 +246,10 @@ class BatchLoader(ResumableLoader):
             self._end_workers()
         self._break_off("a newer iterator of this loader has begun; only the newest one may be used")
         self._prepare_streaming()
-        if self._reader is None or self._reader.is_torn:
+        attributes = attributes_of(self._payload.dataset, self._payload.collator) if self._shares_memory else []
+        if self._reader is None or self._reader.is_torn or not are_same(attributes, self._attributes):
+            # Workers have the dataset as it was when they started.
+            self._attributes = attributes
             self._end_workers()
             self._renew_memory()
             self._reader = self._start()

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from libai_data import DataLoader
+from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
 from libai_data.loader.shipping import ship, unship
 from tests.loader.sample_datasets import (
@@ -422,3 +424,40 @@ def test_a_loader_leaves_no_descriptor_open(workers: dict[str, Any]) -> None:
     for _ in range(3):
         stream(dataset, batches=3, **workers)
     assert descriptors() == before
+
+
+class Scaled:
+    """A dataset, or the function of one, that its user changes between epochs."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+        self.table = [0]
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self({"x": index + self.table[0]})
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": sample["x"] * self.factor}
+
+
+@pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
+@pytest.mark.parametrize("wrap", [lambda scaled: scaled, lambda scaled: Subset(scaled, range(8))], ids=["bare", "part"])
+def test_a_dataset_that_changes_between_passes_gives_what_it_gives_then(workers: dict[str, Any], wrap: Any) -> None:
+    scaled = Scaled()
+    loader = DataLoader(wrap(scaled), 8, **workers)
+
+    def total() -> int:
+        return sum(int(batch["x"].sum()) for batch in loader.numpy())
+
+    assert total() == 28
+    reader = loader._reader
+    assert total() == 28
+    assert loader._reader is reader
+    scaled.factor = 10
+    assert total() == 280
+    scaled.table = [1]
+    assert total() == 360
+    loader.close()
