@@ -12,7 +12,7 @@ from libai_data.errors import bytes_in_words
 
 logger = logging.getLogger(__name__)
 
-_SECONDS_BETWEEN_LINES = 60.0
+_SECONDS_UNTIL_BAR, _SECONDS_BETWEEN_LINES = 1.0, 60.0
 
 
 class FetchLog:
@@ -27,13 +27,15 @@ class FetchLog:
         from tqdm import tqdm
 
         self._name, self._waiting, self._total = name, dict(first), sum(first.values())
-        self._begin = self._next_line = time.monotonic()
-        self._next_line += _SECONDS_BETWEEN_LINES
+        self._begin = time.monotonic()
+        self._next_line = self._begin + _SECONDS_BETWEEN_LINES
         self._fetched = self._bytes = self._cached = 0
         self._lock = threading.Lock()
         what = f"Fetching the first shard files of {name}"
         # Where the output is no terminal, the line that follows has to do.
-        self._bar = tqdm(desc=what, total=self._total, unit="B", unit_scale=True, disable=None)
+        self._bar = tqdm(
+            desc=what, total=self._total, unit="B", unit_scale=True, disable=None, delay=_SECONDS_UNTIL_BAR
+        )
 
     def arrived(self, shard: int, size: int, was_fetched: bool) -> None:
         """Count a shard that is there now.
@@ -50,13 +52,16 @@ class FetchLog:
             if self._waiting:
                 self._bar.update(self._waiting.pop(shard, 0))
                 if not self._waiting:
-                    self._bar.close()
-                    seconds = time.monotonic() - self._begin
-                    words = self._name, bytes_in_words(self._total), seconds
-                    logger.info("The first shard files of %s, %s, were there after %.1f s.", *words)
+                    self._end_beginning()
             if time.monotonic() > self._next_line:
                 self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
                 logger.info("Streaming %s: %s.", self._name, self._in_words())
+
+    def _end_beginning(self) -> None:
+        self._bar.close()
+        if self._fetched:
+            words = self._name, bytes_in_words(self._total), time.monotonic() - self._begin
+            logger.info("The first shard files of %s, %s, were there after %.1f s.", *words)
 
     def _in_words(self) -> str:
         rate = bytes_in_words(self.stats()["fetched_bytes_per_second"])
