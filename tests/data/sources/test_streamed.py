@@ -8,10 +8,12 @@ import pickle
 import re
 import shutil
 import signal
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import closing
+from io import StringIO
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from typing import Any
@@ -34,7 +36,8 @@ from libai_data.data.datasets import (
 )
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.shard_use import ShardUse, bytes_a_batch
-from libai_data.data.sources import open_source, streamed
+from libai_data.data.sources import fetch_log, open_source, streamed
+from libai_data.data.sources.fetch_log import FetchLog
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.remote import fetch
@@ -217,6 +220,20 @@ def test_what_is_fetched_ahead_is_counted_and_told(store: ObjectStore, caplog: p
     assert found["fetched_bytes"] == found["bytes_ahead"] == again["bytes_ahead"] == size
     assert found["fetched_bytes_per_second"] > 0 == found["cached_shards"] == again["fetched_bytes"]
     assert re.search(rf"first shard files of {FOLDER}, {first}, were there after \d+\.\d s", caplog.text)
+
+
+def test_a_bar_shows_the_download_of_the_first_shards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(fetch_log, "_SECONDS_UNTIL_BAR", 0)
+    log = FetchLog(FOLDER, {0: 3000, 1: 1000})
+    for shard in (2, 0, 1):
+        assert not log._bar.disable
+        log.arrived(shard, 3000, shard != 1)
+    assert log._bar.disable, "it has ended"
+    assert f"first shard files of {FOLDER}: 100%" in terminal.getvalue()
+    assert log.stats()["fetched_bytes"] == 6000 and log.stats()["cached_shards"] == 1
 
 
 def test_an_order_that_needs_all_shards_at_once_is_refused_if_the_cache_does_not_hold_them(store: ObjectStore) -> None:
