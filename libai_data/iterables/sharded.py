@@ -40,6 +40,7 @@ from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
 from libai_data.iterables.shard_lanes import ShardLanes
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
+from libai_data.loader.same_dataset import are_same, attributes_of
 from libai_data.loader.worker import JOB_VARIABLES
 from libai_data.loader.worker_info import WorkerInfo, get_worker_info, set_worker_info
 
@@ -223,16 +224,23 @@ class ShardedSource(WrappedSource):
                 f"worker_type='thread': {self.name} must call get_worker_info to find out its shard, and this has one "
                 "answer in a process. Pass a function with shard and num_shards, or use worker_type='process'"
             )
+        self._thing = thing
+        self._reader = self._made_reader()
+
+    def _made_reader(self) -> ShardReader:
+        """A reader of what is read as it is now."""
+        sharding = self._sharding
+        self._attributes = attributes_of(self._thing)
         try:
-            pickled = cloudpickle.dumps((thing, sharding.worker_init_fn))
+            pickled = cloudpickle.dumps((self._thing, sharding.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{self.name} cannot be sent to the workers that read its shards: {error_text(error)}. Pass a function "
                 "that opens what cannot be pickled, or remove num_workers and num_shards"
             ) from error
-        is_process = bool(sharding.num_workers) and not by_threads
+        is_process = bool(sharding.num_workers) and sharding.worker_type != "thread"
         asks = not self._takes_shard
-        self._reader = ShardReader(pickled, sharding.shards, sharding.seed, is_process, asks, sharding.skips)
+        return ShardReader(pickled, sharding.shards, sharding.seed, is_process, asks, sharding.skips)
 
     def rounds_to_replay(self, epoch: int) -> int:
         """0 if shards are opened again in each epoch."""
@@ -240,6 +248,9 @@ class ShardedSource(WrappedSource):
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch. Its state has the state of each shard, if the shards have states."""
+        if self._reader is not None and not are_same(attributes_of(self._thing), self._attributes):
+            self._end_lanes()
+            self._reader = self._made_reader()
         buffer, inner = self._sharding.shuffle_buffer, state
         if buffer and state is not None:
             with saved_in(state) as saved:
@@ -277,10 +288,13 @@ class ShardedSource(WrappedSource):
 
     def close(self) -> None:
         """End the workers."""
+        self._end_lanes()
+        super().close()
+
+    def _end_lanes(self) -> None:
         if self._lanes is not None:
             self._lanes.close()
             self._lanes = None
-        super().close()
 
 
 def _bytes_of(item: Any) -> int:

@@ -358,3 +358,35 @@ def test_batches_are_read_by_processes_too(num_workers: int) -> None:
     loader = from_iterable(theirs, 4, num_workers=num_workers)
     assert rows(loader) == list(range(30))
     loader.close()
+
+
+class Scaled:
+    """An iterable that its user changes between epochs."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return ({"x": self.factor * number} for number in range(4))
+
+
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
+def test_an_iterable_that_changes_between_epochs_yields_what_it_yields_then(workers: dict[str, Any]) -> None:
+    scaled = Scaled()
+    loader = from_iterable(scaled, 4, num_shards=1, **workers)
+    assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 1, 2, 3]]
+    scaled.factor = 10
+    assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 10, 20, 30]]
+    loader.close()
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseException) -> None:
+    def rows(shard: int, num_shards: int) -> Iterator[dict[str, int]]:
+        yield {"x": 1}
+        raise error
+
+    loader = from_iterable(rows, 2, num_shards=1, num_workers=1)
+    with pytest.raises(SampleError, match=type(error).__name__):
+        list(loader.numpy())
+    loader.close()

@@ -197,7 +197,7 @@ def serve(parent_pipe: int) -> None:
             return
         try:
             answer: Any = True, do(job)
-        except Exception:
+        except BaseException:  # Also sys.exit in the user's code, over which other processes would end as well.
             answer = False, traceback.format_exc()
         pickle.dump(answer, answers)
         answers.flush()
