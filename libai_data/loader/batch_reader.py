@@ -165,8 +165,12 @@ class BatchReader:
         slot = self._prepare_slot(pending, schema)
         arrays = self._slot_list.arrays(slot, schema.batch_specs(pending.rows))
         row_writer(schema, arrays)(0, fields)
-        # What is transformed with others is read with them.
-        self._send_parts(pending, first_row=0 if self._transforms else 1)
+        if self._transforms:
+            # It is read again, with those that it is transformed with.
+            self._send_parts(pending, first_row=0)
+        else:
+            pending.skipped += sample.skipped
+            self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
         rows = pending.rows

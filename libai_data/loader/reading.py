@@ -101,6 +101,7 @@ class SampleReader:
             SampleError: The dataset raised; its exception is the cause.
             SchemaError: The sample cannot become tensors.
         """
+        noted = len(self._skipped)
         if hopeless:
             sample = self._substitute(epoch, index, lambda chosen: self._get(epoch, chosen), *_WORKERS_ENDED)
         else:
@@ -112,6 +113,9 @@ class SampleReader:
             raise SchemaError(f"sample {index} of {type(self.dataset).__name__}: {error}") from error
         except Exception as error:  # Of a value that fails to become an array.
             raise self._failure(f"sample {index}", error) from error
+        # Told with the sample, as its reader may end before it has another report to make.
+        form = form._replace(skipped=self._skipped[noted:])
+        self.forget_skipped(noted)
         return form
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from libai_data.data.items import as_leaf, leaves_of_batch, named
 from libai_data.data.nesting import TEXT, Skeleton, is_flat, is_texts, taken_apart
 from libai_data.loader.default_collate import default_collate
+from libai_data.loader.failures import SkippedSample
 from libai_data.structures import Instance, fields_of
 
 
@@ -18,11 +19,13 @@ class SampleForm(NamedTuple):
         fields: path -> value; the path of a field that is not nested is its name.
         skeleton: how a batch is nested (see `taken_apart`); None if fields are tensors all.
         has_text: it holds strings, which only a collator can put into a batch.
+        skipped: failing samples whose place it takes.
     """
 
     fields: dict[str, Any]
     skeleton: Skeleton | None = None
     has_text: bool = False
+    skipped: Sequence[SkippedSample] = ()
 
 
 def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:

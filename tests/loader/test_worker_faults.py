@@ -239,6 +239,15 @@ def test_a_sample_that_ends_its_workers_is_skipped_where_failing_ones_are(
     assert found == stream(Numbers(), batches=8, **arguments)
 
 
+def test_a_worker_that_ends_after_it_has_read_the_first_sample_takes_no_note_of_a_skipped_one_along(
+    tmp_path: Path,
+) -> None:
+    quarantine = tmp_path / "bad.jsonl"
+    arguments = {"on_error": "quarantine", "quarantine_file": str(quarantine)}
+    stream(Exiting(bad=[0, 1]), batches=2, num_workers=1, start_method="fork", **arguments)
+    assert sorted(json.loads(line)["index"] for line in quarantine.read_text().splitlines()) == [0, 1]
+
+
 def test_a_hanging_sample_is_found_by_the_timeout_and_its_stacks_are_shown(
     capfd: Any, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
