@@ -81,8 +81,10 @@ class _Numpy:
         return self._place.value, self._keeps_number and np.random.get_state(legacy=False)["has_gauss"]
 
     def save(self) -> Any:
-        state = np.random.get_state(legacy=False)
-        self._keeps_number = bool(state["has_gauss"])
+        with _one_at_a_time:
+            # Nobody is to note anew, and too late, what was the case before.
+            state = np.random.get_state(legacy=False)
+            self._keeps_number = bool(state["has_gauss"])
         return state, None if self._place is None else ctypes.string_at(self._address, 4 * _WORDS + 4)
 
     def restore(self, saved: Any) -> None:
@@ -171,12 +173,22 @@ def generators_in_turn() -> AbstractContextManager[Any]:
     return _one_at_a_time
 
 
-def marks_and_states(generators: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    """Marks and states of generators."""
-    if _last[0][0] != [generator.mark() for generator in generators]:
-        states = [generator.save() for generator in generators]
-        _last[0] = [generator.mark() for generator in generators], states
-    return _last[0]
+def marks_and_states(generators: tuple[Any, ...], beside_others: bool) -> tuple[list[Any], list[Any]]:
+    """Marks and states of generators.
+
+    Args:
+        generators: see `watched`.
+        beside_others: other threads may draw meanwhile; the marks are those of the states all the same.
+    """
+    last, marks = _last[0], [generator.mark() for generator in generators]
+    if last[0] == marks:
+        return last
+    while True:
+        before, states = marks, [generator.save() for generator in generators]
+        marks = [generator.mark() for generator in generators]
+        if marks == before or not beside_others:
+            _last[0] = last = marks, states
+            return last
 
 
 def has_flow() -> bool:

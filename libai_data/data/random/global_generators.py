@@ -57,6 +57,8 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_have_shared = False
+"""Whether any thread of this process ever was one that shares the generators."""
 _turns = threading.RLock()
 
 
@@ -110,7 +112,7 @@ class GlobalDraws:
     def _around_beside_others(self, read: Callable[[], Result]) -> Result:
         """The same in a thread that shares the generators: who has moved them cannot be known, only that they moved."""
         generators = watched()
-        marks, _ = marks_and_states(generators)
+        marks, _ = marks_and_states(generators, beside_others=True)
         set_ambiguity(False)
         try:
             result = read()
@@ -160,7 +162,7 @@ class _Watch:
     def __init__(self, draws: GlobalDraws, key: tuple[int, int, int] | None) -> None:
         self._draws = draws
         self._generators = generators = watched()
-        self._marks, self._states = marks_and_states(generators)
+        self._marks, self._states = marks_and_states(generators, _have_shared)
         self._modules = len(sys.modules)
         self._was_ambiguous = set_ambiguity(False)
         self._seeded: Collection[str] = ()
@@ -214,7 +216,8 @@ class _Watch:
 
 def share_generators(shares: bool) -> None:
     """Say whether this thread reads beside others, and so must not move a generator."""
-    _thread.shares = shares
+    global _have_shared
+    _thread.shares, _have_shared = shares, _have_shared or shares
 
 
 def take_doubt() -> bool:

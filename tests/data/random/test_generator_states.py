@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+
+from libai_data.data.random.generator_states import marks_and_states, watched
 
 SCRIPT = """
 import gc, sys, threading, time
@@ -40,3 +43,27 @@ def test_threads_that_ask_for_a_state_while_garbage_is_collected_do_not_wait_for
     code = SCRIPT.format(library=library, times=times)
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "all have their states\n", result.stderr
+
+
+@pytest.mark.parametrize("draws", [1, 2, 3])
+def test_a_draw_of_another_thread_while_a_state_is_saved_hides_no_later_one(
+    draws: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numpy makes two normal numbers at once and keeps the second, whose draw moves no word of the state."""
+    generators = watched()
+    numpys = next(each for each in generators if each.name == "numpy.random")
+    np.random.seed(draws)
+    calls: list[object] = []
+
+    def save() -> object:
+        state = type(numpys).save(numpys)
+        if not calls:
+            np.random.normal(size=draws)
+        calls.append(state)
+        return state
+
+    monkeypatch.setattr(numpys, "save", save)
+    marks, _ = marks_and_states(generators, beside_others=True)
+    np.random.normal()
+    assert [each.mark() for each in generators] != marks
+    assert calls
