@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from types import FrameType
 from typing import Any, Callable
 
 from libai_data.data.random import sample_generators
+
+_POP_BLOCK, _ROT_TWO = dis.opmap["POP_BLOCK"], dis.opmap["ROT_TWO"]
 
 
 @contextmanager
@@ -23,7 +26,7 @@ def interrupted_at(line: int, files: str | tuple[str, ...]) -> Iterator[None]:
             return None
         if event == "line":
             left -= 1
-            if left <= 0 and not interrupted and not is_finalizing(frame):
+            if left <= 0 and not interrupted and not is_finalizing(frame) and not leaves_block(frame):
                 interrupted = True
                 raise KeyboardInterrupt
         return trace
@@ -42,3 +45,14 @@ def is_finalizing(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
+
+
+def leaves_block(frame: FrameType) -> bool:
+    """Whether a `with` or `try` block has just ended, so that what ends it runs next.
+
+    There Python looks for no signal, and a lock would stay held (3.9 looks, for one instruction: bpo-29988).
+    """
+    code, at = frame.f_code.co_code, frame.f_lasti - 2
+    if at >= 2 and code[at] == _ROT_TWO:  # It keeps the result of a `return`.
+        at -= 2
+    return at >= 0 and code[at] == _POP_BLOCK
