@@ -12,11 +12,35 @@ import os
 import select
 import signal
 import sys
-from typing import Callable
+import weakref
+from typing import Any, Callable
 
 _PR_SET_PDEATHSIG = 1
 # Looked up before any fork: the child may not take the dynamic loader's lock.
 _prctl = ctypes.CDLL(None).prctl
+
+_of_this_process: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def keep_from_forks(owner: Any, close: str = "close") -> None:
+    """Close what this process alone may hold, such as the end of a connection, in each process that is forked from it.
+
+    While a worker, or anything else that the user's code forked, held it open, the other end could not see this process
+    die.
+
+    Args:
+        owner: of the end.
+        close: its method that closes the end.
+    """
+    _of_this_process[owner] = close
+
+
+def _let_go_in_forked_child() -> None:
+    for owner, close in list(_of_this_process.items()):
+        getattr(owner, close)()
+
+
+os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 class ParentPipe:
@@ -31,6 +55,7 @@ class ParentPipe:
     def __init__(self) -> None:
         self._process = os.getpid()
         self.descriptor, self._parents_end = os.pipe2(os.O_CLOEXEC)
+        keep_from_forks(self, "close_parents_end")
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing() and self._process == os.getpid():  # see `Event`

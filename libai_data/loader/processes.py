@@ -377,10 +377,6 @@ class ProcessExecutor(Executor):
         self._ready.clear()
         return dropped
 
-    def close_trainer_ends(self) -> None:
-        """Close what only the trainer may hold; the workers end when nobody holds it any more."""
-        self._pool.close_trainer_ends()
-
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
         # Another thread may wait for a result; it is not to replace workers that exit.

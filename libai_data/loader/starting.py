@@ -25,7 +25,6 @@ from libai_data.errors import ConfigError, error_text
 from libai_data.launch.signals import signals_blocked
 from libai_data.loader.shipping import Shipment, ship
 from libai_data.loader.worker import JOB_VARIABLES, STDERR, Payload, WorkerHandles, prepare_process, work
-from libai_data.mesh.peers.channel import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -100,20 +99,15 @@ class WorkerStarter:
         self.close()
         return True
 
-    def start(self, handles: WorkerHandles, close_in_child: Channel) -> WorkerProcess:
-        """Start a worker.
-
-        Args:
-            handles: its descriptors.
-            close_in_child: the trainer's end of its channel.
-        """
+    def start(self, handles: WorkerHandles) -> WorkerProcess:
+        """Start a worker that uses these descriptors."""
         # Until the worker ignores Ctrl-C, which is for the trainer, it must not hear of it.
         with signals_blocked({signal.SIGINT}):
             stderr = CapturedStderr()
             try:
                 if self._shipment is not None:
                     return self._spawn(handles, self._shipment.descriptor, stderr)
-                return self._fork(handles, close_in_child, stderr)
+                return self._fork(handles, stderr)
             except BaseException:
                 stderr.close()
                 raise
@@ -136,15 +130,15 @@ class WorkerStarter:
         )
         return WorkerProcess(program.pid, stderr, program)
 
-    def _fork(self, handles: WorkerHandles, close_in_child: Channel, stderr: CapturedStderr) -> WorkerProcess:
+    def _fork(self, handles: WorkerHandles, stderr: CapturedStderr) -> WorkerProcess:
         _flush()
         process = WorkerProcess(0, stderr)
         process.pid = os.fork()
         if process.pid == 0:
-            self._live_as_fork(handles, close_in_child, stderr)
+            self._live_as_fork(handles, stderr)
         return process
 
-    def _live_as_fork(self, handles: WorkerHandles, close_in_child: Channel, stderr: CapturedStderr) -> NoReturn:
+    def _live_as_fork(self, handles: WorkerHandles, stderr: CapturedStderr) -> NoReturn:
         try:
             os.dup2(stderr.descriptor, STDERR)
             sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
@@ -152,7 +146,6 @@ class WorkerStarter:
             # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
             # lacks.
             gc.freeze()
-            close_in_child.close()
             prepare_process(handles.parent_pipe)
             work(handles, self._payload)
             # What the interpreter does at its end; the rest of it would free what the trainer made. The last handler

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import select
 import signal
 import time
-import weakref
 from contextlib import suppress
 from typing import Any
 
-from libai_data.launch.parent_pipe import ParentPipe
+from libai_data.launch.parent_pipe import ParentPipe, keep_from_forks
 from libai_data.loader.arena import Arena
 from libai_data.loader.starting import WorkerProcess, WorkerStarter
 from libai_data.loader.task_queue import TaskQueue
@@ -25,18 +23,6 @@ _SECONDS_TO_BEGIN_EXIT = 1.0
 _SECONDS_TO_EXIT = 5.0
 """How long `close` waits for exit handlers of a worker."""
 _SECONDS_TO_DIE = 2.0
-
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
-
-
-def _let_go_in_forked_child() -> None:
-    for pool in list(_pools):
-        pool.close_trainer_ends()
-
-
-# Any process forked from the trainer inherits the trainer's ends; while it held them, the workers could not see them
-# close.
-os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 class WorkerPool:
@@ -59,7 +45,6 @@ class WorkerPool:
         self._events.register(task_queue.event.fileno(), select.POLLIN)
         self.processes: list[WorkerProcess] = []
         self.channels: list[Channel] = []
-        _pools.add(self)
         try:
             for number in range(count):
                 process, channel = self._start(number)
@@ -74,6 +59,7 @@ class WorkerPool:
 
     def _start(self, number: int) -> tuple[WorkerProcess, Channel]:
         ours, theirs = Channel.pair()
+        keep_from_forks(ours)
         self._events.register(ours.fileno(), select.POLLIN)
         memory, event, wakers = self._task_queue.descriptors
         handles = WorkerHandles(
@@ -89,8 +75,7 @@ class WorkerPool:
         for message in self._welcome:
             # It must lie ready: tasks wait for the worker from its first moment on.
             _send(ours, message)
-        # A forked worker closes this process's ends; the newest is not listed yet.
-        process = self._starter.start(handles, close_in_child=ours)
+        process = self._starter.start(handles)
         theirs.close()
         return process, ours
 
@@ -138,7 +123,6 @@ class WorkerPool:
 
     def close(self) -> None:
         """Let all workers exit, and kill those that do not in time."""
-        _pools.discard(self)
         try:
             self._let_exit()
         finally:

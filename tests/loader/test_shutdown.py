@@ -428,7 +428,7 @@ def test_workers_end_with_the_trainer_although_a_child_of_the_trainer_lives_on()
         try:
             pids = worker_pids(loader)
             assert loader._reader is not None
-            loader._reader._executor.close_trainer_ends()  # type: ignore[attr-defined]
+            loader._reader._executor._pool.close_trainer_ends()  # type: ignore[attr-defined]
             assert eventually(lambda: all(not is_running(pid) for pid in pids), 5)
         finally:
             os.kill(child, signal.SIGKILL)

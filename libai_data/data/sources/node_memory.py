@@ -12,31 +12,21 @@ import logging
 import mmap
 import os
 import socket
-import struct
 import threading
 import time
 import weakref
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
 from libai_data.errors import PeerError
+from libai_data.launch.parent_pipe import keep_from_forks
+from libai_data.mesh.peers.node_link import user_of
 
 logger = logging.getLogger(__name__)
 
-_CREDENTIALS = struct.Struct("3i")
 _SECONDS_BETWEEN_TRIES = 0.02
 _SECONDS_UNTIL_TOLD = 5.0
-_listening: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _let_go_in_forked_child() -> None:
-    # It does not answer there, and would keep the name.
-    for listener in list(_listening):
-        listener.close()
-
-
-os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 class NodeMemory:
@@ -92,7 +82,8 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
             )
             told = True
         time.sleep(_SECONDS_BETWEEN_TRIES)
-    _listening.add(listener)
+    # A forked process would not answer, and would keep the name.
+    keep_from_forks(listener)
     descriptor = os.memfd_create("libai_data_records", os.MFD_CLOEXEC)
     try:
         fill(descriptor)
@@ -114,9 +105,9 @@ def _received(address: str) -> int | None:
             end.connect(address)
         except OSError:
             return None
-        if _user_of(end) != os.getuid():
+        if user_of(end) != os.getuid():
             raise PeerError(
-                f"a process of user {_user_of(end)} has the socket \\0{address[1:]} (see /proc/net/unix), which is "
+                f"a process of user {user_of(end)} has the socket \\0{address[1:]} (see /proc/net/unix), which is "
                 "for memory of this user; have it ended"
             )
         try:
@@ -133,7 +124,7 @@ def _serve(listener: socket.socket, descriptor: int) -> None:
         except OSError:
             return  # Closed: the memory is not needed here any more.
         with contextlib.suppress(OSError), end:  # Whoever asked may be gone.
-            if _user_of(end) == os.getuid():
+            if user_of(end) == os.getuid():
                 socket.send_fds(end, [b"d"], [descriptor])
 
 
@@ -141,8 +132,3 @@ def _close(listener: socket.socket) -> None:
     with contextlib.suppress(OSError):
         listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread that waits for others.
     listener.close()
-
-
-def _user_of(end: socket.socket) -> int:
-    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(credentials)[1])

@@ -20,8 +20,9 @@ from typing import Any
 
 from libai_data.errors import PeerError
 from libai_data.launch.job_environment import proof
+from libai_data.launch.parent_pipe import keep_from_forks
 from libai_data.launch.ports import listen
-from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, keep_from_forks, seconds_to_meet
+from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 
 SECONDS_UNHEARD = 20
 """After these, a connection over which nothing comes any more counts as closed."""

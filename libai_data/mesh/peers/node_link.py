@@ -9,12 +9,11 @@ import os
 import socket
 import struct
 import time
-import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from libai_data.errors import PeerError
 from libai_data.launch.job_environment import seconds_from_environment
+from libai_data.launch.parent_pipe import keep_from_forks
 from libai_data.mesh.peers.channel import Channel
 
 SECONDS_TO_MEET_VARIABLE = "LIBAI_DATA_SECONDS_TO_MEET"
@@ -23,25 +22,6 @@ _SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.02
 _MOST_SECONDS_BETWEEN_TRIES = 0.2
 _CREDENTIALS = struct.Struct("3i")
-
-_of_this_process: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def _let_go_in_forked_child() -> None:
-    for connection in list(_of_this_process):
-        connection.close()
-
-
-os.register_at_fork(after_in_child=_let_go_in_forked_child)
-
-
-def keep_from_forks(connection: Any) -> None:
-    """Close a connection to another rank, a `Channel` or a socket, in every process that is forked from this one.
-
-    While a worker, or anything else that the user's code forked, held the connection open, the other rank could not see
-    this one die.
-    """
-    _of_this_process.add(connection)
 
 
 def seconds_to_meet() -> float:
@@ -107,7 +87,7 @@ def let_in(end: socket.socket) -> tuple[int, Channel]:
     channel = Channel(end)
     keep_from_forks(channel)
     # What comes is a pickle: nothing of another user's process is read.
-    if _user_of(end) != os.getuid():
+    if user_of(end) != os.getuid():
         return -1, channel
     end.settimeout(_SECONDS_TO_INTRODUCE_ONESELF)
     try:
@@ -131,7 +111,7 @@ def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None =
         end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             end.connect(_address(name))
-            user = _user_of(end)
+            user = user_of(end)
             if user != os.getuid():
                 raise PermissionError(f"a process of user {user} listens there")
             break
@@ -154,7 +134,7 @@ def _address(name: str) -> str:
     return f"\0libai_data/{name}"
 
 
-def _user_of(end: socket.socket) -> int:
+def user_of(end: socket.socket) -> int:
     """User id of the process at the other end; an abstract address is open to every user of the machine."""
     credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(credentials)[1])
