@@ -15,6 +15,7 @@ from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.commands.plan import JobPlan
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
+from libai_data.data.sources.fetch_log import in_words
 from libai_data.delivery.read_plan import ReadPlan, read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
@@ -36,6 +37,7 @@ class Measurement(NamedTuple):
         seconds: of each stage, a sample.
         batch: seconds from one batch to the next.
         fixed: seconds that the trainer spends on a batch, besides reading samples.
+        streaming: what was fetched of a streamed source, in words; "" of another one.
     """
 
     workers: int
@@ -43,6 +45,7 @@ class Measurement(NamedTuple):
     seconds: Sequence[float]
     batch: float
     fixed: float
+    streaming: str = ""
 
     @property
     def bottleneck(self) -> str:
@@ -91,6 +94,8 @@ def _profile(asked: argparse.Namespace) -> Iterator[str]:
         finally:
             rank.close()
         yield measurements[-1].line()
+        if measurements[-1].streaming:
+            yield f"         streaming: {measurements[-1].streaming}"
     readers = read_mode(try_get_key(cfg, "dataloader.train.readers") or "every_rank")
     overrides, reasons = recommend(measurements, mesh, readers)
     yield from ("", *reasons, f"Recommended: {' '.join(overrides)}")
@@ -135,7 +140,7 @@ def measure(
     spent = [after[f"{stage}_seconds"] - before[f"{stage}_seconds"] for stage in STAGES]
     fixed = used if workers else max(0.0, taken - sum(spent))
     costs = [each / samples if samples else 0.0 for each in spent]
-    return Measurement(workers, rows / taken, costs, taken / count, fixed / count)
+    return Measurement(workers, rows / taken, costs, taken / count, fixed / count, in_words(after))
 
 
 def _batches(loader: Any) -> Iterator[Any]:

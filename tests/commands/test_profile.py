@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from libai_data.commands.index import main as index
 from libai_data.commands.inspection.inspection import inspect_config
 from libai_data.commands.one_rank import mesh_of
 from libai_data.commands.profile import Measurement, main, measure, recommend, worker_counts
@@ -168,3 +169,28 @@ def test_what_cannot_be_measured_is_said_and_fails(capsys: pytest.CaptureFixture
     assert "--seconds is 0.0" in capsys.readouterr().err
     assert main([CONFIG, "--ranks", "3", "train.dist.tensor_parallel_size=2"]) == 1
     assert "2 does not divide the 3 ranks" in capsys.readouterr().err
+
+
+STREAMED = """
+from libai_data.config import LazyCall
+from tests.engine.test_streamed_training import LANES, CyclicSampler, Points
+from tests.engine.tiny_config import dataloader, graph, model, optim, train
+
+dataloader.train.dataset = LazyCall(Points)(paths="file://{folder}", streaming=True)
+dataloader.train.sampler = LazyCall(CyclicSampler)(**LANES)
+"""
+
+
+def test_of_a_streamed_source_rate_hits_and_bytes_ahead_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shards").mkdir()
+    for number in range(4):
+        np.save(tmp_path / "shards" / f"{number}.npy", np.ones((5, 4), np.float32))
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
+    assert index([f"file://{tmp_path / 'shards'}"]) == 0
+    (tmp_path / "streamed.py").write_text(STREAMED.format(folder=tmp_path / "shards"))
+    assert main([str(tmp_path / "streamed.py"), "--seconds", "0.01", "--workers", "0", "0"]) == 0
+    first, again = re.findall(r"^ +streaming: (.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert re.fullmatch(r"4 shard files fetched \([\d.]+ K?B/s\), \d+ were in the cache, [\d.]+ K?B ahead", first)
+    assert re.fullmatch(r"0 shard files fetched \(0 B/s\), \d+ were in the cache, [\d.]+ K?B ahead", again)

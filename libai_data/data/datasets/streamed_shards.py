@@ -156,7 +156,7 @@ class StreamedShards:
 
         begin = {use.shard: int(sizes[use.shard]) for use in first if use.first == first[0].first}
         begin.pop(self.none, None)
-        self._log = log = FetchLog(self.name, begin)
+        self._log = log = FetchLog(self.name, begin, self._bytes_ahead)
 
         def hold(shard: int) -> Callable[[], None]:
             if shard == self.none:
@@ -216,9 +216,10 @@ class StreamedShards:
 
     def stats(self) -> dict[str, Any]:
         """What was fetched ahead of the newest pass, and the bytes that are held for its next batches."""
-        if self._log is None:
-            return {}
-        return {**self._log.stats(), "bytes_ahead": 0 if self._ahead is None else self._ahead.bytes_held()}
+        return {} if self._log is None else self._log.stats()
+
+    def _bytes_ahead(self) -> int:
+        return 0 if self._ahead is None else self._ahead.bytes_held()
 
 
 def _first_uses(uses: Iterator[ShardUse]) -> list[ShardUse]:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Callable
 
 from libai_data.errors import bytes_in_words
 
@@ -21,11 +21,13 @@ class FetchLog:
     Args:
         name: of what is streamed.
         first: bytes of the shards that the first batch needs, by their numbers.
+        bytes_ahead: gives the bytes of shards that are there for the next batches.
     """
 
-    def __init__(self, name: str, first: Mapping[int, int]) -> None:
+    def __init__(self, name: str, first: Mapping[int, int], bytes_ahead: Callable[[], int] = lambda: 0) -> None:
         from tqdm import tqdm
 
+        self._bytes_ahead = bytes_ahead
         self._name, self._waiting, self._total = name, dict(first), sum(first.values())
         self._begin = time.monotonic()
         self._next_line = self._begin + _SECONDS_BETWEEN_LINES
@@ -55,7 +57,7 @@ class FetchLog:
                     self._end_beginning()
             if time.monotonic() > self._next_line:
                 self._next_line = time.monotonic() + _SECONDS_BETWEEN_LINES
-                logger.info("Streaming %s: %s.", self._name, self._in_words())
+                logger.info("Streaming %s: %s.", self._name, in_words(self.stats()))
 
     def _end_beginning(self) -> None:
         self._bar.close()
@@ -63,19 +65,27 @@ class FetchLog:
             words = self._name, bytes_in_words(self._total), time.monotonic() - self._begin
             logger.info("The first shard files of %s, %s, were there after %.1f s.", *words)
 
-    def _in_words(self) -> str:
-        rate = bytes_in_words(self.stats()["fetched_bytes_per_second"])
-        return f"{self._fetched} shard files fetched ({rate}/s), {self._cached} were in the cache"
-
     def stats(self) -> dict[str, Any]:
-        """Shards and bytes that were fetched, bytes a second since the pass began, shards that the cache had."""
+        """Shards and bytes fetched, bytes a second since the pass began, shards that the cache had, bytes ahead."""
         return {
             "fetched_shards": self._fetched,
             "fetched_bytes": self._bytes,
             "fetched_bytes_per_second": self._bytes / max(time.monotonic() - self._begin, 1e-9),
             "cached_shards": self._cached,
+            "bytes_ahead": self._bytes_ahead(),
         }
 
     def close(self) -> None:
         """Show the bar no longer."""
         self._bar.close()
+
+
+def in_words(stats: Mapping[str, Any]) -> str:
+    """Rate, hits of the cache and bytes ahead, of the `stats` of a loader that streams; "" of another one."""
+    if "fetched_shards" not in stats:
+        return ""
+    rate, ahead = (bytes_in_words(stats[name]) for name in ("fetched_bytes_per_second", "bytes_ahead"))
+    return (
+        f"{stats['fetched_shards']} shard files fetched ({rate}/s), {stats['cached_shards']} were in the cache, "
+        f"{ahead} ahead"
+    )

@@ -222,18 +222,24 @@ def test_what_is_fetched_ahead_is_counted_and_told(store: ObjectStore, caplog: p
     assert re.search(rf"first shard files of {FOLDER}, {first}, were there after \d+\.\d s", caplog.text)
 
 
-def test_a_bar_shows_the_download_of_the_first_shards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_shows_the_download_of_the_first_shards_and_then_lines_the_rate(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "libai_data")
     terminal = StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setattr(fetch_log, "_SECONDS_UNTIL_BAR", 0)
-    log = FetchLog(FOLDER, {0: 3000, 1: 1000})
+    monkeypatch.setattr(fetch_log, "_SECONDS_BETWEEN_LINES", -1)
+    log = FetchLog(FOLDER, {0: 3000, 1: 1000}, lambda: 5000)
     for shard in (2, 0, 1):
         assert not log._bar.disable
         log.arrived(shard, 3000, shard != 1)
     assert log._bar.disable, "it has ended"
     assert f"first shard files of {FOLDER}: 100%" in terminal.getvalue()
     assert log.stats()["fetched_bytes"] == 6000 and log.stats()["cached_shards"] == 1
+    line = rf"Streaming {FOLDER}: 2 shard files fetched \([\d.]+ .B/s\), 1 were in the cache, 5 KB ahead\."
+    assert re.search(line, caplog.text)
 
 
 def test_an_order_that_needs_all_shards_at_once_is_refused_if_the_cache_does_not_hold_them(store: ObjectStore) -> None:
