@@ -37,19 +37,25 @@ class MDSSource(ShardedSource):
     Args:
         paths: folders with an `index.json`, or shards in such a folder; see `storage.listed`.
         columns: names of those to read; by default all.
+        described: path -> what the index says of a shard, if it has been read; only for a single open shard.
 
     Raises:
         ConfigError: There is no such file or column, or no index of the shards.
         FormatError: A file is cut short or damaged, compressed in another way, or has a column of pickled objects.
     """
 
-    def __init__(self, paths: Paths | MappedFile, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        paths: Paths | MappedFile,
+        columns: Sequence[str] | None = None,
+        described: Mapping[str, DescribedShard] | None = None,
+    ) -> None:
         if isinstance(paths, MappedFile):
-            described, files = described_shards([paths.source]), [paths]
+            found, files = (described or described_shards([paths.source])), [paths]
         else:
-            described = described_shards(listed(paths))
-            files = [_opened(path, shard) for path, shard in described.items()]
-        shards = [_Shard(file, shard, columns) for file, shard in zip(files, described.values())]
+            found = described_shards(listed(paths))
+            files = [_opened(path, shard) for path, shard in found.items()]
+        shards = [_Shard(file, found[file.source], columns) for file in files]
         super().__init__(files, shards, None if columns is None else list(columns))
 
 

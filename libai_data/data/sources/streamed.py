@@ -124,7 +124,9 @@ class StreamedSource:
             try:
                 file = MappedFile(remote.url, self.hold(number))
                 file.map()
-                opened = self._open_file(file)
+                # The index lists all shards, so that it is read once, not with each of them.
+                options = {"described": self._described} if self.table.format == "mds" else {}
+                opened = self._open_file(file, **options)
                 break
             except FileNotFoundError:
                 logger.warning(

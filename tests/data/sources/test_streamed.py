@@ -504,6 +504,14 @@ def test_compressed_shards_of_mds_are_decompressed_into_the_cache(object_store: 
         pickle.loads(pickle.dumps(source)).read_many([20])
 
 
+def test_the_index_of_mds_is_read_once_for_all_shards(object_store: ObjectStore, tmp_path: Path) -> None:
+    _, expected = put_records(object_store, tmp_path, "mds", 3)
+    source = open_source(FOLDER, streaming=True)
+    assert same([source[0]], expected[:1])
+    object_store.delete("shards/index.json")
+    assert same(source.read_many(range(len(source))), expected)
+
+
 def test_a_cache_that_is_too_small_is_refused_at_the_start_with_the_size_that_is_enough(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
