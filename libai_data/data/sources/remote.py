@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 _FIRST_WAIT = 0.5
 _LONGEST_WAIT = 30.0
-_SECONDS_OF_SILENCE = 60.0
+_SECONDS_OF_SILENCE = 30.0
 _EXTRA_OF_PROTOCOL = {"s3": "remote", "s3a": "remote"}
 # What stores call that by which a changed object differs from what it was.
 _VERSION_KEYS = (

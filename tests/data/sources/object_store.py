@@ -9,7 +9,7 @@ from typing import Any, Callable
 from urllib.parse import quote
 
 FAIL, CUT, STALL = "answers 500", "closes after half of the body", "answers half and waits"
-FLIP = "changes a byte"
+SILENT, FLIP = "does not answer", "changes a byte"
 BUCKET = "bucket"
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -29,7 +29,7 @@ class ObjectStore:
         tag: what objects have for an ETag instead of their own.
         before_get: called before an object is passed on.
         sent: set when half of a body has been sent and STALL waits.
-        go_on: a stalled body goes on when it is set.
+        go_on: a stalled body goes on, and a silent request ends, when it is set.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,10 @@ def _handler_of(store: ObjectStore, target: str) -> Any:
                 fault = store.faults.pop(0) if store.faults else ""
                 if store.before_get is not None:
                     store.before_get(self.path)
+            if fault == SILENT:
+                store.go_on.wait()
+                self.close_connection = True
+                return
             if fault == FAIL:
                 self.send_error(500)
                 return

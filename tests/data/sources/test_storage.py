@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from libai_data.data.sources import remote
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
@@ -116,6 +118,17 @@ def test_web_pages_list_their_files_and_give_them(web: str, object_store: Object
 def test_a_silent_web_server_is_named_with_the_attempts(object_store: ObjectStore) -> None:
     with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9/x could not be looked up in 3 attempts.*onnect"):
         local_path("http://127.0.0.1:9/x")
+
+
+def test_a_web_server_that_accepts_and_says_nothing_is_named_too(
+    object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", 0.1)
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+        with pytest.raises(StorageError, match=rf"{url} could not be looked up in 3 attempts.*imeout"):
+            local_path(url)
 
 
 def test_an_object_is_fetched_once_and_keeps_its_ending(object_store: ObjectStore) -> None:

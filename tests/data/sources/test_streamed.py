@@ -36,15 +36,15 @@ from libai_data.data.datasets import (
 )
 from libai_data.data.samplers import CyclicSampler
 from libai_data.data.shard_use import ShardUse, bytes_a_batch
-from libai_data.data.sources import fetch_log, open_source, streamed
+from libai_data.data.sources import fetch_log, open_source, remote, streamed
 from libai_data.data.sources.fetch_log import FetchLog
 from libai_data.data.sources.local_cache import LocalCache
 from libai_data.data.sources.read_ahead import ReadAhead
 from libai_data.data.sources.remote import fetch
-from libai_data.errors import ConfigError, FormatError, StorageError, bytes_in_words
+from libai_data.errors import ConfigError, FormatError, SampleError, StorageError, bytes_in_words
 from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, STALL, ObjectStore
+from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, SILENT, STALL, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
 from tests.full_disk import small_disk
 from tests.loader.streams import worker_pids
@@ -596,6 +596,21 @@ def test_a_store_that_never_gives_a_shard_ends_with_the_address(store: ObjectSto
     with pytest.raises(StorageError, match=rf"{FOLDER}/00.parquet could not be fetched in 3 attempts"):
         source[0]
     assert sum(fetched(store).values()) == 3, "s3fs and botocore do not try again on their own"
+
+
+@pytest.mark.parametrize("fault", [SILENT, slowly(STALL)])
+def test_a_silent_store_is_in_the_log_after_one_silence_and_ends_the_pass_after_its_attempts(
+    fault: str, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", 0.3)
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
+    dataset = Numbers(open_source(FOLDER, streaming=True))
+    store.faults = [fault] * 100
+    error = rf"{FOLDER}/00.parquet could not be fetched in 3 attempts.*imeout"
+    with closing(BatchLoader(dataset, CyclicSampler(dataset, 10))) as loader, pytest.raises(SampleError, match=error):
+        next(iter(loader))
+    assert fetched(store)["00.parquet"] == 3, "whoever waits for a shard that cannot be fetched does not ask again"
+    assert re.search(rf"{FOLDER}/00.parquet could not be fetched \(.*imeout.*attempt 2 of 3", caplog.text)
 
 
 def test_of_copies_that_nobody_uses_that_with_the_farthest_next_use_goes(tmp_path: Path) -> None:
