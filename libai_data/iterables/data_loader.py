@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABCMeta
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from libai_data.data.datasets.combine import length_of
@@ -19,6 +19,7 @@ from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, is_map_style
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
+from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
 
 _RULES = {
@@ -28,6 +29,10 @@ _RULES = {
     "shuffle": or_none(FLAG),
     "drop_last": FLAG,
 }
+_KEPT = (
+    *("sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order"),
+)
 _DRAWING = ("weights", "num_samples", "replacement", "lanes", "block")
 
 if TYPE_CHECKING:  # For type checkers it has the methods of what it makes.
@@ -41,6 +46,9 @@ class DataLoader(_Made, metaclass=ABCMeta):
 
     Each `iter(loader)` is the next epoch, in a new order if it is shuffled. Batches are the same on any mesh
     and with any workers, and `state_dict` resumes exactly. All loaders of this package count as instances.
+
+    A loader has the attributes of PyTorch's loaders, such as `batch_size`, `dataset` and `drop_last`. `sampler` is the
+    argument, or None; `batch_sampler` is the order that the loader reads, or None for an iterable.
 
     Args:
         dataset: gives samples by their index, or is an iterable of samples (see `from_iterable`).
@@ -107,6 +115,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         **options: Any,
     ) -> Any:
         """Make the loader."""
+        kept = {name: value for name, value in locals().items() if name in _KEPT}
         _refuse_unknown(options)
         if batch_sampler is None and hasattr(batch_size, "__iter__") and not isinstance(batch_size, str):
             batch_size, batch_sampler = 1, batch_size
@@ -176,8 +185,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
                     f"readers={readers!r}: a sampler of your own serves its own rank alone; use shuffle or weights, or "
                     "readers='every_rank'"
                 )
-            return BatchLoader(dataset, batch_sampler, **shared, **options)
-        return from_iterable(
+            return _with_attributes(BatchLoader(dataset, batch_sampler, **shared, **options), dataset, kept)
+        loader = from_iterable(
             dataset,
             batch_size,
             batches=options.pop("batches", True if batch_size is None else None),
@@ -192,6 +201,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             **shared,
             **options,
         )
+        return _with_attributes(loader, dataset, kept)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         raise TypeError(
@@ -201,6 +211,17 @@ class DataLoader(_Made, metaclass=ABCMeta):
 
 for _kind in (BatchLoader, SharedLoader, IterableLoader):
     DataLoader.register(_kind)
+
+
+def _with_attributes(loader: Any, dataset: Any, arguments: Mapping[str, Any]) -> Any:
+    """The loader, with what other people's code reads of PyTorch's loaders."""
+    for name, value in {"dataset": dataset, "batch_sampler": None}.items():
+        if not hasattr(loader, name):
+            setattr(loader, name, value)
+    for name, value in arguments.items():
+        setattr(loader, name, value)
+    loader.collate_fn = loader.collate_fn or default_collate
+    return loader
 
 
 def _refuse_unknown(options: Collection[str]) -> None:

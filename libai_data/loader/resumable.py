@@ -10,6 +10,7 @@ from libai_data.data.samplers.sampler import can_follow
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
 from libai_data.loader.iteration import Pass
 from libai_data.loader.same_dataset import restore_stream
+from libai_data.mesh.current import get_data_parallel_size
 
 
 class NumpyBatches:
@@ -35,6 +36,13 @@ class OfOneProcess:
 
     _begun_in = 0
     """Process that has begun to read; 0 if none has."""
+    global_batch_size: Any
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows of a batch of one data-parallel rank; None where `global_batch_size` is None."""
+        size = self.global_batch_size
+        return None if size is None else size // get_data_parallel_size()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(

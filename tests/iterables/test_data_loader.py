@@ -271,3 +271,32 @@ def test_loaders_of_all_kinds_are_instances_and_samplers_of_this_package_are_tak
         assert batch_info(next(iter(loader))) is not None
     with pytest.raises(TypeError, match="wrap a loader"):
         type("Mine", (DataLoader,), {})
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"batch_size": 4, "drop_last": True, "collate_fn": collate, "timeout": 0, "persistent_workers": False},
+        {"batch_size": 3, "sampler": torch.utils.data.SequentialSampler(Pictures())},
+        {"batch_sampler": [[3, 1], [0, 0, 5]]},
+        {"batch_size": 2, "num_workers": 2, "prefetch_factor": 3, "worker_init_fn": print},
+    ],
+)
+def test_a_loader_has_the_attributes_of_pytorchs(arguments: dict[str, Any]) -> None:
+    dataset = Pictures()
+    loader, like = DataLoader(dataset, **arguments), torch.utils.data.DataLoader(dataset, **arguments)
+    names = ["dataset", "batch_size", "num_workers", "drop_last", "pin_memory", "pin_memory_device", "worker_init_fn"]
+    names += ["generator", "multiprocessing_context", "persistent_workers"]
+    names += [
+        name for name in ("collate_fn", "timeout", "prefetch_factor", "sampler", "batch_sampler") if name in arguments
+    ]
+    assert {name: getattr(loader, name) for name in names} == {name: getattr(like, name) for name in names}
+    assert loader.collate_fn and len(loader) == len(like)
+
+
+def test_a_loader_of_an_iterable_has_the_attributes_of_pytorchs() -> None:
+    numbers = Numbers()
+    loader = DataLoader(numbers, 2)
+    assert (loader.dataset, loader.batch_size, loader.num_workers, loader.drop_last) == (numbers, 2, 0, False)
+    assert (loader.sampler, loader.batch_sampler) == (None, None)
