@@ -120,6 +120,12 @@ class ChatDataset:
     def _tokens(self, messages: Sequence[Message], tools: Any, first: int) -> _Tokens:
         """The tokens of messages, of which those from number `first` on may carry loss."""
         wanted = [number for number in range(first, len(messages)) if self._carries_loss(messages[number])]
+        if not wanted:
+            roles = [message["role"] for message in messages[first:]]
+            raise FormatError(
+                f"of the messages from number {first} on, none carries loss: their roles are {roles}, and loss_roles "
+                f"is {list(self._loss_roles)}"
+            )
         text, spans = self._template.with_spans(messages, wanted, tools)
         ids, starts = self._tokenizer.encode_with_starts(text)
         places = np.array(starts, np.int64)
@@ -178,6 +184,8 @@ class PreferenceDataset(ChatDataset):
         prompt = _spoken(item.get("prompt"), "user")
         both = [[*prompt, *_spoken(item[name], "assistant")] for name in ("chosen", "rejected")]
         shared = next((n for n, (one, other) in enumerate(zip(*both)) if one != other), min(map(len, both)))
+        if shared == len(both[0]) == len(both[1]):
+            raise FormatError("its 'chosen' and 'rejected' are the same; a pair needs two answers")
         fields: dict[str, DistTensorData] = {}
         for name, messages in zip(("chosen_", "rejected_"), both):
             fields.update(self._sample(self._tokens(_checked(messages), _tools_of(item), shared), name))
@@ -189,10 +197,11 @@ def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
     if isinstance(item, Mapping) and "messages" in item:
         return _checked(item["messages"]), _tools_of(item)
     if isinstance(item, Mapping) and "instruction" in item and "output" in item:
-        for name in ("instruction", "output"):
-            if not isinstance(item[name], str):
-                raise FormatError(f"its {name!r} is {item[name]!r:.100}; it must be a text")
-        asked = "\n\n".join(part for part in (item["instruction"], item.get("input")) if part)
+        texts = {**item, "input": item.get("input") or ""}
+        for name in ("instruction", "input", "output"):
+            if not isinstance(texts[name], str):
+                raise FormatError(f"its {name!r} is {texts[name]!r:.100}; it must be a text")
+        asked = "\n\n".join(part for part in (texts["instruction"], texts["input"]) if part)
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": item["output"]}], None
     raise FormatError(f"it has the fields {_names(item)}; a conversation has 'messages', or 'instruction' and 'output'")
 

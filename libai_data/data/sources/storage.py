@@ -208,11 +208,27 @@ def _local_files(pattern: str) -> list[str]:
     path = Path(without_protocol(pattern))
     if is_file(path):
         return [str(path)]
-    if os.path.isdir(path):
-        inside = (found for found in path.rglob("*") if found.is_file())
-        visible = (found for found in inside if not any(part.startswith(".") for part in found.relative_to(path).parts))
-        return [str(found) for found in visible]
-    return [name for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
+    names = _paths_inside(path) if os.path.isdir(path) else glob.glob(str(path), recursive=True)
+    for name in names:
+        if os.path.islink(name) and not os.path.exists(name):
+            raise ConfigError(f"{name} is a link that leads nowhere; remove the link, or restore what it names")
+    return [name for name in names if os.path.isfile(name)]
+
+
+def _paths_inside(folder: Path) -> list[str]:
+    """Everything in a folder but its folders and what is hidden; also in linked folders, each of them once."""
+    found: list[str] = []
+    seen: set[str] = set()
+    for root, folders, names in os.walk(folder, followlinks=True, onerror=_raised):
+        real = os.path.realpath(root)
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        found += [os.path.join(root, name) for name in names if not (real in seen or name.startswith("."))]
+        seen.add(real)
+    return found
+
+
+def _raised(error: OSError) -> None:
+    raise error
 
 
 def _bytes_of(name: str, text: str) -> int:

@@ -75,7 +75,7 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
 
 def _with_known_suffix(folder: str, paths: Sequence[str]) -> list[str]:
     known = (*_FORMAT_OF_SUFFIX, *_TEXT_SUFFIXES)
-    others = [path for path in paths if _without_compression(Path(path)).suffix not in known]
+    others = [path for path in paths if _without_compression(Path(path)).suffix.lower() not in known]
     if others:
         words = (
             f"{len(others)} of {len(paths)} files in {folder} are left out, such as {others[0]}: their suffix is not "
@@ -100,8 +100,8 @@ def _refuse_twice(paths: Iterable[str]) -> None:
         first = by_content.setdefault(os.path.realpath(_without_compression(Path(path))), path)
         if first != path:
             raise ConfigError(
-                f"{first} and {path} have the same name except for the compression, so that documents would count "
-                "twice; remove one of them"
+                f"{first} and {path} have the same name except for the compression, or are one file, so that documents "
+                "would count twice; remove one of them"
             )
 
 
@@ -110,13 +110,14 @@ def _without_compression(path: Path) -> Path:
 
 
 def compression_of(path: Path) -> str:
-    """The suffix of a path that tells its compression, or ""."""
-    return path.suffix if path.suffix in COMPRESSED else ""
+    """The suffix of a path that tells its compression, in small letters, or ""."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in COMPRESSED else ""
 
 
 def format_of(path: Path) -> str:
     """What a file holds, by its suffix before that of its compression: JSON lines, Parquet, or else plain text."""
-    return _FORMAT_OF_SUFFIX.get(_without_compression(path).suffix, TEXT)
+    return _FORMAT_OF_SUFFIX.get(_without_compression(path).suffix.lower(), TEXT)
 
 
 def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:

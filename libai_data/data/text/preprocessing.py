@@ -35,7 +35,7 @@ class Preprocessed:
     Args:
         prefixes: key -> prefix of its `.bin` and `.idx`.
         documents: written.
-        empty: documents without a token, left out.
+        empty: documents without a token, or of white space alone, left out.
         tokens: key -> how many.
         characters: of text.
         bad: lines that held no document.
@@ -112,8 +112,8 @@ def preprocess(
         if not result.documents:
             shutil.rmtree(folder)
             raise BadLines(
-                f"the input holds no document with a token: {result.empty} empty ones and {bad}. Nothing is written; "
-                f"check --format and --json-keys ({list(task.keys)})"
+                f"nothing is written; check --format and --json-keys ({list(task.keys)}). The input holds no document "
+                f"with a token: {result.empty} empty ones and {bad}"
             )
         if result.bad > result.documents:
             shutil.rmtree(folder)
@@ -209,6 +209,7 @@ def _write_bad(bad: Iterator[dict[str, Any]], result: Preprocessed, path: Path) 
         for entry in bad:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             if len(first) < 3:
-                first.append(f"{entry['file']}, line {entry['line']}: {entry['reason']}")
+                line = f", line {entry['line']}" if entry["line"] else ""
+                first.append(f"{entry['file']}{line}: {entry['reason']}")
     result.bad_file = str(path)
     return f"{result.bad} bad lines, listed in {path}: " + "; ".join(first)

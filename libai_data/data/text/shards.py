@@ -50,6 +50,10 @@ class Task:
     eod_token: str = ""
     bos_token: str = ""
 
+    def __post_init__(self) -> None:
+        if not self.keys or len(set(self.keys)) < len(self.keys):
+            raise ConfigError(f"the keys of texts (--json-keys) are {list(self.keys)}; give one or more, each once")
+
     def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
         """The tokens that each document begins with, and those that it ends with; one at most of each.
 
@@ -78,7 +82,7 @@ class ShardReport:
 
     Args:
         documents: written.
-        empty: documents without a token, which are left out.
+        empty: documents without a token, or of white space alone, which are left out.
         characters: of text.
         tokens: key -> how many.
         pieces: of each piece its file, and how many lines (of Parquet: rows) it has.
@@ -153,7 +157,7 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
         for batch in _batches(part, task, report):
             for number, (key, writer) in enumerate(zip(task.keys, writers)):
                 texts = [document.texts[number] for document in batch]
-                sequences = [split_sentences(t, task.keep_newlines) if task.split_sentences else [t] for t in texts]
+                sequences = [_sequences_of(text, task) for text in texts]
                 report.tokens[key] += _write(writer, sequences, tokenizer, ends, report, number == 0)
         for writer in writers:
             writer.close()
@@ -165,6 +169,12 @@ def write_shard(folder: Path, part: Part, task: Task, tokenizer: TextTokenizer) 
             report.sizes[prefix.name + suffix] = os.path.getsize(f"{prefix}{suffix}")
     write_json(folder / f"{part.number:08d}.json", asdict(report))
     return report
+
+
+def _sequences_of(text: str, task: Task) -> list[str]:
+    if task.split_sentences:
+        return split_sentences(text, task.keep_newlines)
+    return [] if text.isspace() else [text]
 
 
 def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Document]]:

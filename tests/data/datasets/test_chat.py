@@ -177,11 +177,28 @@ def test_pairs_carry_loss_where_they_differ(folder: Path, tokenizer: TextTokeniz
 @pytest.mark.parametrize(
     ("item", "words"),
     [
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
+        ({"prompt": "a", "chosen": "b", "rejected": []}, "its messages are \\[\\]"),
+        (
+            {"prompt": "a", "chosen": None, "rejected": "b"},
+            r"from number 1 on, none carries loss: their roles are \[\]",
+        ),
+    ],
+)
+def test_what_is_no_pair_is_refused(tokenizer: TextTokenizer, item: dict[str, Any], words: str) -> None:
+    with pytest.raises(FormatError, match=words):
+        PreferenceDataset([item], tokenizer, 64, chat_template=TEMPLATES["instructions"])[0]
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
         ({"text": "a"}, r"has the fields \['text'\]; a conversation has 'messages'"),
         ({"instruction": "a", "output": None}, "its 'output' is None"),
+        ({"instruction": "a", "input": 3, "output": "b"}, "its 'input' is 3; it must be a text"),
         ({"messages": []}, "must be a list of one or more"),
         ({"messages": ["hello"]}, "message 0 is 'hello'"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "none carries loss"),
+        ({"messages": [{"role": "user", "content": "a"}]}, r"none carries loss: their roles are \['user'\]"),
         ({"messages": [{"role": "assistant", "content": "a", "weight": 2}]}, "weight 2"),
         (conversation("a", "b", system="s"), "only user and assistant"),
     ],

@@ -120,6 +120,25 @@ def test_the_reason_is_told(tmp_path: Path) -> None:
     assert why_missing("~/data") == " ('~' stays as it is here; give the whole path)"
 
 
+def test_folders_are_read_through_links_each_of_them_once(tmp_path: Path) -> None:
+    for folder in ("data", "data/.hidden", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a").touch()
+    (tmp_path / "data" / ".b").touch()
+    for number in (1, 2):
+        (tmp_path / "data" / f"link{number}").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "data")
+    assert listed(tmp_path / "data") == [str(tmp_path / "data" / name) for name in ("a", "link1/a")]
+
+
+def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "b").symlink_to("nowhere")
+    for pattern in (tmp_path, tmp_path / "*"):
+        with pytest.raises(ConfigError, match=r"/b is a link that leads nowhere"):
+            listed(pattern)
+
+
 def test_several_files_may_come_from_a_generator_and_an_address_is_no_path_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     assert listed(path for path in [tmp_path / "a"]) == [str(tmp_path / "a")]  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -38,16 +39,25 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_each_document_becomes_what_the_tokenizer_alone_makes_of_it(tmp_path: Path, tokenizer: str) -> None:
-    documents = [*texts(50), "", "   ", "ü 中文 \U0001f600", "x" * 5000]
+    documents = [*texts(50), "", "   ", "\u3000\u00a0", "ü 中文 \U0001f600", "x" * 5000]
     corpus = write_json_lines(tmp_path / "corpus.jsonl", documents)
     result = preprocess([str(corpus)], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer), append_eod=True))
     alone = tokenizers.Tokenizer.from_file(tokenizer)
     end = alone.token_to_id("<|endoftext|>")
-    expected = [[[*alone.encode(text).ids, end]] for text in documents if text]
+    expected = [[[*alone.encode(text).ids, end]] for text in documents if text.strip()]
     assert documents_of(result.prefixes["text"]) == expected
-    assert (result.documents, result.empty, result.bad) == (len(expected), 1, 0)
+    assert (result.documents, result.empty, result.bad) == (len(expected), 3, 0)
     assert result.tokens["text"] == sum(len(sequence) for (sequence,) in expected)
     assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "out_text_document.bin", "out_text_document.idx"]
+
+
+def test_suffixes_may_be_of_capital_letters(tmp_path: Path, tokenizer: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    corpus = write_json_lines(tmp_path / "corpus" / "A.JSONL", texts(5))
+    (tmp_path / "corpus" / "B.Jsonl.GZ").write_bytes(gzip.compress(corpus.read_bytes()))
+    result = preprocess([str(tmp_path / "corpus")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
+    assert (result.documents, result.bad) == (10, 0)
+    assert len(documents_of(result.prefixes["text"])[0][0]) < 100
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "sentencepiece"])
@@ -220,8 +230,13 @@ def test_an_input_without_a_document_fails_with_the_reason(
 def test_a_column_that_a_parquet_file_does_not_have_is_named_with_the_nearest(tmp_path: Path, tokenizer: str) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"texts": ["a"] * 100, "id": range(100)}), str(tmp_path / "x.parquet"))
-    with pytest.raises(BadLines, match=r"line 0: no 'text'; there are \['id', 'texts'\]. Did you mean 'texts'\?"):
+    with pytest.raises(BadLines, match=r"x.parquet: no 'text'; there are \['id', 'texts'\]. Did you mean 'texts'\?"):
         preprocess([str(tmp_path / "x.parquet")], str(tmp_path / "out"), Task(TokenizerFiles(tokenizer)))
+
+
+def test_a_key_that_is_given_twice_is_refused(tokenizer: str) -> None:
+    with pytest.raises(ConfigError, match=r"keys of texts \(--json-keys\) are \['text', 'text'\]; give one or more"):
+        Task(TokenizerFiles(tokenizer), ("text", "text"))
 
 
 def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
