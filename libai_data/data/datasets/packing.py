@@ -102,7 +102,7 @@ class PackedDataset(StreamTransform):
         length = _length_of(_arrays_of(sample))
         if self.cuts:
             return length
-        self._check_fits(length, "a sample")
+        self._check_fits(length, "it")
         return min(length, self.units)
 
     def _check_fits(self, length: int, whose: str) -> None:

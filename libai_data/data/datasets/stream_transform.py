@@ -23,7 +23,7 @@ from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.datasets.transform_inputs import LEFT_OUT, Replacement, TransformInputs
 from libai_data.data.nesting import array_of
 from libai_data.data.random.sample_random import reading_now
-from libai_data.errors import ConfigError
+from libai_data.errors import ConfigError, SchemaError
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
@@ -208,7 +208,10 @@ class StreamTransform:
     def _measured_amount(self, epoch: int, index: int) -> tuple[int, Any]:
         """The units of a sample that has to be read, and what was read."""
         sample, replacement = read = self._read(epoch, index)
-        amount = 0 if sample is LEFT_OUT else self.measured(sample)
+        try:
+            amount = 0 if sample is LEFT_OUT else self.measured(sample)
+        except (ConfigError, SchemaError) as error:
+            raise type(error)(f"sample {index}: {error}") from error
         remember(self._amounts, (epoch, index), amount)
         if replacement is not None:
             remember(self._planned, (epoch, index), replacement.chosen)

@@ -279,7 +279,11 @@ def first_of(dataset: Any) -> Any:
         (lambda: PackedDataset([tokens(3)], 4, lengths=[3, 4]), ConfigError, "must be 1 ints"),
         (lambda: PackedDataset([tokens(3)], 4, lengths=[-1]), ConfigError, "lengths has -1 for sample 0"),
         (lambda: PackedDataset([tokens(3)], 4, lengths=[2]), SchemaError, "sample 0 has 3 tokens, but lengths says 2"),
-        (lambda: PackedDataset([tokens(5)], 4, cut=False), ConfigError, "5 tokens, which do not fit .* 4"),
+        (
+            lambda: PackedDataset([tokens(5)], 4, cut=False),
+            ConfigError,
+            "sample 0: it has 5 tokens, which do not fit .* 4",
+        ),
         (lambda: PackedDataset([tokens(5)], 4, cut=False, lengths=[5]), ConfigError, "sample 0 has 5 tokens"),
         (lambda: PackedDataset([{"x": np.array(1)}], 4), SchemaError, "the sample's length"),
         (lambda: PackedDataset([{"segment_ids": np.arange(4)}], 4), SchemaError, "field 'segment_ids' already"),
