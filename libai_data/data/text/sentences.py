@@ -1,4 +1,4 @@
-"""Sentences of a text, by rules for Latin, Greek, Cyrillic or Chinese punctuation; and pieces of long texts."""
+"""Sentences of a text, by rules for the punctuation of many scripts; and pieces of long texts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ABBREVIATIONS = frozenset(
 _CLOSERS = "\"'”’»)\\]}」』）】》"
 # Where a run of marks or of white space begins, and not within it: each run is gone through once.
 _BOUNDARY = re.compile(
-    # Chinese: the mark alone ends the sentence.
-    rf"[。！？…]+[{_CLOSERS}]*\s*"
+    # Chinese, Devanagari, Arabic, Urdu, Armenian, Ethiopic, Burmese, Khmer: the mark alone ends the sentence.
+    rf"[。！？…｡।॥؟۔։።፧။។៕]+[{_CLOSERS}]*\s*"
     # Others: the mark, white space, and what can begin a sentence; and no full stop that `_ends_sentence` refuses most
     # often, before a small letter or behind an initial.
     rf"|(?<![.!?])(?!\.+[ \n][a-z]|(?<=[ \n][A-Z])\.[ \n]\S)[.!?]+[{_CLOSERS}]*\s+(?=[^\W_]|[\"'“‘«(\[{{\-–—¿¡])"

@@ -50,6 +50,23 @@ def test_megabytes_of_one_character_are_split_in_seconds(text: str) -> None:
     assert "".join(found) in (repeated, "")
 
 
+@pytest.mark.parametrize(
+    "found",
+    [
+        ["今日は晴れです。", "猫がいます！", "ｶﾅ｡", "犬"],
+        ["यह एक लोमड़ी है।", "वह कहाँ है?", "यहाँ॥", "हाँ"],
+        ["هذا ثعلب.", "أين هو؟", "هنا"],
+        ["یہ لومڑی ہے۔", "وہ کہاں ہے؟", "یہاں"],
+        ["Սա աղվես է։", "Այո"],
+        ["ይህ ቀበሮ ነው።", "የት ነው፧", "እዚህ"],
+        ["ဒါမြေခွေးပါ။", "ဟုတ်တယ်"],
+        ["នេះជាកញ្ជ្រោង។", "បាទ"],
+    ],
+)
+def test_sentences_end_in_every_script(found: list[str]) -> None:
+    assert split_sentences(" ".join(found)) == found
+
+
 # As the module has it, but for the conditions that keep a match from beginning within a run.
 PLAIN = re.compile(sentences._BOUNDARY.pattern.replace("(?<![.!?])", "").replace(r"(?<![ \t\r])", ""))
 
