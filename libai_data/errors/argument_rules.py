@@ -5,10 +5,15 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
+
+import numpy as np
 
 from libai_data.errors import ConfigError, nearest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LARGEST = 2**62
 
@@ -126,6 +131,20 @@ def check(rules: Mapping[str, Rule], **values: Any) -> None:
     for name, value in values.items():
         if name in rules and not rules[name].holds(value):
             raise ConfigError(rules[name].problem(name, value))
+
+
+def takes_numpy_numbers(function: Function) -> Function:
+    """Give a function Python's numbers for numpy's, which cannot be written as JSON."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if isinstance(value, np.generic) else value
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return function(*map(plain, arguments), **{name: plain(value) for name, value in named.items()})
+
+    call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
 
 
 _RULE_OF_TYPE = {

@@ -13,7 +13,7 @@ from libai_data.data.samplers.listed import DealtIndices
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.errors import ConfigError, nearest
-from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, or_none
+from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_none, takes_numpy_numbers
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, is_map_style
@@ -28,6 +28,13 @@ _RULES = {
     "prefetch_factor": or_none(BATCH_SIZE),
     "shuffle": or_none(FLAG),
     "drop_last": FLAG,
+    "pin_memory": FLAG,
+    "persistent_workers": FLAG,
+    "in_order": FLAG,
+    "generator": or_none(Rule("a Generator of OneFlow or PyTorch", lambda value: hasattr(value, "initial_seed"))),
+    "multiprocessing_context": or_none(
+        Rule("a text or a context", lambda value: isinstance(value, str) or hasattr(value, "get_start_method"))
+    ),
 }
 _KEPT = (
     *("sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn", "generator"),
@@ -84,6 +91,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         ConfigError: Arguments are out of range, or exclude each other.
     """
 
+    @takes_numpy_numbers
     def __new__(
         cls,
         dataset: Any,
@@ -126,6 +134,11 @@ class DataLoader(_Made, metaclass=ABCMeta):
             prefetch_factor=prefetch_factor,
             shuffle=shuffle,
             drop_last=drop_last,
+            pin_memory=pin_memory,
+            persistent_workers=persistent_workers,
+            in_order=in_order,
+            generator=generator,
+            multiprocessing_context=multiprocessing_context,
         )
         if isinstance(sampler, StreamSampler):
             sampler, batch_sampler = None, sampler
@@ -142,7 +155,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
             lanes=lanes is not None,
             block=block is not None,
         )
-        if pin_memory or pin_memory_device:
+        if pin_memory:
             tell_once("DataLoader: pin_memory is not needed; to_global moves batches to the device of the mesh")
         if not in_order:
             tell_once(

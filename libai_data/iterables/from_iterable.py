@@ -17,8 +17,17 @@ from libai_data.delivery.feeds import in_one_line
 from libai_data.delivery.read_plan import ReadPlan
 from libai_data.delivery.same_values import check_same_arguments
 from libai_data.delivery.shared_loader import SharedLoader
-from libai_data.errors import ConfigError, PeerError, nearest
-from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, check, list_of, or_none, whole
+from libai_data.errors import ConfigError, PeerError
+from libai_data.errors.argument_rules import (
+    BATCH_SIZE,
+    FLAG,
+    check,
+    list_of,
+    one_of,
+    or_none,
+    takes_numpy_numbers,
+    whole,
+)
 from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source
@@ -46,12 +55,14 @@ _RULES = {
     "fields": or_none(list_of(str, "one or more names", 1)),
     "micro_batch_size": or_none(BATCH_SIZE),
     "batches": or_none(FLAG),
+    "ends": one_of(*ENDS),
     "shuffle": FLAG,
     "num_shards": or_none(BATCH_SIZE),
     "shuffle_buffer": whole(0, 2**31 - 1),
 }
 
 
+@takes_numpy_numbers
 def from_iterable(
     source: Any,
     micro_batch_size: int | None = None,
@@ -125,12 +136,11 @@ def from_iterable(
         ConfigError: An argument is out of range, or does not fit the source.
         PeerError: The rank that reads for this rank could not open the source.
     """
-    if ends not in ENDS:
-        raise ConfigError(f"ends is {ends!r}; known are {ENDS}.{nearest(str(ends), ENDS)}")
     plan = ReadPlan(get_mesh(), readers)
     collate_fn, mixup_func = instantiate(collate_fn), instantiate(mixup_func)
     check(
         _RULES,
+        ends=ends,
         fields=fields,
         micro_batch_size=micro_batch_size,
         batches=batches,

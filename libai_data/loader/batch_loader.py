@@ -17,7 +17,18 @@ from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
-from libai_data.errors.argument_rules import FUNCTION, INT, Rule, check, list_of, one_of, or_none, real, whole
+from libai_data.errors.argument_rules import (
+    FUNCTION,
+    INT,
+    Rule,
+    check,
+    list_of,
+    one_of,
+    or_none,
+    real,
+    takes_numpy_numbers,
+    whole,
+)
 from libai_data.loader.arena import Arena, PrivateArena
 from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, info_of
 from libai_data.loader.collate import Collator, trivial_batch_collator
@@ -103,6 +114,7 @@ class BatchLoader(ResumableLoader):
         ConfigError: An argument is out of range, or a layout malformed.
     """
 
+    @takes_numpy_numbers
     def __init__(
         self,
         dataset: Any,

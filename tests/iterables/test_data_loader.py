@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from collections.abc import Iterator
@@ -250,11 +251,38 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
         ({"sampler": iter([0])}, "can be iterated only once"),
         ({"sampler": [0], "readers": "node"}, "readers='node'"),
         ({"no_such_argument": 1}, "no_such_argument"),
+        *(({name: np.zeros(2)}, f"{name} is array") for name in ("pin_memory", "in_order", "ends", "timeout")),
+        ({"generator": np.random.default_rng(0)}, "generator is Generator"),
+        ({"multiprocessing_context": 3}, "multiprocessing_context is 3"),
     ],
 )
 def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(arguments: Any, message: str) -> None:
     with pytest.raises((ConfigError, TypeError), match=message):
         DataLoader(**{"dataset": Pictures(), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        (Pictures(), {"batch_size": 2, "seed": 3, "num_workers": 1, "start_method": "spawn", "prefetch_factor": 2}),
+        (Pictures(), {"global_batch_size": 2, "weights": np.ones(10), "num_samples": 8, "check_every": 3}),
+        (lambda: iter(Pictures()), {"batch_size": 2, "shuffle_buffer": 4, "seed": 3}),
+        (Pictures(), {"batch_size": 2, "readers": "node", "timeout": 60.0}),
+    ],
+    ids=["workers", "weights", "stream", "node"],
+)
+def test_numbers_of_numpy_are_taken_like_those_of_python(source: Any, arguments: dict[str, Any]) -> None:
+    def batches(arguments: dict[str, Any]) -> Any:
+        loader = DataLoader(source, **arguments)
+        first = plain(dict(next(iter(loader))))
+        state = json.dumps(loader.state_dict())
+        loader.close()
+        return first, state
+
+    as_numpy = {
+        name: np.array(value)[()] if type(value) in (int, float) else value for name, value in arguments.items()
+    }
+    assert batches(as_numpy) == batches(arguments)
 
 
 def test_a_distributed_sampler_is_refused_with_its_replacement() -> None:
