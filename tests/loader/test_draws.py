@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -108,6 +111,47 @@ def test_draws_from_oneflow_depend_on_seed_epoch_and_index_alone(caplog: pytest.
     assert samples(dataset, batch=6) == samples(dataset, num_workers=2, start_method="spawn") == expected
     drawn = np.array([np.frombuffer(row) for row in expected.values()])
     assert len(np.unique(np.round(drawn[:, 1:], 5))) == 4 * 24, "no two generators draw the same"
+
+
+class Calls:
+    """Samples that hold what a function returns when they are read."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"index": np.int64(index), "x": np.float64(self.function())}
+
+
+CHANGING: dict[str, Any] = {
+    "a generator of its own": partial(np.random.default_rng(0).random),
+    "a fresh generator": lambda: np.random.default_rng().random(),
+    "a counter": itertools.count().__next__,
+    "the clock": time.perf_counter,
+}
+
+
+@pytest.mark.parametrize("function", CHANGING.values(), ids=CHANGING.keys())
+def test_a_sample_that_differs_each_time_it_is_read_is_told_once(
+    function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loading(Calls(function)) as loader:
+        list(islice(iter(loader), 5))
+        assert loader.stats()["samples"] == 20, "what is read to compare does not count"
+    told = [record.getMessage() for record in caplog.records if "returns another" in record.getMessage()]
+    assert [text.split(". ")[0] for text in told] == ["Calls returns another 'x' each time that sample 0 is read"]
+
+
+@pytest.mark.parametrize("function", [random.random, np.random.normal, lambda: np.nan], ids=["random", "numpy", "nan"])
+def test_a_sample_that_is_the_same_each_time_it_is_read_is_not_told_of(
+    function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with loading(Calls(function)) as loader:
+        list(islice(iter(loader), 5))
+    assert "returns another" not in caplog.text
 
 
 @settings(with_workers, max_examples=examples(40))
@@ -272,7 +316,7 @@ def test_worker_threads_leave_reading_to_the_trainers_thread_and_say_so(caplog: 
 
     samples(Noting(["python"]), num_workers=2, worker_type="thread")
     of_threads = readers.index(True)
-    assert 0 < of_threads <= 3 and all(readers[of_threads:]), "all but the first sample"
+    assert 0 < of_threads <= 4 and all(readers[of_threads:]), "all but the first sample, which is read twice"
     assert caplog.text.count("Noting is read in the trainer's own thread") == 1
     readers.clear()
     samples(Noting([]), num_workers=2, worker_type="thread")
