@@ -15,10 +15,12 @@ def config_parser(command: str, description: str | None, asks_ranks: bool = Fals
     """The arguments of a command that looks at a config, and, if asked, at the ranks that it is for."""
     arguments = IntermixedParser(prog=f"libai-data {command}", description=description)
     arguments.add_argument("config", help="config file")
-    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to it, as in training")
+    arguments.add_argument("opts", nargs="*", metavar="key=value", help="changes to the config, as in training")
     if asks_ranks:
-        arguments.add_argument("--ranks", type=int, metavar="N", help="of the training (default: of train.dist)")
-        arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="that they are on (default: 1)")
+        arguments.add_argument("--ranks", type=int, metavar="N", help="ranks of the training (default: of train.dist)")
+        arguments.add_argument(
+            "--nodes", type=int, default=1, metavar="N", help="machines of the training (default: 1)"
+        )
     return arguments
 
 

@@ -18,10 +18,16 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="libai-data convert", description=__doc__)
     arguments.add_argument("source", nargs="+", help="files, globs (in quotes) or folders of records")
     arguments.add_argument("--to", required=True, choices=list(FORMATS), help="format of the shards")
-    arguments.add_argument("--output", required=True, metavar="FOLDER", help="for the shards")
-    arguments.add_argument("--format", choices=list(SOURCES), default="", help="of the source (default: by its names)")
-    arguments.add_argument("--records-per-shard", type=int, default=Conversion.records_per_shard, metavar="N")
-    arguments.add_argument("--name", default=Conversion.name, help="of the shards (default: %(default)s)")
+    arguments.add_argument("--output", required=True, metavar="FOLDER", help="folder to write the shards to")
+    arguments.add_argument(
+        "--format", choices=list(SOURCES), default="", help="format of the source (default: by file name)"
+    )
+    arguments.add_argument(
+        "--records-per-shard", type=int, default=Conversion.records_per_shard, metavar="N", help="default: %(default)s"
+    )
+    arguments.add_argument(
+        "--name", default=Conversion.name, help="beginning of the file names of the shards (default: %(default)s)"
+    )
     arguments.add_argument("--workers", type=int, default=1, help="processes (default: 1)")
     return arguments
 

@@ -1,4 +1,4 @@
-"""The command: `libai-data corpus PREFIX`, what lies in an indexed dataset of tokens."""
+"""The command: `libai-data corpus PREFIX`, statistics of an indexed dataset of tokens."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PICTURE = (720, 24, 150)
 
 @dataclass(frozen=True)
 class Corpus:
-    """What lies in an indexed dataset.
+    """Statistics of an indexed dataset.
 
     Args:
         lengths: int64 [documents], tokens of each.
@@ -100,8 +100,10 @@ def _special_counts(source: IndexedSource, tokenizer: TextTokenizer) -> dict[str
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="libai-data corpus", description=__doc__)
     arguments.add_argument("prefix", help="path of .bin and .idx without their endings")
-    arguments.add_argument("--tokenizer", metavar="PATH", help="count special tokens by this tokenizer")
-    arguments.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the lengths of documents, too")
+    arguments.add_argument("--tokenizer", metavar="PATH", help="also count the special tokens of this tokenizer")
+    arguments.add_argument(
+        "--picture", type=Path, metavar="FILE.svg", help="also draw a histogram of the lengths of documents"
+    )
     return arguments
 
 

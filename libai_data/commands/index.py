@@ -19,13 +19,15 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="libai-data index", description=__doc__)
     arguments.add_argument("folder", help="address of the folder of the shards")
     arguments.add_argument(
-        "--format", choices=list(STREAMED), default="", help="of the shards (default: by their names)"
+        "--format", choices=list(STREAMED), default="", help="format of the shards (default: by file name)"
     )
     arguments.add_argument(
-        "--at-once", type=int, default=AT_ONCE, metavar="N", help="shards to ask the store for (default: %(default)s)"
+        "--at-once", type=int, default=AT_ONCE, metavar="N", help="requests to the store at once (default: %(default)s)"
     )
     arguments.add_argument(
-        "--output", metavar="FILE", help=f"for the table (default: {TABLE} in the folder, where it has to be)"
+        "--output",
+        metavar="FILE",
+        help=f"the table to write (default: {TABLE} in the folder, where trainings look for it)",
     )
     return arguments
 

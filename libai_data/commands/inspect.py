@@ -23,7 +23,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--checkpoint", metavar="DIR", help="use the data state of this checkpoint; shows its next step"
     )
-    arguments.add_argument("--output", type=Path, default=Path("inspect.html"), help="page (default: %(default)s)")
+    arguments.add_argument(
+        "--output", type=Path, default=Path("inspect.html"), help="page to write (default: %(default)s)"
+    )
     return arguments
 
 

@@ -33,7 +33,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 def parser() -> argparse.ArgumentParser:
     arguments = config_parser("plan", __doc__)
     arguments.add_argument("--nodes", type=int, default=1, metavar="N", help="machines (default: %(default)s)")
-    arguments.add_argument("--ranks-per-node", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    arguments.add_argument("--ranks-per-node", type=int, default=1, metavar="N", help="default: %(default)s")
     return arguments
 
 

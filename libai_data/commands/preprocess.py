@@ -27,10 +27,16 @@ def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--input", nargs="+", required=True, metavar="PATH", help="files, globs or folders; .gz, .bz2, .xz and .zst too"
     )
-    group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY", help="of JSON objects, or columns")
-    group.add_argument("--format", choices=FORMATS, default="", help="of all files (default: by their names)")
     group.add_argument(
-        "--documents", choices=DOCUMENTS, default=LINE, help=f"one document of plain text is (default {LINE})"
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys of JSON objects, or columns, that hold text",
+    )
+    group.add_argument("--format", choices=FORMATS, default="", help="format of all files (default: by file name)")
+    group.add_argument(
+        "--documents", choices=DOCUMENTS, default=LINE, help=f"what one document of plain text is (default {LINE})"
     )
 
 
@@ -42,21 +48,23 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--keep-newlines", action="store_true", help="keep the white space after each sentence")
     group = arguments.add_argument_group("tokenizer")
     group.add_argument("--tokenizer", metavar="PATH", help="tokenizer.json, vocabulary, sentencepiece model or folder")
-    group.add_argument("--tokenizer-name", choices=TOKENIZER_NAMES, help="LiBai's name of the kind of --vocab-file")
+    group.add_argument("--tokenizer-name", choices=TOKENIZER_NAMES, help="LiBai's name for the kind of --vocab-file")
     group.add_argument("--vocab-file", metavar="PATH", help="the vocabulary, or sentencepiece's model")
     group.add_argument("--merges-file", metavar="PATH", default="", help="BPE's merges")
-    group.add_argument("--do-lower-case", action="store_true", help="lower case (BERT)")
-    group.add_argument("--extra-ids", type=int, default=0, help="sentinels to add to the vocabulary")
+    group.add_argument("--do-lower-case", action="store_true", help="convert to lower case (BERT)")
+    group.add_argument("--extra-ids", type=int, default=0, help="number of sentinels to add to the vocabulary")
     group.add_argument("--do-chinese-wwm", action="store_true", help="mark the words of Chinese, found by jieba")
     group.add_argument(
-        "--escape-special-tokens", action="store_true", help="special tokens that documents spell out are text"
+        "--escape-special-tokens", action="store_true", help="read special tokens in documents as plain text"
     )
-    group.add_argument("--append-eod", action="store_true", help="end documents with the tokenizer's token for it")
-    group.add_argument("--eod-token", metavar="TOKEN", default="", help="end documents with this token instead")
-    group.add_argument("--bos-token", metavar="TOKEN", default="", help="begin documents with this token")
+    group.add_argument("--append-eod", action="store_true", help="end each document with the tokenizer's end token")
+    group.add_argument("--eod-token", metavar="TOKEN", default="", help="end each document with this token instead")
+    group.add_argument("--bos-token", metavar="TOKEN", default="", help="begin each document with this token")
     group = arguments.add_argument_group("output data")
-    group.add_argument("--output-prefix", required=True, metavar="PATH", help="what the output files begin with")
-    group.add_argument("--dataset-impl", choices=["mmap"], default="mmap", help="the memory-mapped format, no other")
+    group.add_argument("--output-prefix", required=True, metavar="PATH", help="path with which the output files begin")
+    group.add_argument(
+        "--dataset-impl", choices=["mmap"], default="mmap", help="the only format is the memory-mapped one"
+    )
     group = arguments.add_argument_group("runtime")
     group.add_argument("--workers", type=int, default=1, help="processes (default 1), of all machines together")
     group.add_argument("--cluster", choices=CLUSTERS[1:], default="", help="run them on the machines of a Ray cluster")

@@ -62,9 +62,11 @@ class Measurement(NamedTuple):
 def parser() -> argparse.ArgumentParser:
     """The command's arguments."""
     arguments = config_parser("profile", __doc__, asks_ranks=True)
-    arguments.add_argument("--seconds", type=float, default=3.0, help="to measure each setting (default: %(default)s)")
     arguments.add_argument(
-        "--workers", type=int, nargs="+", metavar="N", help="settings to measure (default: 0..cores)"
+        "--seconds", type=float, default=3.0, help="duration of each measurement (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--workers", type=int, nargs="+", metavar="N", help="numbers of workers to measure (default: 0..cores)"
     )
     return arguments
 

@@ -18,11 +18,11 @@ def parser() -> argparse.ArgumentParser:
     add_input_arguments(arguments)
     group = arguments.add_argument_group("tokenizer")
     group.add_argument("--output", required=True, metavar="PATH", help="the tokenizer.json to write")
-    group.add_argument("--model", choices=MODELS, default=BPE, help=f"default {BPE}, byte-level")
-    group.add_argument("--vocab-size", type=int, default=30000, help="tokens (default 30000)")
-    group.add_argument("--min-frequency", type=int, default=2, help="of what becomes a token (default 2)")
-    group.add_argument("--do-lower-case", action="store_true", help="lower case (WordPiece)")
-    group.add_argument("--extra-ids", type=int, default=0, help="sentinels <extra_id_0> ... for T5")
+    group.add_argument("--model", choices=MODELS, default=BPE, help=f"kind of tokenizer (default {BPE}, byte-level)")
+    group.add_argument("--vocab-size", type=int, default=30000, help="number of tokens (default 30000)")
+    group.add_argument("--min-frequency", type=int, default=2, help="how often a token must occur (default 2)")
+    group.add_argument("--do-lower-case", action="store_true", help="convert to lower case (WordPiece)")
+    group.add_argument("--extra-ids", type=int, default=0, help="number of sentinels <extra_id_0> ... for T5")
     return arguments
 
 

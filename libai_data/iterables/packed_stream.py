@@ -46,16 +46,16 @@ class _RowByRow:
 
 
 class MappedStream(_RowByRow):
-    """The samples of a stream, changed by a function; itself a stream, for `DataLoader` and `from_iterable`.
+    """Applies a function to each sample of a stream. The result is a stream too, for `DataLoader` and `from_iterable`.
 
     With `on_error="skip"` the loader leaves out samples for which the function fails.
 
     Args:
         source: see `FilteredStream`.
-        function: from a sample to a sample, such as a decoder.
+        function: of a sample; returns a sample. For example a decoder.
 
     Raises:
-        ConfigError: The source has a length and an index (use `Map`), or `function` is none.
+        ConfigError: The source has a length and an index (use `Map`), or `function` is not callable.
     """
 
     def __init__(self, source: Any, function: Callable[[Any], Any]) -> None:
@@ -70,15 +70,15 @@ class MappedStream(_RowByRow):
 
 
 class FilteredStream(_RowByRow):
-    """The samples of a stream that are kept; itself a stream, for `DataLoader` and `from_iterable`.
+    """Skips samples of a stream. The result is a stream too, for `DataLoader` and `from_iterable`.
 
     Args:
         source: whatever `from_iterable` reads as a stream of samples: a generator function, a function with `shard`
             and `num_shards`, an iterable, another filter.
-        keep: a function from a sample to whether it is kept.
+        keep: a function of a sample that returns whether to keep it.
 
     Raises:
-        ConfigError: The source has a length and an index (use `FilteredDataset`), or `keep` is no function.
+        ConfigError: The source has a length and an index (use `FilteredDataset`), or `keep` is not callable.
     """
 
     def __init__(self, source: Any, keep: Callable[[Any], bool]) -> None:
@@ -90,7 +90,7 @@ class FilteredStream(_RowByRow):
 
 
 class PackedStream:
-    """Packs the samples of a stream into sequences of one length; itself a stream.
+    """Packs the samples of a stream into sequences of one length. The result is a stream too.
 
     Samples are packed in the order of the stream, or with a window by best fit among so many consecutive samples. An
     epoch of the stream is an epoch of the sequences, and its last sequence is padded. With `num_shards`, each shard is

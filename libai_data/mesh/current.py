@@ -141,7 +141,7 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
 
 
 def get_nd_sbp(sbp_list: list[Any]) -> list[Any]:
-    """Keeps of a signature over the (data, tensor) axes what the mesh has.
+    """Removes from a signature over the (data, tensor) axes those axes that the mesh does not have.
 
     Args:
         sbp_list: two `oneflow.sbp`, for the data and the tensor axis.

@@ -39,12 +39,12 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("words", nargs="*", metavar="CONFIG key=value", help="config file, and changes to it")
     arguments.add_argument("--config-file", metavar="FILE", help="the config, as tools/train.sh gives it")
-    arguments.add_argument("--ranks", type=int, metavar="N", help="start so many on this machine (default: one)")
+    arguments.add_argument("--ranks", type=int, metavar="N", help="ranks to start on this machine (default: 1)")
     arguments.add_argument(
         "--seconds",
         type=float,
         default=_SECONDS,
-        help="for all ranks to connect and run the checks (default: %(default)s)",
+        help="time limit for all ranks to connect and run the checks (default: %(default)s)",
     )
     return arguments
 

@@ -28,10 +28,10 @@ class BertDataset(SentenceDataset):
     tokens), `tokentype_ids` int64 [L] (1 for B and the [SEP] behind it); and for the last pipeline stage `ns_labels`
     int64 [] (1 if B does not follow A), `lm_labels` int64 [L] (-1 where nothing is predicted), `loss_mask` bool [L].
 
-    Masks, and what a pair is, are drawn anew in each epoch of a loader, from its seed, epoch and index.
+    Masks and pairs are random: they depend on the loader's seed, the epoch and the index, and are new in each epoch.
 
     Args:
-        name: for people; the sample does not depend on it.
+        name: for logs; the samples do not depend on it.
         tokenizer: has `get_vocab()` and the ids `cls_token_id`, `sep_token_id`, `mask_token_id`, `pad_token_id`.
         indexed_dataset: the sentences, or None to open those of `data_prefix`.
         data_prefix: path of the two files without their endings.
@@ -166,9 +166,9 @@ def _cut(tokens: np.ndarray, count: int, random: np.random.Generator) -> np.ndar
 class RobertaDataset(BertDataset):
     """Passages, <s> A </s>, in which tokens are masked, from `.bin/.idx` files; the masks change from epoch to epoch.
 
-    Fields and arguments as those of `BertDataset`, without `ns_labels` and what is about pairs; `tokentype_ids` are 0.
-    The sentences may be whole documents. A sample has as many as fit, with </s> between documents; longer ones go on
-    in the next sample.
+    Fields and arguments are those of `BertDataset`, without `ns_labels` and the arguments about pairs; `tokentype_ids`
+    are 0. The sentences may be whole documents. A sample has as many sentences as fit, with </s> between documents.
+    Longer sentences continue in the next sample.
 
     Raises:
         ConfigError: An argument is out of range, a file is missing, or there is no document.

@@ -36,27 +36,28 @@ class _Tokens(NamedTuple):
 
 
 class ChatDataset:
-    """Conversations, of which the assistant's tokens carry loss.
+    """Conversations for fine-tuning; the loss counts the assistant's tokens only.
 
-    A conversation is a mapping with `messages`, each of a `role` and a `content`, and `tools` if its template takes
-    them; or one with Alpaca's fields `instruction`, `input` and `output`. A message with `"weight": 0` carries no loss,
-    and one with `"weight": 1` does, whatever its role is.
+    A conversation is a mapping with `messages` (each has a `role` and a `content`) and, if the template supports them,
+    `tools`; or a mapping with Alpaca's fields `instruction`, `input` and `output`. `"weight": 0` excludes a message
+    from the loss, and `"weight": 1` includes it, whatever its role is.
 
-    Fields of a sample of n + 1 tokens: `input_ids` int64 [n], `labels` int64 [n], the tokens that come next, and
-    `loss_mask` float32 [n], 1 where a label counts: what an assistant says, with the token that ends it. `labels` and
-    `loss_mask` are for the last pipeline stage. With `pad`, n is `max_seq_length`, and `segment_ids` int64 [n] is 1 for
-    the conversation and 0 for padding. Without it, a `PackedDataset` with `cut=False` packs conversations, with
-    `segment_ids` and `position_ids`, and a `PadCollator` pads them.
+    Fields of a sample of n + 1 tokens: `input_ids` int64 [n]; `labels` int64 [n], the next tokens; and `loss_mask`
+    float32 [n], 1 where a label counts, which includes the token that ends a message. `labels` and `loss_mask` are for
+    the last pipeline stage. With `pad`, n is `max_seq_length`, and `segment_ids` int64 [n] is 1 for the conversation
+    and 0 for padding. Without `pad`, samples have different lengths: pack them with `PackedDataset(..., cut=False)`, or
+    pad them with a `PadCollator`.
 
     Args:
         conversations: JSON lines (files, globs or folders), or a dataset of mappings.
-        tokenizer: what `load_tokenizer` makes of a `tokenizer.json`, or of a folder with one.
+        tokenizer: the result of `load_tokenizer` for a `tokenizer.json`, or for a folder with one.
         max_seq_length: longest sample, tokens.
         chat_template: in Jinja; by default that of the tokenizer's folder.
         loss_roles: the roles whose messages carry loss.
-        too_long: what becomes of longer samples: "refuse" raises, "cut_end" and "cut_start" cut tokens off.
+        too_long: what happens to longer samples: "refuse" raises an error, "cut_end" drops the last tokens, "cut_start"
+            the first ones.
         pad: whether samples are padded to `max_seq_length`.
-        segments: with `pad`, name of the field that tells padding; None to leave it out, and count padding as tokens.
+        segments: with `pad`, the name of `segment_ids`. None leaves the field out; then padding counts as tokens.
 
     Raises:
         ConfigError: An argument is out of range, there is no template, or the tokenizer is of another kind.
@@ -169,10 +170,10 @@ class ChatDataset:
 
 
 class PreferenceDataset(ChatDataset):
-    """Pairs of conversations of which one is preferred; what both begin with carries no loss.
+    """Pairs of conversations of which one is preferred; the loss does not count their common beginning.
 
-    An item is a mapping with `chosen` and `rejected`, each the messages of a conversation, or what an assistant says;
-    with `prompt`, messages or what a user says, before both; and with `tools` as in `ChatDataset`.
+    An item is a mapping with `chosen` and `rejected`: each is a list of messages, or the text of an assistant's answer.
+    `prompt` (messages, or the text of a user) comes before both. `tools` are those of `ChatDataset`.
 
     Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
     the same.

@@ -179,7 +179,7 @@ def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> lis
 
     Args:
         dataset: the whole.
-        fractions: of the parts, none negative; only their proportions matter, so numbers of samples do as well.
+        fractions: one number per part, at least 0. Only their proportions matter, so numbers of samples work too.
         seed: decides which sample is in which part.
 
     Returns:

@@ -44,20 +44,20 @@ class GPTDataset:
     Args:
         data_prefix: path of the two files without their endings, or their source.
         max_seq_length: tokens of a sample.
-        num_epochs: how often the corpus is in the stream, without a gap in between.
-        shuffle_documents: each epoch has its own order of documents; otherwise that of the files.
+        num_epochs: how often the stream repeats the corpus, without a gap.
+        shuffle_documents: use a random order of documents in each epoch; by default the order of the file.
         seed: decides these orders.
-        reset_position_ids: give `position_ids`, which restart with each document.
-        reset_attention_mask: give `attention_mask`, by which tokens see their own document alone.
-        eod_mask_loss: give `loss_mask`, by which the last token of a document predicts nothing.
-        packing: samples are of whole documents, by best fit, instead of pieces of the stream, and have
-            `position_ids`, `loss_mask` and `cu_seqlens`. Longer documents are cut; one of a single token predicts
-            nothing and is left out.
-        pad_last: fill up the last sample, and give `loss_mask`, instead of leaving it out.
-        pad_id: the token to fill up with, also as a label.
+        reset_position_ids: return `position_ids`, which restart at 0 with each document.
+        reset_attention_mask: return `attention_mask`; a token attends to earlier tokens of its own document only.
+        eod_mask_loss: return `loss_mask`, which is 0 for the label after the last token of a document.
+        packing: pack whole documents into samples by best fit, instead of cutting the stream. Samples have
+            `position_ids`, `loss_mask` and `cu_seqlens`. Documents longer than a sample are cut; documents of a single
+            token are left out.
+        pad_last: keep the last sample, padded, and return `loss_mask`; by default it is left out.
+        pad_id: the token of the padding, also in `labels`.
         cache_dir: folder for the indices; by default `<data_prefix>.cache`; see `record_index.index_folder`.
-        cu_seqlens: give `cu_seqlens` and `max_seqlen`, which say the same as `attention_mask`, in L + 2 numbers
-            instead of L * L.
+        cu_seqlens: return `cu_seqlens` and `max_seqlen`: the information of `attention_mask` in L + 2 numbers instead
+            of L * L.
 
     Raises:
         ConfigError: A file is missing, an argument is out of range, or there are fewer tokens than one sample needs.

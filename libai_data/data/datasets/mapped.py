@@ -13,14 +13,14 @@ from libai_data.errors.argument_rules import FUNCTION, check
 class Map:
     """A dataset with each sample changed by a function.
 
-    What leaves samples out is a `FilteredDataset`, and what changes whole batches a `BatchTransform`.
+    To skip samples use a `FilteredDataset`, and to change whole batches a `BatchTransform`.
 
     Args:
         dataset: whose samples are changed.
-        function: from a sample to a sample.
+        function: of a sample; returns a sample.
 
     Raises:
-        ConfigError: `function` is none.
+        ConfigError: `function` is not callable.
     """
 
     def __init__(self, dataset: Any, function: Callable[..., Any]) -> None:
@@ -41,12 +41,12 @@ class Map:
 
 
 class RandomMap(Map):
-    """A dataset with each sample changed by a function that draws.
+    """A dataset with each sample changed by a function that uses a random generator.
 
     Args:
         dataset: whose samples are changed.
-        function: from a sample and a generator to a sample. The generator depends on (seed, epoch, index) alone, and on
-            how many `RandomMap`s the sample has passed, so that no two draw the same numbers, wherever they lie.
+        function: of a sample and a numpy generator; returns a sample. The generator depends on seed, epoch and index.
+            Nested `RandomMap`s get different generators.
     """
 
     def __getitem__(self, index: int) -> Any:

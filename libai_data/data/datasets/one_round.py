@@ -21,13 +21,13 @@ _DRAWS_OF_INPUTS = 1
 
 
 class OneRound:
-    """The outputs of a stream transform over one round, as a dataset: to evaluate on, or to shuffle what is packed.
+    """The outputs of a filter or packer over one epoch, as a dataset with a length: to evaluate, or to shuffle packs.
 
-    Where the outputs begin is found once, when it is made; see `StreamTransform.amounts` for what that costs. The last
-    one may be padded.
+    The outputs are found once, when it is created. Without `lengths` (and with a function `keep`) this reads every
+    sample. The last output may be padded.
 
     Args:
-        transform: of which a copy is used.
+        transform: the filter or packer; a copy of it is used.
         seed: of random transforms of the samples, which are the same in each round.
     """
 

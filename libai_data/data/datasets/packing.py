@@ -20,25 +20,25 @@ _WINDOW = 256
 
 
 class PackedDataset(StreamTransform):
-    """Packs samples into sequences of equal length, for `CyclicSampler`, in the order of its stream.
+    """Packs samples into sequences of equal length, in the order of the sampler.
 
-    Every field of a sample must have the sample's length as its first dim. A packed sequence has the same fields
-    [length, ...] with their layouts, and two more, int64 [length] each: the number of the segment that each token
-    belongs to, from 1 on (0: padding), and its place in the segment.
+    Dim 0 of every field of a sample must be the length of the sample. A packed sequence has the same fields
+    [length, ...] with their layouts, and two more, int64 [length] each: `segments`, the number of each token's sample
+    from 1 on (0 for padding), and `positions`, each token's place in its sample.
 
     Args:
         dataset: the samples.
         length: of a packed sequence, in tokens.
         cut: a sample that does not fit continues in the next sequence, so that none is padded. Without it, sequences
             are of whole samples, and padded.
-        lengths: of each sample, int [samples]; without it, whoever plans the stream reads each sample to know.
-        keep: which samples are not passed over; see `FilteredDataset`.
-        truncate: without `cut`, cut off what a sample is longer than `length` instead of refusing it.
+        lengths: of each sample, int [samples]. Without it, the process that plans the stream reads each sample.
+        keep: which samples to pack; see `FilteredDataset`.
+        truncate: without `cut`, cut longer samples to `length`; otherwise they raise an error.
         padding: field -> value to pad with, instead of 0.
         segments: name of the field of segments; None to leave it out.
         positions: name of the field of places in the segments; None to leave it out.
-        window: without `cut`, consecutive samples that are packed together by best fit; 0 packs them in their order,
-            each sequence up to the last sample that fits. By default 256.
+        window: without `cut`, how many consecutive samples are packed together by best fit; by default 256. 0 packs
+            samples in their order: a sequence ends before the first sample that does not fit.
 
     Raises:
         ConfigError: An argument is out of range.
@@ -172,13 +172,13 @@ class PackedDataset(StreamTransform):
 
 
 def cu_seqlens(segment_ids: np.ndarray) -> np.ndarray:
-    """Where segments begin in packed sequences that lie one behind the other, as variable-length attention wants it.
+    """The bounds of the segments of packed sequences, as variable-length attention needs them.
 
     Args:
         segment_ids: int [length] or [batch, length], as `PackedDataset` makes them; padding counts as a segment.
 
     Returns:
-        int32 [segments + 1]: 0, the end of each segment.
+        int32 [segments + 1]: 0, then the end of each segment in the flattened `segment_ids`.
     """
     rows = np.atleast_2d(np.asarray(segment_ids))
     begins = np.ones(rows.shape, dtype=bool)

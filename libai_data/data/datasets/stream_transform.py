@@ -335,12 +335,12 @@ class StreamTransform:
 
 
 class FilteredDataset(StreamTransform):
-    """The samples of a dataset that are kept, for `CyclicSampler`: its endless stream without the others.
+    """The samples of a dataset that a condition keeps; the loader skips the others.
 
     Args:
-        dataset: the whole.
-        keep: a function from a sample to whether it is kept, or a bool for each sample. A function costs a
-            reading of every sample by whoever plans the stream; it must be pure.
+        dataset: the samples.
+        keep: a function of a sample that returns whether to keep it, or a bool for each sample. For a function, the
+            process that plans the stream reads every sample. The result must depend on the sample alone.
 
     Raises:
         ConfigError: `keep` is neither.

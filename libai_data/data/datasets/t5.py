@@ -26,16 +26,16 @@ _NO_LABEL = -1
 
 
 class T5Dataset(SentenceDataset):
-    """Passages in which sentinels stand for spans, and sentinels and spans to predict, from `.bin/.idx` files.
+    """Passages in which sentinels replace spans, and the spans as targets, from `.bin/.idx` files.
 
     Fields, with E = `max_seq_length` and D = `max_seq_length_dec`: `encoder_input_ids` int64 [E], `decoder_input_ids`
     int64 [D], `encoder_attn_mask` bool [E, E], `decoder_attn_mask` bool [D, D] (which sees no later token),
     `encoder_decoder_attn_mask` bool [D, E]; and for the last pipeline stage `lm_labels` int64 [D] (-1 behind the end)
-    and `loss_mask` bool [D]. A passage has as many sentences as fit, of one document after the other; longer ones go on
-    in the next sample. Spans are drawn anew in each epoch of a loader.
+    and `loss_mask` bool [D]. A passage has as many sentences as fit, from one document after the other. Longer
+    sentences continue in the next sample. Spans are random and new in each epoch.
 
     Args:
-        name: for people; the sample does not depend on it.
+        name: for logs; the samples do not depend on it.
         tokenizer: has `get_vocab()`, `pad_token_id`, `eos_token_id`, `additional_special_tokens_ids`, the sentinels,
             and `bos_token_id`, for which the padding stands if it is None, as in T5.
         indexed_dataset: the sentences (or whole documents), or None to open those of `data_prefix`.

@@ -32,28 +32,27 @@ class _Stretch(NamedTuple):
 
 
 class CyclicSampler(StreamSampler):
-    """Every sample once an epoch, epoch after epoch, without end; a batch that crosses an epoch's end continues in the
-    next epoch, or in several if the dataset is smaller than a batch.
+    """An endless stream: each epoch has every sample once, and the next epoch follows without a gap.
 
-    Of a `BlendedDataset` it takes each dataset's samples in proportion to its weight, each in epochs of its own.
-
-    Of a stream transform (`FilteredDataset`, `PackedDataset`) it takes what comes of the samples, in their order.
+    A batch that crosses the end of an epoch continues in the next epoch, or in several if the dataset is smaller than a
+    batch. From a `BlendedDataset`, the sampler draws samples of each dataset in proportion to its weight, and each
+    dataset has epochs of its own. From a `FilteredDataset` or `PackedDataset`, it draws the outputs, in their order.
 
     Args:
-        dataset: anything with a length.
+        dataset: an object with a length.
         micro_batch_size: samples of a batch for one data-parallel rank.
-        shuffle: another permutation each epoch.
+        shuffle: use another random order in each epoch.
         consumed_samples: samples that all ranks together have used so far.
         data_parallel_rank: this rank's coordinate on the data axis.
         data_parallel_size: size of the data axis.
-        seed: decides the permutations.
-        drop_last: leave out the tail of each epoch that fills no global batch (another tail each epoch when shuffled).
+        seed: decides the random orders.
+        drop_last: drop the last samples of an epoch that do not fill a global batch; if shuffled, others in each epoch.
         weights: a number of at least 0 for each sample; only their proportions matter. Samples are drawn by them, in a
             random order whatever `shuffle` is.
         num_samples: with weights, draws of an epoch; by default as many as the dataset has samples.
-        replacement: with weights, whether a sample may come several times in an epoch; without, say `num_samples`.
-        lanes: read shard by shard, in so many lanes (`laned_order`); by default the order ignores the shards.
-        block: with lanes, shards that a lane shuffles together, at most; by default 4.
+        replacement: with weights, whether an epoch may have a sample several times. If False, set `num_samples`.
+        lanes: number of lanes that read shard file by shard file; by default the order ignores the shard files.
+        block: with lanes, how many shard files a lane shuffles together; by default 4.
 
     Raises:
         ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or
@@ -107,13 +106,13 @@ class CyclicSampler(StreamSampler):
     def follow(
         self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
     ) -> None:
-        """Cut the stream into the steps of a schedule; to be called before a state is restored.
+        """Cut the stream into the steps of a schedule. Call it before a state is restored.
 
         Args:
             schedule: the global batch size of each step.
-            skip_steps: (first step, last step), both included: the samples that these steps would take in a run
-                without any skip are left out. The numbers of the steps count on.
-            micro_batches: global batch size -> batches that a step of this size is cut into; 1 where it is not given.
+            skip_steps: (first step, last step), both included: the stream leaves out the samples that these steps would
+                use in a run without any skip. The training still numbers its steps without a gap.
+            micro_batches: global batch size -> number of batches that a step of this size is cut into; by default 1.
 
         Raises:
             ConfigError: A step cannot be cut so; or the schedule has several sizes, but
@@ -188,12 +187,12 @@ class CyclicSampler(StreamSampler):
         return self.position
 
     def set_consumed_samples(self, consumed_samples: int) -> None:
-        """Go on after this many samples of all ranks together."""
+        """Continue after this many samples of all ranks together."""
         check({"consumed_samples": whole(0)}, consumed_samples=consumed_samples)
         self.position = int(consumed_samples)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go on at the beginning of this epoch."""
+        """Continue at the beginning of this epoch."""
         place = self._place_of_epoch(epoch)
         if self._walk is not None and epoch:
             raise ConfigError(f"epoch {epoch}: {_OF_TRANSFORMS}")

@@ -161,7 +161,7 @@ class StreamSampler:
         return self.cursor
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next pass begin with this epoch."""
+        """Begin the next pass with this epoch."""
         self.cursor = Cursor(self._place_of_epoch(epoch))
 
     def _place_of_epoch(self, epoch: int) -> int:
@@ -373,13 +373,13 @@ class StreamSampler:
         return self.state.to_json()
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Go on where another sampler stopped, in O(1), whatever its batch size and number of ranks were.
+        """Continue where another sampler stopped, in O(1). Its batch size and number of ranks may differ.
 
-        A sampler that follows a schedule of steps refuses a state whose steps were of other sizes.
+        If this sampler follows a schedule of steps, a state whose steps had other sizes raises an error.
 
         Args:
             state: of a sampler.
-            override: what may differ nevertheless, of `OVERRIDES`; the log says what is then repeated or left out.
+            override: what may differ, from `OVERRIDES`; the log says which samples are then repeated or left out.
 
         Raises:
             CheckpointError: The state belongs to another stream; both values are shown.
@@ -396,7 +396,7 @@ class StreamSampler:
         return LeftOut()
 
     def take_over(self, other: StreamSampler) -> None:
-        """Go on in the stream of another sampler of the same dataset, whatever this one was told to follow."""
+        """Continue in the stream of another sampler of the same dataset, also in its schedule."""
         self.order = other.order
         self._go_on_from(other.state)
 

@@ -16,16 +16,16 @@ from libai_data.structures import BatchInfo
 
 
 class SingleRoundSampler(StreamSampler):
-    """Every sample exactly once in each pass; all ranks get the same number of batches of the same size.
+    """A finite stream: each pass has every sample once, and all ranks get equally many batches of the same size.
 
-    Each pass is the next epoch. Positions count on from epoch to epoch: epoch `e` of `n` samples has the positions `en`
+    Each pass is the next epoch. Positions are counted over all epochs: epoch `e` of `n` samples has the positions `en`
     to `(e + 1)n`. After a state was restored, the next pass is the rest of the epoch in which the state was saved.
 
-    The last global batch is filled up with repetitions of the round's last sample. `IndexBatch.valid` marks them, so
-    that evaluation counts each sample once.
+    The last global batch is filled up with copies of the last sample. `IndexBatch.valid` says how many rows count, so
+    an evaluation counts each sample once.
 
-    The arguments are those of `CyclicSampler`, without `consumed_samples`; `drop_last` leaves out a last batch that is
-    not full, instead of filling it up.
+    The arguments are those of `CyclicSampler`, without `consumed_samples`; `drop_last` drops a
+    last batch that is not full.
 
     Raises:
         ConfigError: An empty dataset, one smaller than a global batch with `drop_last`, malformed weights, or a size or

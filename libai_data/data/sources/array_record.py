@@ -20,8 +20,8 @@ _readers = LastUsed(_MOST_OPEN if _descriptors == resource.RLIM_INFINITY else mi
 class ArrayRecordSource(ShardedSource):
     """The records of ArrayRecord files, bytes each, compared with their checksums.
 
-    Opening reads the list of chunks at each file's end. Files are written best with one record a group
-    (`group_size:1`): a larger group is decoded again for each of its records.
+    Opening a file reads the list of chunks at its end. Write files with one record per group (`group_size:1`): a larger
+    group is decoded again for each of its records.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.

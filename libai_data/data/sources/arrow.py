@@ -28,8 +28,8 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 class ArrowSource(ShardedSource):
     """The rows of Arrow IPC files, of the stream or the file format: dicts of Python values, as Arrow holds them.
 
-    Opening finds where the record batches lie. Batches that are compressed are decompressed when they are read, and
-    those used last are kept.
+    Opening a file finds its record batches. Compressed batches are decompressed when they are read, and the batches
+    used last are kept.
 
     Args:
         paths: a folder written by `Dataset.save_to_disk`, or files, globs or folders; see `storage.listed`.

@@ -36,12 +36,12 @@ _FEW_FILES = 20_000
 class ImageFolderSource:
     """Paths and labels of the images under a folder.
 
-    Classes are the sub-folders in the order of their names (hidden ones left out; one without images keeps its number,
-    so that train and test folders agree), labels count from 0 in this order, and images come class by class in the
-    order of their paths: the same on every machine.
+    Each sub-folder is a class, except hidden ones. Classes are numbered from 0 in the order of their names. A class
+    without images keeps its number, so that train and test folders agree. Images are in the order of their classes and
+    paths, which is the same on every machine.
 
-    A folder of many files is listed once, by one process of a node and with a progress bar. The list is kept, and used
-    as long as no folder has changed.
+    A folder of many files is listed once, by one process of a node and with a progress bar. The list is kept and reused
+    until a folder changes.
 
     Args:
         root: the folder.

@@ -31,8 +31,8 @@ def dtype_for(vocab_size: int) -> np.dtype:
 class IndexedWriter:
     """Writes sequences as a stream; needs 4 bytes of memory per sequence and 8 per document.
 
-    The files appear under their names when the writer is closed, the `.idx` last, so that an `.idx` file is always that
-    of a complete pair. Leaving a `with` block by an exception removes what was written.
+    The files get their names when the writer is closed, the `.idx` file last. So an `.idx` file always belongs to a
+    complete pair. If an exception leaves a `with` block, the partial files are deleted.
 
     Args:
         prefix: path of the two files without their endings; the folder is made.

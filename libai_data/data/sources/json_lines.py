@@ -22,10 +22,10 @@ _BLANKS = b" \t\r\n"
 
 
 class JsonLinesSource(ShardedSource):
-    """The objects of JSON lines files: one dict a line, parsed when it is read. Blank lines are passed over.
+    """The objects of JSON lines files: one dict a line, parsed when it is read. Blank lines are skipped.
 
-    Where lines begin is found when a file is first opened, and kept in an index file that is made anew when the file's
-    size or time of change is another.
+    The first process that opens a file finds where its lines begin, and keeps this in an index file. If the file's size
+    or modification time changes, the index is built again.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.

@@ -24,8 +24,8 @@ _READ_AT_ONCE = 256
 class InMemorySource:
     """The records of another source, read once and kept in memory that all processes of a user on a machine share.
 
-    Who makes it first reads the records; those who make it of the same source meanwhile wait, and later ones find it.
-    The memory is anonymous: it is gone with the last process that uses it, however that ends.
+    The first process reads the records, and others that need the same source wait. Later processes use what was read.
+    The memory is anonymous: the system releases it with the last process that uses it, also after `kill -9`.
 
     Args:
         source: of records that can be pickled, with a length.

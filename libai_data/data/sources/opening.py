@@ -58,7 +58,7 @@ _NOTES = (".json",)
 
 
 def open_source(paths: Paths, format: str = "", streaming: bool = False) -> Any:
-    """The source of some files.
+    """Open files with the source for their format.
 
     Args:
         paths: files, globs or folders; see `storage.listed`. To stream: the address of one folder of shards, or a glob.

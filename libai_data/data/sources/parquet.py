@@ -21,9 +21,9 @@ _PARSED_FOOTER = 8
 class ParquetSource(ShardedSource):
     """The rows of Parquet files: dicts of Python values.
 
-    A row group is decoded as a whole. Each process keeps those that it read last, so that a shuffled order costs little
-    as long as they find room, and much when they do not: then write smaller row groups, or use ArrayRecord. Pages that
-    were written with checksums are compared with them.
+    A row group is decoded as a whole, and each process keeps the row groups that it used last. Shuffled reading is fast
+    while the row groups fit into `cache_bytes`. If they do not fit, write smaller row groups, or use ArrayRecord. If
+    pages have checksums, they are compared.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.

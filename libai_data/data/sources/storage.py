@@ -71,8 +71,8 @@ class Storage:
 class LocalFile:
     """A file that can be opened on this machine: itself, or a copy of one in a store.
 
-    A copy stays in the cache until this is closed or forgotten, and, where it was forked, in all processes. Pickled, it
-    is opened anew, and must still be the same.
+    The copy stays in the cache until this object is closed or garbage-collected, in all processes if it was forked. A
+    pickled object opens the file again; if the file has changed, this is an error.
 
     Args:
         source: path or address.
@@ -103,7 +103,7 @@ class LocalFile:
                 raise ConfigError(f"there is no file {self.path}{why_missing(self.path)}")
 
     def close(self) -> None:
-        """Let the copy go when the cache needs its room; what is open or mapped stays readable."""
+        """Allow the cache to delete the copy. A copy that is open or mapped stays readable."""
         if self._release is not None:
             self._release()
 
@@ -149,8 +149,8 @@ def cache_home() -> Path:
 def local_path(path: PathLike) -> Path:
     """Where a file can be opened on this machine.
 
-    A file of a store is copied, and the copy counts as in use until this process ends. Who needs many files one after
-    the other opens each as a `LocalFile`, and closes it.
+    A file of a store is copied, and the copy counts as in use until this process ends. If you need many files one after
+    the other, open each as a `LocalFile` and close it.
 
     Args:
         path: path or address.
@@ -183,11 +183,11 @@ def listed(patterns: PathLike | Sequence[PathLike]) -> list[str]:
     """The files that patterns name, each once, in the patterns' order and then sorted by path.
 
     Args:
-        patterns: one or several files, globs ("**" for any depth), or folders, of which all files count but hidden
-            ones; paths or addresses.
+        patterns: one or several files, globs ("**" for any depth), or folders with all their files except hidden ones,
+            also those of linked folders; paths or addresses.
 
     Raises:
-        ConfigError: A pattern names no file, or what reads such a store is not installed.
+        ConfigError: A pattern names no file or a broken link, or the package for the store is not installed.
         StorageError: A store does not answer.
     """
     found: dict[str, None] = {}

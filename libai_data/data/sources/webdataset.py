@@ -26,11 +26,11 @@ _KIND = "webdataset 1"
 class WebDatasetSource(ShardedSource):
     """The samples of tar shards: dicts of "__key__", the path without endings, and a field of bytes for each ending.
 
-    Where samples lie is found when a shard is first opened, by going through its headers, and kept in an index file
-    that is made anew when the shard's size or time of change is another. Endings are in lower case. What is no regular
-    file, has no ending, or a name that begins and ends with "__" is passed over, as WebDataset does, and so are hidden
-    files. Names that lead out of the archive, and two samples of one key, are refused. Tar files hold checksums of
-    headers, not of contents.
+    The first process that opens a shard reads its headers to find the samples, and keeps their places in an index file.
+    If the shard's size or modification time changes, the index is built again. Endings are in lower case. As in
+    WebDataset, the source skips everything but regular files, files without an ending, and names that begin and end
+    with "__". It also skips hidden files. Names that leave the archive, and two samples with one key, raise an error.
+    Tar files have checksums of headers, not of contents.
 
     Args:
         paths: files, globs or folders; see `storage.listed`.

@@ -30,17 +30,17 @@ class BadLines(DataPipelineError, ValueError):
 
 @dataclass
 class Preprocessed:
-    """What came of a corpus.
+    """The result of `preprocess`.
 
     Args:
-        prefixes: key -> prefix of its `.bin` and `.idx`.
-        documents: written.
-        empty: documents without a token, or of white space alone, left out.
-        tokens: key -> how many.
-        characters: of text.
-        bad: lines that held no document.
-        bad_file: lists them, or None if there are none.
-        kept: shards that an earlier run had finished.
+        prefixes: key -> path of its `.bin` and `.idx` without their endings.
+        documents: number of documents that were written.
+        empty: number of documents that were left out, because they have no token or only white space.
+        tokens: key -> number of tokens.
+        characters: number of characters of all texts.
+        bad: number of lines without a document.
+        bad_file: path of the list of these lines, or None if there are none.
+        kept: number of shards that an earlier run had finished.
         begin: the token that each document begins with, and its id, or None.
         end: the token that each document ends with, and its id, or None.
     """
@@ -70,24 +70,25 @@ def preprocess(
 ) -> Preprocessed:
     """Tokenize documents into `<output_prefix>_<key>_<level>.bin` and `.idx`; the level is "document" or "sentence".
 
-    The result depends on files, tokenizer and task alone, byte for byte. Until it is there, finished shards are kept in
-    `<output_prefix>.parts`; the same call goes on from them.
+    The result depends on files, tokenizer and task alone, byte for byte. Finished shards are kept in
+    `<output_prefix>.parts` until the result is complete. If the call was interrupted, the same call resumes from them.
 
     Args:
         inputs: files, globs or folders; see `files.find_inputs`.
-        output_prefix: path that the names of the results begin with.
+        output_prefix: path with which the paths of the results begin.
         task: how documents become tokens.
-        cutting: how files become parts; what is one document must be as in `task`.
+        cutting: how files become parts; `task` decides what one document is.
         workers: processes; with a cluster, on all its machines together.
-        cluster: "ray" has them run wherever Ray has processors, "" on this machine. All machines must have the files,
-            and the output's folder, under the same paths.
-        refuse_bad: end with an error if there is a bad line, and write no result.
-        progress: told after each part the bytes done, of how many, and what became of the part.
+        cluster: "ray" runs the processes on the processors of Ray, "" on this machine. All machines must have the files
+            and the folder of the output under the same paths.
+        refuse_bad: raise an error if there is a bad line, and write no result.
+        progress: called after each part with the bytes done, all bytes, and the part's report.
 
     Raises:
-        ConfigError: No input, an option that does not fit, shards of another corpus in the way, or a changed input.
-        BadLines: There is no document with a token, or there are more bad lines than documents; or, with `refuse_bad`,
-            any bad lines; naming the first ones.
+        ConfigError: There is no input, an option does not fit, `<output_prefix>.parts` has shards of another corpus, or
+            an input changed meanwhile.
+        BadLines: There is no document with a token, there are more bad lines than documents, or with `refuse_bad` any
+            bad line. The first ones are named.
         TokenizingError: A process failed.
     """
     check({"workers": whole(1), "cluster": one_of(*CLUSTERS)}, workers=workers, cluster=cluster)

@@ -32,10 +32,10 @@ class Task:
 
     Args:
         tokenizer: the files of the tokenizer.
-        keys: of JSON objects, or columns; each becomes a dataset of its own.
-        documents: what is one document of plain text; see `parts.Cutting`.
-        split_sentences: whether a document is a list of sentences.
-        keep_newlines: whether sentences keep the white space behind them.
+        keys: the keys of JSON objects, or columns, that hold text; each becomes a separate dataset.
+        documents: what one document of plain text is: "line", "paragraph" or "file".
+        split_sentences: write each sentence as a sequence, for BERT, RoBERTa and T5.
+        keep_newlines: keep the white space after each sentence.
         append_eod: whether each document ends with the tokenizer's end-of-document token.
         eod_token: the token that each document ends with, instead of the tokenizer's; "" for none.
         bos_token: the token that each document begins with; "" for none.

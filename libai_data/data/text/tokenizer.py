@@ -34,12 +34,13 @@ _IN_FOLDER = (
 
 
 class TextTokenizer:
-    """A tokenizer, with the ids of its special tokens under the names that LiBai's and Hugging Face's have.
+    """A tokenizer. The ids of its special tokens have the same names as in LiBai and Hugging Face.
 
     Args:
-        encoder: what encodes.
-        extra_ids: sentinels `<extra_id_0>` ... to add behind a vocabulary that has none, the first one last, as in T5.
-        settings: what the tokenizer's folder says of special tokens.
+        encoder: turns texts into tokens.
+        extra_ids: number of sentinels `<extra_id_0>` ... to append to a vocabulary that has none. As in T5,
+            `<extra_id_0>` gets the largest id.
+        settings: the special tokens that the tokenizer's folder names.
 
     Raises:
         ConfigError: The folder names a token that the vocabulary does not have.
@@ -60,18 +61,18 @@ class TextTokenizer:
             )
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text, none added at their ends."""
+        """Tokenize texts, without adding special tokens."""
         return self._encoder.encode(texts)
 
     def encode_with_starts(self, text: str) -> tuple[list[int], list[int]]:
-        """The tokens of a text, none added at its ends, and the character with which each begins.
+        """Tokenize a text, without adding special tokens; also returns the character at which each token begins.
 
         Raises:
-            ConfigError: The tokenizer is none of a `tokenizer.json`, or escapes special tokens.
+            ConfigError: The tokenizer is not from a `tokenizer.json`, or escapes special tokens.
         """
         if not isinstance(self._encoder, FastEncoder):
             raise ConfigError(
-                "where tokens lie in a text is known of a tokenizer.json alone; give that, or a folder with it"
+                "only a tokenizer.json knows the places of tokens in a text; give one, or a folder with one"
             )
         return self._encoder.encode_with_starts(text)
 
@@ -144,7 +145,7 @@ class TextTokenizer:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The files that define a tokenizer, and how it is to be used.
+    """The files of a tokenizer, and options.
 
     Args:
         path: a `tokenizer.json` of Hugging Face's tokenizers, BERT's vocabulary (`.txt`, a token a line), GPT-2's
@@ -153,8 +154,8 @@ class TokenizerFiles:
         merges: GPT-2's merges.
         lower_case: whether BERT's tokenizer lowers case and strips accents.
         extra_ids: see `TextTokenizer`.
-        chinese_words: mark the characters of a Chinese word behind the first by "##", for whole-word masking.
-        escape_special_tokens: special tokens that stand in a text, such as "<|endoftext|>", are text as any other.
+        chinese_words: mark the second and later characters of Chinese words with "##", for whole-word masking.
+        escape_special_tokens: tokenize special tokens in a text, such as "<|endoftext|>", as plain text.
 
     Raises:
         ConfigError: A file is not there, or the options do not fit it.
@@ -174,7 +175,7 @@ class TokenizerFiles:
                 raise ConfigError(f"there is no tokenizer file {path}{why_missing(path)}")
         kind = self.files()[0].suffix
         if self.chinese_words and kind != ".txt":
-            raise ConfigError(f"words of Chinese are marked in BERT's vocabularies (.txt) alone, not in {self.path}")
+            raise ConfigError(f"words of Chinese are marked only with BERT's vocabularies (.txt), not with {self.path}")
         if self.lower_case and kind != ".txt":
             raise ConfigError(
                 f"lower_case is for BERT's vocabularies (.txt); {self.path} says itself what it does with upper case"
@@ -244,12 +245,12 @@ def load_tokenizer(
     chinese_words: bool = False,
     escape_special_tokens: bool = False,
 ) -> TextTokenizer:
-    """The tokenizer of some files, for configs: `tokenization.tokenizer = LazyCall(load_tokenizer)(path=...)`.
+    """Load a tokenizer. In a config: `tokenization.tokenizer = LazyCall(load_tokenizer)(path=...)`.
 
     Args:
-        path, merges, lower_case, extra_ids, chinese_words, escape_special_tokens: as of `TokenizerFiles`.
+        path, merges, lower_case, extra_ids, chinese_words, escape_special_tokens: those of `TokenizerFiles`.
 
     Raises:
-        ConfigError: A file is not there, defines no tokenizer, or the options do not fit it.
+        ConfigError: A file does not exist or defines no tokenizer, or the options do not fit it.
     """
     return TokenizerFiles(path, merges, lower_case, extra_ids, chinese_words, escape_special_tokens).load()

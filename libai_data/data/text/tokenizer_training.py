@@ -30,13 +30,13 @@ _BYTES = 256
 
 @dataclass(frozen=True)
 class Training:
-    """What a trained tokenizer is to be.
+    """The settings of a tokenizer to train.
 
     Args:
         model: "bpe", byte-level as GPT-2's, or "wordpiece", as BERT's.
-        vocab_size: tokens, special ones included.
-        min_frequency: of a pair of tokens that becomes one.
-        lower_case: lower case and strip accents (WordPiece).
+        vocab_size: number of tokens, special ones included.
+        min_frequency: how often a pair of tokens must occur to be merged.
+        lower_case: convert to lower case and strip accents (WordPiece).
         extra_ids: sentinels `<extra_id_0>` ... for T5, among the special tokens.
 
     Raises:
@@ -82,12 +82,12 @@ def train_tokenizer(
     Args:
         inputs: files, globs or folders.
         output: the file to write; its folder is made.
-        training: what the tokenizer is to be.
-        keys: of JSON objects, or columns, that hold text.
-        cutting: formats, and what one document of plain text is.
+        training: the settings.
+        keys: the keys of JSON objects, or columns, that hold text.
+        cutting: the format of the files, and what one document of plain text is.
 
     Returns:
-        The number of tokens: fewer than asked for if the corpus has no more, more if it has so many characters.
+        The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
 
     Raises:
         ConfigError: No input, or no document in it.

@@ -27,17 +27,17 @@ class FillInTheMiddle:
     """A function for `RandomMap` that cuts documents of GPT samples into three parts, and moves the middle to the end.
 
     A document, or what a sample has of it, becomes "<prefix> prefix <suffix> suffix <middle> middle" (PSM), or
-    "<prefix> <suffix> suffix <middle> prefix middle" (SPM). The two cuts are drawn evenly. Each document that changes
-    makes a sample three tokens longer; so many tokens at the sample's end are left out before documents are cut.
+    "<prefix> <suffix> suffix <middle> prefix middle" (SPM). Both cuts are uniform. Each document that changes makes
+    a sample three tokens longer, so the sample first drops as many tokens at its end.
 
     Args:
         prefix_id, middle_id, suffix_id: the tokens before each part.
         eod_id: the token that ends documents, and stays at their end; None if a sample is one document.
-        rate: share of the documents that change.
-        spm_rate: share of these that become SPM, and not PSM.
+        rate: probability that a document changes.
+        spm_rate: probability that such a document becomes SPM instead of PSM.
 
     Raises:
-        ConfigError: A share is none, or two of the tokens are the same.
+        ConfigError: A probability is out of range, or two of the tokens are the same.
     """
 
     def __init__(

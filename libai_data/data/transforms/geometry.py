@@ -78,7 +78,7 @@ class Resize:
 
 
 class CenterCrop:
-    """Cuts the middle out of images; smaller ones are filled up with black.
+    """Crops the centre of images; smaller images are padded with black.
 
     Args:
         size: of the sides, or height and width.
