@@ -6,7 +6,6 @@ import ctypes
 import errno
 import mmap
 import os
-import threading
 import weakref
 from contextlib import suppress
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.files.file_map import map_descriptor
+from libai_data.data.fork_lock import ForkLock
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -34,7 +34,7 @@ class Arena:
 
     def __init__(self, descriptor: int = -1) -> None:
         self._mapped: dict[tuple[int, int], Any] = {}
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         _open_standard_descriptors()
         # The memory of a loader that nobody closed goes with it; in one line, so that no interrupt comes between.
         self._close_descriptor = weakref.finalize(self, os.close, descriptor if descriptor >= 0 else _memory())
@@ -110,7 +110,7 @@ class PrivateArena(Arena):
     def __init__(self) -> None:
         self.descriptor = -1
         self._mapped = {}
-        self._lock = threading.RLock()
+        self._lock = ForkLock()
         self._end = 0
 
     def allocate(self, size: int) -> tuple[int, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Sequence
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ from typing import Any, Callable
 
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
+from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
 from libai_data.data.samplers.listed import as_stream
 from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
@@ -205,7 +205,7 @@ class BatchLoader(ResumableLoader):
         self._iteration: Iteration | None = None
         self._streamed: StreamedShards | None = None
         self._is_lent = False
-        self._turns = threading.RLock()
+        self._turns = ForkLock()
         self._attributes: list[Any] = []
         self._times = LoaderTimes()
         self._stage_times = StageTimes()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import signal
 import threading
 from typing import Any, Callable
 
 import pytest
 
 from libai_data import DataLoader, from_iterable
+from libai_data.data.fork_lock import ForkLock
 from libai_data.errors import PassError
 
 ROWS = [[2 * number, 2 * number + 1] for number in range(20)]
@@ -131,3 +133,35 @@ def test_two_threads_that_share_an_iterator_are_told() -> None:
     batches._is_taking = True
     with pytest.raises(PassError, match="or another thread reads from it"):
         next(batches)
+
+
+def test_a_fork_finds_a_lock_free_that_another_thread_held() -> None:
+    made, held, over = loader(0), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with made._turns:
+            held.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    told = in_fork(lambda: signal.alarm(10) or rows_of(made.numpy()))
+    over.set()
+    thread.join()
+    assert told == repr(ROWS)
+
+
+def test_a_fork_within_a_lock_keeps_it() -> None:
+    lock = ForkLock()
+
+    def is_free_to_others() -> bool:
+        found: list[bool] = []
+        thread = threading.Thread(target=lambda: found.append(lock.acquire(blocking=False)))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    with lock:
+        assert in_fork(is_free_to_others) == "False"
+    assert in_fork(is_free_to_others) == "True"

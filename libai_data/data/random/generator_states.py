@@ -9,19 +9,19 @@ import ctypes
 import os
 import random
 import sys
-import threading
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.hashing import mix64
 from libai_data.data.random.sample_random import is_worker_process
 
 _WORDS = 624
 _flow_was_forked = False
-_one_at_a_time = threading.RLock()
+_one_at_a_time = ForkLock()
 """For the generators of PyTorch and OneFlow. Both ask for a lock of theirs while they hold the interpreter, and make
 objects under it. If that starts Python's garbage collection, a finalizer may let another thread run, which then waits
 for the lock with the interpreter, for ever. With a lock of Python it waits before, without the interpreter."""
@@ -202,9 +202,8 @@ def present() -> tuple[Any, ...]:
 
 
 def _after_fork() -> None:
-    global _flow_was_forked, _one_at_a_time
+    global _flow_was_forked
     _flow_was_forked = "oneflow" in sys.modules
-    _one_at_a_time = threading.RLock()  # Another thread of the parent may have it.
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -26,6 +26,7 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
+from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.generator_states import (
     flow_generator,
     has_flow,
@@ -59,7 +60,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 _have_shared = False
 """Whether any thread of this process ever was one that shares the generators."""
-_turns = threading.RLock()
+_turns = ForkLock()
 
 
 class GlobalDraws:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any, Callable
 
 import numpy as np
 from PIL import Image
 
+from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import known_generators, seeded
 from libai_data.data.transforms.pipeline import RandomTransform, pixels_of
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import check, one_of
 
 _SEEDS = 1 << 32
-_turns = threading.Lock()
+_turns = ForkLock()
 
 
 class Seeded(RandomTransform):

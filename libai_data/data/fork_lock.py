@@ -1,0 +1,31 @@
+"""A lock that a fork of the process finds free."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any
+
+_RLock: Any = type(threading.RLock())
+_locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
+
+
+class ForkLock(_RLock):  # type: ignore[misc]
+    """An `RLock` that is free in a fork, although a thread of the parent held it, which the fork does not have."""
+
+    # Its `with` is that of the RLock, so that no interrupt comes between taking and using it.
+    def __init__(self) -> None:
+        super().__init__()
+        _locks.add(self)
+
+
+def _after_fork() -> None:
+    for lock in list(_locks):
+        if lock.acquire(blocking=False):  # Nobody held it, or the thread that forked, which goes on in the fork.
+            lock.release()
+        else:
+            lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_after_fork)
