@@ -17,6 +17,7 @@ from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, error_text
+from libai_data.loader.filling import BatchFiller
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.sample_form import SampleForm, form_of
@@ -49,9 +50,8 @@ class SampleReader:
         self._policy = policy
         self._names = names
         # It fills in all fields.
-        self._read_batch: Callable[..., Any] | None = getattr(dataset, "read_batch", None)
-        if names is not None:
-            self._read_batch = None
+        read_batch = getattr(dataset, "read_batch", None) if names is None else None
+        self._read_batch = None if read_batch is None else BatchFiller(read_batch)
         self._reuse = ReuseCheck(type(dataset).__name__)
         self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
         self._reads_parts = reads_parts(dataset, names)

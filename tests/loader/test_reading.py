@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from libai_data.data.samplers import SingleRoundSampler
 from libai_data.errors import DataPipelineError, SampleError
+from libai_data.loader.filling import _MARKS
 from libai_data.loader.reading import row_slices
 from tests.loader.sample_datasets import Numbers, NumbersFilled, NumbersTogether, stack_dicts, unstoppable_collator
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
@@ -112,6 +113,60 @@ def test_a_failing_read_batch_names_the_samples_and_the_dataset(workers: dict[st
     pattern = r"(?s)one of the samples \[[123](, [23])*\] of UnknownField: KeyError: 'indices'"
     with pytest.raises(SampleError, match=pattern):
         stream(UnknownField(), batches=1, **workers)
+
+
+class LeavesRows(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        out["index"][...] = indices
+
+
+class SetsAnother(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        super().read_batch(indices, out)
+        out["index"] = indices
+
+
+class AddsOne(NumbersFilled):
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        super().read_batch(indices, out)
+        out["more"] = indices
+
+
+@WITHOUT_SPAWN
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (LeavesRows(), r"read_batch leaves out\['\w+'\] as it was in row 0"),
+        (SetsAnother(), r"read_batch sets out\['index'\], instead of filling"),
+        (AddsOne(), r"read_batch sets out\['more'\], instead of filling"),
+    ],
+    ids=["leaves rows", "sets another array", "adds one"],
+)
+def test_a_read_batch_that_does_not_fill_its_rows_is_refused(workers: Any, dataset: Any, message: str) -> None:
+    with pytest.raises(SampleError, match=message):
+        stream(dataset, batches=1, **workers)
+
+
+class FilledWithMarks:
+    """What it has may be what a check could take for unfilled rows; and it spoils what it is given."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        return {"label": np.uint8(_MARKS[index % 2])}
+
+    def read_batch(self, indices: np.ndarray, out: dict[str, np.ndarray]) -> None:
+        out["label"][...] = np.array(_MARKS)[indices % 2]
+        indices[...] = 0
+        out.clear()
+
+
+def test_a_read_batch_may_fill_rows_with_anything() -> None:
+    with loading(FilledWithMarks()) as loader:
+        batch = next(iter(loader.numpy()))
+    assert batch["label"].tolist() == [*_MARKS, *_MARKS]
+    assert batch._origin.rows.indices.tolist() == [0, 1, 2, 3]
 
 
 @EVERYWHERE
