@@ -8,11 +8,12 @@ import os
 import signal
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from libai_data.errors import SampleError
+from libai_data.errors import DataPipelineError, SampleError, SchemaError
 from libai_data.loader.arena import Arena
 from libai_data.loader.executor import Executor, Task, TaskResult
 from libai_data.loader.retry import Retry
@@ -92,6 +93,7 @@ class ProcessExecutor(Executor):
 
         Raises:
             SampleError: It failed, or its worker died or hung over it.
+            SchemaError: It cannot become tensors.
             RuntimeError: The executor has been closed.
         """
         self._check_open()
@@ -122,7 +124,9 @@ class ProcessExecutor(Executor):
     def use_schema(self, schema: SampleSchema) -> None:
         if schema.has_text:
             self._retry.keep_whole()
-        self._pool.tell_all(("schema", schema))
+        # Workers only need to know whether samples are nested; a named tuple's class need not be known to them.
+        sent = schema if schema.skeleton is None else replace(schema, skeleton={})
+        self._pool.tell_all(("schema", sent))
 
     def submit(self, task: Task) -> None:
         slot = task.slot
@@ -232,8 +236,8 @@ class ProcessExecutor(Executor):
         if whole is not None:
             self._ready.append(whole)
 
-    def _sample_error(self, failure: RemoteFailure, number: int) -> SampleError:
-        return SampleError(self._told(failure, number))
+    def _sample_error(self, failure: RemoteFailure, number: int) -> DataPipelineError:
+        return (SchemaError if failure.is_of_schema else SampleError)(self._told(failure, number))
 
     def _told(self, failure: RemoteFailure, number: int) -> str:
         whose = f"worker {number} (process {self._pool.processes[number].pid})"

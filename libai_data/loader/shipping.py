@@ -65,6 +65,10 @@ class _Pickler(cloudpickle.CloudPickler):
             reduced = reduce_mapped(obj) or self._reduce_map(obj)
             if reduced is not None:
                 return reduced
+        if isinstance(obj, memoryview):
+            # As cloudpickle does it, a view of numbers becomes bytes, whose items are others.
+            data = np.frombuffer(obj.cast("B") if obj.c_contiguous and obj.nbytes else bytearray(obj.tobytes()), np.uint8)
+            return _view_again, (data, obj.format, obj.shape, obj.readonly)
         return super().reducer_override(obj)
 
     def _reduce_map(self, array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -85,6 +89,11 @@ class _Pickler(cloudpickle.CloudPickler):
         form = array.dtype, array.shape, array.strides, array.flags.writeable
         about = {name: getattr(array, name, None) for name in _ABOUT_A_MEMMAP} if type(array) is np.memmap else {}
         return _open_map, (file, place, form, type(array), about)
+
+
+def _view_again(data: np.ndarray, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+    view = memoryview(data).cast(form, shape) if data.size else memoryview(data).cast("B").cast(form)  # type: ignore
+    return view.toreadonly() if readonly else view
 
 
 _KINDS = np.ndarray, np.memmap, np.recarray

@@ -120,9 +120,11 @@ class WorkerStarter:
         if not environment.get("PYTHONHASHSEED", "").isdigit():
             environment["PYTHONHASHSEED"] = "0"
         inherited = [descriptor for name, descriptor in asdict(handles).items() if name not in ("number", "workers")]
-        arguments = json.dumps([asdict(handles), shipped])
+        # A dataset may look at the arguments of the trainer, and `-O` or `-W` of its interpreter change what code does.
+        options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        arguments = json.dumps([asdict(handles), shipped, [*map(str, sys.argv)]])
         program = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, arguments, json.dumps(sys.path)],
+            [sys.executable, *options, "-c", _BOOT, arguments, json.dumps(sys.path)],
             pass_fds=[*inherited, shipped],
             env=environment,
             stdin=subprocess.DEVNULL,

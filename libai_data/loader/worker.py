@@ -19,7 +19,7 @@ import numpy as np
 
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.transforms.batch import BatchTransform
-from libai_data.errors import DataPipelineError, error_text
+from libai_data.errors import DataPipelineError, SchemaError, error_text
 from libai_data.launch.parent_pipe import die_with_parent
 from libai_data.loader.arena import Arena
 from libai_data.loader.collate import Collator
@@ -86,6 +86,7 @@ class RemoteFailure:
 
     message: str
     trace: str
+    is_of_schema: bool = False
 
 
 class SlotIndices:
@@ -253,7 +254,8 @@ def _sendable(name: str, value: Any) -> DistTensorData:
 def remote_failure(error: BaseException) -> RemoteFailure:
     """What the trainer is told of an exception."""
     message = str(error) if isinstance(error, DataPipelineError) else error_text(error)
-    return RemoteFailure(message, "".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return RemoteFailure(message, trace, isinstance(error, SchemaError))
 
 
 def prepare_process(parent_pipe: int) -> None:
@@ -275,7 +277,7 @@ def prepare_process(parent_pipe: int) -> None:
 
 def main() -> None:
     """Entry of a worker that is a program of its own; its arguments name its handles and payload."""
-    handles, payload = json.loads(sys.argv[1])
+    handles, payload, sys.argv[:] = json.loads(sys.argv[1])
     prepare_process(handles["parent_pipe"])
     channel = Channel(socket.socket(fileno=os.dup(handles["channel"])))
     try:

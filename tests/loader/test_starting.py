@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import types
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 MAIN_SCRIPT = """
+import sys
+from typing import NamedTuple
+
 import numpy as np
 from libai_data.loader import BatchLoader
 from libai_data.data.samplers import SingleRoundSampler
@@ -109,6 +113,18 @@ def scaled(index):
 def collate(samples):
     return {"x": np.stack([sample["x"] for sample in samples])}
 
+class Pair(NamedTuple):
+    x: object
+    y: object
+
+class Nested(Mine):
+    def __getitem__(self, index):
+        return {"x": scaled(index), "pair": Pair(index, f"{sys.argv[1:]} {__debug__}")}
+
+class Named(Mine):
+    def __getitem__(self, index):
+        return {"x": scaled(index), "pair": Pair(index, np.zeros(index % 1))}
+
 if __name__ == "__main__":
     for collate_fn in (None, collate):
         for start_method in ("spawn", "fork", "auto"):
@@ -118,8 +134,16 @@ if __name__ == "__main__":
                 dataset, sampler, num_workers=2, start_method=start_method, collate_fn=collate_fn
             )
             found = [x for batch in loader for x in batch.x.tensor.numpy().tolist()]
-            assert found == [7 * index for index in range(8)], (start_method, found)
+            if found != [7 * index for index in range(8)]:
+                raise ValueError((start_method, found))
             loader.close()
+    for dataset in (Nested(), Named()):
+        loader = BatchLoader(dataset, SingleRoundSampler(dataset, 4), num_workers=1, start_method="spawn")
+        pair = next(iter(loader)).pair
+        found = type(pair) is Pair and (type(dataset) is Named or pair.y[0] == "['--of-the-trainer'] False")
+        if not found:
+            raise ValueError(pair)
+        loader.close()
     print("all as it should be")
 """
 
@@ -128,7 +152,7 @@ if __name__ == "__main__":
 def test_classes_and_functions_of_the_main_script_travel(tmp_path: Path, guarded: bool) -> None:
     script = tmp_path / "train.py"
     script.write_text(MAIN_SCRIPT if guarded else MAIN_SCRIPT.replace('if __name__ == "__main__":', "if True:"))
-    result = run(str(script))
+    result = run("-O", str(script), "--of-the-trainer")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "all as it should be\n"
 
@@ -288,6 +312,24 @@ def test_arrays_arrive_as_they_were(dtype: str, shape: Any) -> None:
         assert copy["a"].dtype == view.dtype
         assert copy["a"].shape == view.shape
         assert (copy["a"] == view).all()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(b"abc"),
+        memoryview(array("d", [1.5, 2.5])),
+        memoryview(array("q", [1, 2])),
+        memoryview(np.arange(6.0).reshape(2, 3)),
+        memoryview(np.arange(12, dtype=np.int32).reshape(4, 3))[::2],
+        memoryview(np.zeros(0)),
+    ],
+    ids=lambda view: f"{view.format}{view.shape}",
+)
+def test_a_memoryview_arrives_with_its_items(view: memoryview) -> None:
+    copy = copied({"a": view})["a"]
+    assert (copy.format, copy.shape, copy.readonly) == (view.format, view.shape, view.readonly)
+    assert copy.tolist() == view.tolist()
 
 
 def test_an_array_of_which_two_places_know_arrives_once() -> None:

@@ -37,7 +37,7 @@ class Channel:
         Raises:
             OSError: The other end is gone.
         """
-        packed = pickle.dumps(message, protocol=5)
+        packed = _packed(message)
         if len(packed) <= _INLINE:
             self._end.sendall(b"i" + packed)
             return
@@ -116,6 +116,17 @@ class Channel:
     def close(self) -> None:
         """Close this end; the other one's `receive` raises EOFError."""
         self._end.close()
+
+
+def _packed(message: Any) -> bytes:
+    try:
+        return pickle.dumps(message, protocol=5)
+    except Exception:
+        import cloudpickle
+
+        # A class of the main script, or of a function, that a worker got by value: it becomes the trainer's own again.
+        packed: bytes = cloudpickle.dumps(message, protocol=5)
+        return packed
 
 
 def _descriptor_of(ancillary: Any) -> int | None:
