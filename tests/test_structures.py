@@ -353,3 +353,10 @@ def test_a_sample_is_an_instance_or_a_dict() -> None:
     assert fields_of({"x": 1}) == {"x": 1}
     with pytest.raises(SchemaError, match="got tuple"):
         fields_of((1, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", [[2**63, 1], [[1, 2], [3, 2**64 - 1]], [2.5, 2**63]])
+def test_a_list_of_integers_never_becomes_inexact_floats(values: list[Any]) -> None:
+    with pytest.raises(SchemaError, match="field 'ids' is a list with integers beyond int64"):
+        as_array(values, "ids")
+    assert as_array([1, 1e20, 2.5]).dtype == np.float32

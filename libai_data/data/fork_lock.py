@@ -11,7 +11,7 @@ _RLock: Any = type(threading.RLock())
 _locks: weakref.WeakSet[ForkLock] = weakref.WeakSet()
 
 
-class ForkLock(_RLock):  # type: ignore[misc]
+class ForkLock(_RLock):
     """An `RLock` that is free in a fork, although a thread of the parent held it, which the fork does not have."""
 
     # Its `with` is that of the RLock, so that no interrupt comes between taking and using it.

@@ -17,8 +17,8 @@ from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, error_text
-from libai_data.loader.filling import BatchFiller
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
+from libai_data.loader.filling import BatchFiller
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.sample_form import SampleForm, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch

@@ -67,7 +67,8 @@ class _Pickler(cloudpickle.CloudPickler):
                 return reduced
         if isinstance(obj, memoryview):
             # As cloudpickle does it, a view of numbers becomes bytes, whose items are others.
-            data = np.frombuffer(obj.cast("B") if obj.c_contiguous and obj.nbytes else bytearray(obj.tobytes()), np.uint8)
+            flat = obj.cast("B") if obj.c_contiguous and obj.nbytes else bytearray(obj.tobytes())
+            data = np.frombuffer(flat, np.uint8)
             return _view_again, (data, obj.format, obj.shape, obj.readonly)
         return super().reducer_override(obj)
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from libai_data.errors import SchemaError
 
+_TOO_LARGE = 2**63
+
 
 def is_flow_tensor(value: Any) -> bool:
     """Whether `value` is a OneFlow tensor, without importing OneFlow to find out."""
@@ -71,7 +73,16 @@ def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
     if array.dtype == object:
         raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
     holds_python_floats = array.dtype == np.float64 and type(first_leaf(values)) in (bool, int, float)
+    # numpy makes floats of ints that fit no integer dtype together.
+    if holds_python_floats and np.abs(array).max(initial=0) >= _TOO_LARGE and _holds_large_ints(values):
+        raise SchemaError(f"{whose} is a list with integers beyond int64, which would become inexact floats")
     return array.astype(np.float32) if holds_python_floats else array
+
+
+def _holds_large_ints(values: Any) -> bool:
+    if isinstance(values, (list, tuple)):
+        return any(map(_holds_large_ints, values))
+    return type(values) is int and abs(values) >= _TOO_LARGE
 
 
 def first_leaf(values: Any) -> Any:

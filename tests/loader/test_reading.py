@@ -16,6 +16,7 @@ from libai_data.data.samplers import SingleRoundSampler
 from libai_data.errors import DataPipelineError, SampleError
 from libai_data.loader.filling import _MARKS
 from libai_data.loader.reading import row_slices
+from libai_data.structures import origin_of
 from tests.loader.sample_datasets import Numbers, NumbersFilled, NumbersTogether, stack_dicts, unstoppable_collator
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
 from tests.properties import slowly
@@ -166,7 +167,9 @@ def test_a_read_batch_may_fill_rows_with_anything() -> None:
     with loading(FilledWithMarks()) as loader:
         batch = next(iter(loader.numpy()))
     assert batch["label"].tolist() == [*_MARKS, *_MARKS]
-    assert batch._origin.rows.indices.tolist() == [0, 1, 2, 3]
+    rows = origin_of(batch).rows
+    assert rows is not None
+    assert rows.indices.tolist() == [0, 1, 2, 3]
 
 
 @EVERYWHERE

@@ -88,7 +88,7 @@ def test_lambdas_travel_with_their_dataset(start_method: str, scale: int) -> Non
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a script that finds this package wherever it lies."""
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=50, env=path)
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=200, env=path)
 
 
 MAIN_SCRIPT = """
@@ -315,18 +315,19 @@ def test_arrays_arrive_as_they_were(dtype: str, shape: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "view",
+    "of",
     [
-        memoryview(b"abc"),
-        memoryview(array("d", [1.5, 2.5])),
-        memoryview(array("q", [1, 2])),
-        memoryview(np.arange(6.0).reshape(2, 3)),
-        memoryview(np.arange(12, dtype=np.int32).reshape(4, 3))[::2],
-        memoryview(np.zeros(0)),
+        b"abc",
+        array("d", [1.5, 2.5]),
+        array("q", [1, 2]),
+        np.arange(6.0).reshape(2, 3),
+        np.arange(12, dtype=np.int32)[::2],
+        np.zeros(0),
     ],
-    ids=lambda view: f"{view.format}{view.shape}",
+    ids=["bytes", "d", "q", "2 dims", "strided", "empty"],
 )
-def test_a_memoryview_arrives_with_its_items(view: memoryview) -> None:
+def test_a_memoryview_arrives_with_its_items(of: Any) -> None:
+    view = memoryview(of)
     copy = copied({"a": view})["a"]
     assert (copy.format, copy.shape, copy.readonly) == (view.format, view.shape, view.readonly)
     assert copy.tolist() == view.tolist()
