@@ -17,7 +17,8 @@ class NumpyBatches:
     """A loader whose batches are of numpy arrays; each `iter` is a pass over the loader.
 
     Args:
-        loader: any loader of this package. Its place in the stream, and so its state, follows these batches.
+        loader: any loader of this package. Its place in the stream, and so its state, follows these batches. Its
+            methods and attributes are also those of this object.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -29,6 +30,12 @@ class NumpyBatches:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the loader has, such as `state_dict`, `set_epoch`, `batch_size` and `close`."""
+        if name.startswith("_") or name == "loader":
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.loader, name)
 
 
 class OfOneProcess:

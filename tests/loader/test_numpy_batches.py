@@ -103,3 +103,14 @@ def test_arrays_and_tensors_take_turns_in_one_stream_and_kept_views_stay_valid(n
     assert batch["x"][:, 0].tolist() == [38, 39] and info is not None and info.position == 38
     loader.close()
     assert [view[0, 0] for view in kept] == list(range(1, 37, 2))
+
+
+def test_arrays_have_the_methods_and_attributes_of_their_loader() -> None:
+    arrays = DataLoader([{"x": number} for number in range(8)], 2, shuffle=True, seed=1).numpy()
+    next(iter(arrays))
+    assert (arrays.batch_size, arrays.state_dict()["position"], len(arrays)) == (2, 2, 4)
+    arrays.set_epoch(0)
+    assert sorted(np.concatenate([batch["x"] for batch in arrays])) == list(range(8))
+    arrays.close()
+    with pytest.raises(AttributeError, match="'close_all'"):
+        arrays.close_all()

@@ -46,5 +46,6 @@ def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) ->
 
 def _format_of(path: str) -> str:
     # Shards of ArrayRecord are often called "x.array_record-00001-of-00008", compressed ones of MDS "x.mds.zstd".
+    path = path.lower()
     _, ending = os.path.splitext(path.removesuffix(".zstd") if path.endswith(".mds.zstd") else path)
     return _OF_ENDING.get(ending, "") or _OF_ENDING.get(ending.partition("-")[0], "")

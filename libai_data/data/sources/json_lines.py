@@ -19,6 +19,8 @@ _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCANNED_AT_ONCE = 1 << 24
 _BLANKS = b" \t\r\n"
+_OPENING = (b"[", b"{")
+_ONE_A_LINE = "; JSON lines hold an object a line, as `jq -c '.[]'` makes them of an array"
 
 
 class JsonLinesSource(ShardedSource):
@@ -39,7 +41,7 @@ class JsonLinesSource(ShardedSource):
     def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
         files = opened(paths)
         for file in files:
-            if file.source.endswith(_COMPRESSED):
+            if file.source.lower().endswith(_COMPRESSED):
                 raise ConfigError(f"{file.source} is compressed, so no line can be read by itself; decompress it first")
         super().__init__(files, [_Shard(file, cache_dir) for file in files])
 
@@ -62,15 +64,25 @@ class _Shard:
 
     def _parsed(self, line: bytes, row: int, start: int) -> dict[str, Any]:
         try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"{self._file.source}, record {row}, offset {start}: no JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise FormatError(
-                f"{self._file.source}, record {row}, offset {start}: a JSON {type(found).__name__}, where an object is "
-                "expected"
-            )
-        return found
+            return parsed_object(line)
+        except FormatError as error:
+            raise FormatError(f"{self._file.source}, record {row}, offset {start}: {error}") from error
+
+
+def parsed_object(line: Any) -> dict[str, Any]:
+    """The object in a line of JSON lines, text or bytes.
+
+    Raises:
+        FormatError: The line is no JSON, or no object.
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        begins = line if isinstance(line, bytes) else line.encode()
+        raise FormatError(f"no JSON: {error}{_ONE_A_LINE if begins.strip() in _OPENING else ''}") from error
+    if not isinstance(found, dict):
+        raise FormatError(f"a JSON {type(found).__name__}, where an object is expected{_ONE_A_LINE}")
+    return found
 
 
 def _lines(file: MappedFile) -> list[np.ndarray]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Union
 
+from libai_data.data.sources.json_lines import parsed_object
 from libai_data.data.text.files import JSON_LINES, PARQUET, Broken, open_parquet
 from libai_data.data.text.parts import LINE, PARAGRAPH, Piece
-from libai_data.errors import nearest
+from libai_data.errors import FormatError, nearest
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS = 1024
-_OPENING = (b"[", b"{")
-_ONE_A_LINE = "; JSON lines hold an object a line, as `jq -c '.[]'` makes them of an array"
 
 
 class Document(NamedTuple):
@@ -114,13 +112,11 @@ def _decoded(line: int, data: bytes, times: int) -> Record:
 
 def _parsed(line: int, data: bytes, keys: Sequence[str]) -> Record:
     try:
-        found = json.loads(data.decode("utf-8"))
+        found = parsed_object(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         return BadLine(line, f"not UTF-8: {error.reason} at byte {error.start}")
-    except (ValueError, RecursionError) as error:
-        return BadLine(line, f"no JSON: {error}{_ONE_A_LINE if data.strip() in _OPENING else ''}")
-    if not isinstance(found, dict):
-        return BadLine(line, f"a JSON {type(found).__name__}, where an object is expected{_ONE_A_LINE}")
+    except FormatError as error:
+        return BadLine(line, str(error))
     return _texts_of(line, found, keys)
 
 

@@ -152,7 +152,7 @@ def test_json_that_is_no_object_is_refused_with_record_and_offset(tmp_path: Path
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n[2]\n{"a": \n')
     source = JsonLinesSource(tmp_path / "a.jsonl")
     assert source[0] == {"a": 1}
-    with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 9: a JSON list"):
+    with pytest.raises(FormatError, match=r"a.jsonl, record 1, offset 9: a JSON list, where .*`jq -c"):
         source[1]
     with pytest.raises(FormatError, match=r"a.jsonl, record 2, offset 13: no JSON"):
         source[2]
@@ -168,6 +168,7 @@ def test_formats_that_names_do_not_tell_must_be_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no format 'json'.*Did you mean 'jsonl'"):
         open_source(tmp_path / "records", "json")
     assert list(open_source(tmp_path / "records", "jsonl")) == expected
+    assert list(open_source((tmp_path / "records").rename(tmp_path / "RECORDS.JSONL"))) == expected
 
 
 def test_indices_are_kept_where_the_user_says_or_beside_the_shards(tmp_path: Path) -> None:
