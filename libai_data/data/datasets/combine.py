@@ -28,6 +28,12 @@ Rows = Mapping[str, np.ndarray]
 Parts = Mapping[str, tuple[slice, ...]]
 Locate = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
+_ROWS_OF = {
+    ("pandas", "DataFrame"): 'to_dict("records")',
+    ("pyarrow", "Table"): "to_pylist()",
+    ("pyarrow", "RecordBatch"): "to_pylist()",
+}
+
 
 class ConcatDataset:
     """Several datasets, one after the other.
@@ -197,10 +203,18 @@ def random_split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> lis
 
 
 def length_of(dataset: Any) -> int:
-    """The number of samples of a dataset."""
+    """The number of samples of a dataset.
+
+    Raises:
+        ConfigError: It has no length, or is a table: `table[index]` is a column, where a sample is expected.
+    """
     name = getattr(type(dataset) if not isinstance(dataset, type) else dataset, "__name__", "?")
     if isinstance(dataset, type):
         raise ConfigError(f"dataset is the class {name}; pass an object of it, {name}(...), or LazyCall({name})(...)")
+    for base in type(dataset).__mro__:
+        rows = _ROWS_OF.get((base.__module__.partition(".")[0], base.__name__))
+        if rows is not None:
+            raise ConfigError(f"dataset is a {name}, whose [index] is a column; pass its rows: table.{rows}")
     try:
         return len(dataset)
     except Exception as error:

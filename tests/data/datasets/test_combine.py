@@ -102,6 +102,14 @@ def test_a_dataset_without_a_length_is_refused_by_its_type(take: Callable[[Any],
         take(OfLength)
 
 
+@pytest.mark.parametrize("take", TAKEN)
+def test_a_table_whose_indices_are_columns_is_refused(take: Callable[[Any], Any]) -> None:
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    for table, rows in ((pandas.DataFrame([[1, 2]]), "to_dict"), (pyarrow.table({"a": [1]}), "to_pylist")):
+        with pytest.raises(ConfigError, match=rf"\[index\] is a column; pass its rows: table.{rows}"):
+            take(table)
+
+
 @pytest.mark.parametrize("take", [take for take in TAKEN if "FilteredDataset" not in take.__code__.co_names])
 def test_a_length_may_be_a_number_of_numpy_and_huge(take: Callable[[Any], Any]) -> None:
     for length in (np.int64(4), np.uint8(4), 2**62):
