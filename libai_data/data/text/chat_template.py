@@ -97,7 +97,10 @@ class ChatTemplate:
 
     def _span(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> Span:
         start, stop = 0, len(text)
-        if number:
+        if number == 0 and messages[0]["role"] == "assistant":
+            # Many templates cannot ask before any message; what they write before the words is not the assistant's.
+            start = max(0, text.find(str(messages[0].get("content") or "").strip()))
+        elif number:
             asked = self.render(messages[:number], tools, ask=True) if messages[number]["role"] == "assistant" else ""
             before = asked if asked and text.startswith(asked) else self._before(text, messages, number, tools)
             start = len(before)

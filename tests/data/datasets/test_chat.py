@@ -101,6 +101,22 @@ def test_roles_and_messages_choose_what_carries_loss(folder: Path, tokenizer: Te
     assert learned(arrays(dataset[0]), folder) == "system\nbe kind<|im_end|>"
 
 
+# As Qwen 2.5: a system message of its own, and no way to ask before the first message.
+OWN_SYSTEM = (
+    "{% if messages[0]['role'] != 'system' %}<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}"
+    + TEMPLATES["chatml"]
+)
+
+
+@pytest.mark.parametrize("template", [*TEMPLATES.values(), OWN_SYSTEM])
+def test_what_is_before_the_words_of_an_assistant_who_begins_carries_no_loss(
+    folder: Path, tokenizer: TextTokenizer, template: str
+) -> None:
+    messages = [{"role": "assistant", "content": "one two"}, *conversation("three", "four")["messages"]]
+    sample = arrays(ChatDataset([{"messages": messages}], tokenizer, 256, chat_template=template)[0])
+    assert learned(sample, folder).replace(" four", "four") == "one two<|im_end|>four<|im_end|>"
+
+
 def test_alpacas_fields_and_tools_and_files_of_json_lines(
     folder: Path, tokenizer: TextTokenizer, tmp_path: Path
 ) -> None:
