@@ -114,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _corpus(asked: argparse.Namespace) -> Iterator[str]:
+    if asked.picture and asked.picture.suffix.lower() != ".svg":
+        raise ConfigError(f"--picture is {asked.picture}; the picture is SVG, so its name must end with .svg")
     tokenizer = load_tokenizer(asked.tokenizer) if asked.tokenizer else None
     found = examine(IndexedSource(asked.prefix), tokenizer)
     yield from summary(found)

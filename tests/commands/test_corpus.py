@@ -55,6 +55,8 @@ def test_the_command_tells_documents_duplicates_and_special_tokens_and_draws(
     assert "<|endoftext|>  45" in printed
     bars = ElementTree.parse(picture).getroot().findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == len(examine(IndexedSource(prefix)).histogram()) > 1
+    assert main(["corpus", prefix, "--picture", str(tmp_path / "lengths.png")]) == 1
+    assert "its name must end with .svg" in capsys.readouterr().err
     wrong = tmp_path / "small"
     write_corpus(wrong, [[np.array([5, 60000])]])
     assert main(["corpus", str(wrong), "--tokenizer", tokenizer]) == 1

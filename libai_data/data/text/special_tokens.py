@@ -67,6 +67,8 @@ def read_settings(folder: Path) -> FolderSettings:
             found.update(content)
     roles = {role: _content(found.get(f"{role}_token")) for role in ROLES}
     added = found.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(ident.isdecimal() for ident in added):
+        raise ConfigError(f"{folder}: added_tokens_decoder is {added!r:.100}; it must have ids as keys")
     return FolderSettings(
         {role: token for role, token in roles.items() if token},
         {_content(token): int(ident) for ident, token in added.items()},

@@ -172,7 +172,9 @@ class TokenizerFiles:
         check(_RULES, **{name: getattr(self, name) for name in _RULES})
         for path in self.files():
             if not is_file(path):
-                raise ConfigError(f"there is no tokenizer file {path}{why_missing(path)}")
+                raise ConfigError(
+                    f"there is no tokenizer file {path}{why_missing(path)}; nothing is downloaded from a hub"
+                )
         kind = self.files()[0].suffix
         if self.chinese_words and kind != ".txt":
             raise ConfigError(f"words of Chinese are marked only with BERT's vocabularies (.txt), not with {self.path}")

@@ -109,7 +109,13 @@ def test_the_folders_word_counts_for_every_role(tmp_path: Path) -> None:
     before = TokenizerFiles(str(folder)).fingerprint()
     (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
     assert TokenizerFiles(str(folder)).fingerprint() != before
-    for content, words in (("[]", "holds a JSON list"), ("{", "is no JSON"), ('{"eos_token": "<gone>"}', "'<gone>'")):
+    for content, words in (
+        ("[]", "holds a JSON list"),
+        ("{", "is no JSON"),
+        ('{"eos_token": "<gone>"}', "'<gone>'"),
+        ('{"added_tokens_decoder": {"x": "<y>"}}', "must have ids as keys"),
+        ('{"added_tokens_decoder": ["<y>"]}', "must have ids as keys"),
+    ):
         (folder / "tokenizer_config.json").write_text(content)
         with pytest.raises(ConfigError, match=words):
             TokenizerFiles(str(folder)).load()
