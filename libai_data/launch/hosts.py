@@ -1,6 +1,6 @@
 """All nodes of a hostfile: starts them over ssh, prints what they write, and stops all when one fails.
 
-Each is an ssh process, spoken to through its stdin. See `node.py` for the words.
+Each node is an ssh process. Commands go to its stdin; `node.py` lists them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Host(NamedTuple):
     """A machine.
 
     Args:
-        target: what ssh is given, "name" or "user@name".
+        target: the argument of ssh, "name" or "user@name".
     """
 
     target: str
@@ -51,10 +51,10 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[Host]:
 
     Args:
         path: of the file.
-        ranks_per_node: that will be started on each; where a line has `slots=N`, N must be that.
+        ranks_per_node: ranks on each machine. If a line has `slots=N`, N must be this number.
 
     Raises:
-        ConfigError: It cannot be read, names no machine or one twice, or a line is no machine; names the line.
+        ConfigError: The file cannot be read, names no machine or one twice, or a line is malformed; the line is named.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
@@ -105,7 +105,7 @@ SSH_OPTIONS = {
 
 
 class Hosts:
-    """The nodes of a job, once or, after a failure, again.
+    """Starts the nodes of a job, and again after a failure.
 
     Args:
         args: the launcher's.
@@ -130,11 +130,11 @@ class Hosts:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody wants the job to end."""
+        """Whether a signal to stop has come."""
         return self.stop_signal is not None
 
     def choose_again(self) -> str:
-        """See which machines answer, and choose as many of them as the config runs on.
+        """Find the machines that answer, and choose as many of them as the config can run on.
 
         Returns:
             Why the job cannot start again; "" if it can.
@@ -168,10 +168,10 @@ class Hosts:
         return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"
 
     def run(self, script_args: list[str]) -> int:
-        """Start all nodes and wait until every one has ended.
+        """Start all nodes, and wait until all have ended.
 
         Args:
-            script_args: of the script.
+            script_args: arguments of the script.
 
         Returns:
             Exit code: that of the node that failed first, else 0.
@@ -317,7 +317,7 @@ class RemoteNode:
         os.set_blocking(self._stdin, False)
 
     def tell(self, word: str) -> None:
-        """Say a word to the launcher there, if it still listens."""
+        """Send a command to the launcher of the node, if it still listens."""
         with suppress(OSError):
             os.write(self._stdin, f"{word}\n".encode())
 

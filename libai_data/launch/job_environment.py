@@ -1,4 +1,4 @@
-"""What the environment says of a job: who belongs to it, on which machine, and how long to wait for others."""
+"""Environment variables of a job: its key, its machine, and how long to wait for other ranks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ranks in another way may set the same random words on all of them."""
 
 
 def job_key(environment: Mapping[str, str] = os.environ) -> str:
-    """What the ranks of this job have in common, and other jobs have not: their secret, or where they meet."""
+    """The key of this job, which other jobs do not have: its secret, or the address of rank 0."""
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
     return environment.get(SECRET_VARIABLE) or " ".join(environment.get(name, "") for name in names)
 
 
 def job_id(environment: Mapping[str, str] = os.environ) -> str:
-    """A name of this job that does not give its secret away."""
+    """A name of this job that does not reveal its secret."""
     return proof(job_key(environment), "id")[:12]
 
 

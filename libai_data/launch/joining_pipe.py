@@ -1,7 +1,7 @@
-"""What ranks tell their launcher about `import oneflow`, in which each waits for all ranks of the job.
+"""Ranks tell their launcher when they begin and end `import oneflow`, in which each rank waits for all others.
 
-During that wait no Python code of the process runs, and no handler of a signal. So the launcher has to end a rank that
-waits for one that has left, or that was told to stop.
+During this wait the process runs no Python code and no signal handler. So the launcher must end a rank that waits for a
+rank that has left, or that was told to stop.
 """
 
 from __future__ import annotations

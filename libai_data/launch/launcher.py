@@ -2,13 +2,13 @@
 
 The script may be a command of `libai-data`: `libai-data launch --nproc_per_node 4 train CONFIG`.
 
-It takes the flags of `oneflow.distributed.launch` and gives the ranks the same environment. On top of that it
+The launcher accepts the flags of `oneflow.distributed.launch` and sets the same environment. In addition, it
 
-* chooses a free `--master_port` when there is one node and none is given;
-* starts the other ranks when rank 0 listens: a rank of OneFlow 0.9 that comes first sleeps 10 seconds;
-* makes sure that every rank finds the CUDA libraries that OneFlow needs, also in a script that imports OneFlow alone;
-* sets ONEFLOW_TIMEOUT_SECONDS to half an hour, where it is not set: OneFlow's own is two hours;
-* stops all ranks when one fails, ends with the exit code of the rank that failed first, and prints its error last;
+* chooses a free `--master_port` if there is one node and no port is given;
+* starts the other ranks when rank 0 listens, because a rank of OneFlow 0.9 that comes first sleeps 10 seconds;
+* lets every rank find the CUDA libraries that OneFlow needs, also in a script that imports OneFlow alone;
+* sets ONEFLOW_TIMEOUT_SECONDS to half an hour if it is not set; OneFlow's default is two hours;
+* stops all ranks if one fails, exits with the code of the rank that failed first, and prints its error last;
 * forwards SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to all ranks, once; a training that saved on such a signal ends
   with exit code 85, and so does the launcher;
 * leaves no rank running when it is killed itself;
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line: the flags of `oneflow.distributed.launch`, the script, and the script's arguments.
 
-    `master_port` is chosen where it is not given, and `chooses_port` then says whether another will do as well.
+    If `master_port` is not given, a port is chosen, and `chooses_port` says whether another port may replace it.
     """
     parser = _parser()
     args = parser.parse_args(argv)

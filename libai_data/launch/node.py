@@ -1,9 +1,9 @@
 """The launcher of one node of a hostfile: `python -m libai_data.launch.node`, started by `hosts.py` through ssh.
 
-The launcher that all nodes have in common speaks to it over stdin. The first line is its order, in JSON:
-{"job": NAME, "environment": {...}, "arguments": [...]}. Then come words, a line each: "alive" every other second;
-"signal N", to pass on to the ranks; "left NAME" when another node has ended well; and "fail" when one has failed. When
-stdin closes or falls silent, whoever started the job is gone, with ssh or the network, and the ranks are stopped.
+It reads commands from stdin. The first line is JSON: {"job": NAME, "environment": {...}, "arguments": [...]}. Each
+further line is one of these: "alive", every two seconds; "signal N", to forward to the ranks; "left NAME", when another
+node has ended without a failure; "fail", when another node has failed. If stdin closes, or is silent for too long, the
+launcher that started the job is gone, and the ranks are stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SECONDS_FOR_PREDECESSOR = 120.0
 
 
 class StdinControl:
-    """Does what stdin says, in a thread; once it closes or is silent, the ranks have `grace_seconds` to end."""
+    """Obeys commands from stdin, in a thread. If stdin closes or is silent, the ranks get `grace_seconds` to end."""
 
     def __init__(self, descriptor: int, ranks: Ranks, grace_seconds: float) -> None:
         self._descriptor = descriptor
@@ -77,13 +77,13 @@ def read_order(descriptor: int) -> bytes:
 
 
 def wait_for_predecessor(job: str) -> socket.socket:
-    """Wait until the launcher of an earlier run of the same job has ended on this machine, and its ranks with it.
+    """Wait until the launcher of an earlier run of the same job, and its ranks, have ended on this machine.
 
     Returns:
-        The name by which the next one waits for this, which goes with this process.
+        A socket that holds the name of the job until this process ends; the next run waits for it.
 
     Raises:
-        TimeoutError: It does not end.
+        TimeoutError: The earlier run does not end.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     # With the user's number, so that jobs of the same name that two users start do not wait for each other.

@@ -1,4 +1,4 @@
-"""What processes write: passed on as it comes, to an output that may stop taking bytes, and remembered for errors."""
+"""The output of processes: forwarded at once, also to an output that may block, and kept for error messages."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Sink = Callable[[str, bytes], None]
 class Output:
     """Passes bytes on to a descriptor by a thread.
 
-    While the other side reads slowly, `has_room` tells the caller to wait. If the other side reads nothing for 10 s
-    (Ctrl-S, a pager), it is stuck: what no longer fits into 1 MiB is left out, and the number of lines is written once
-    the other side reads again.
+    If the other side reads slowly, `has_room` tells the caller to wait. If the other side reads nothing for 10 s
+    (Ctrl-S, a pager), at most 1 MiB is kept and further lines are dropped. When the other side reads again, the number
+    of dropped lines is written.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -1,7 +1,7 @@
-"""Processes that die with the one that started them, however it ends: a parent pipe for workers, a signal for programs.
+"""Processes that end when their parent ends, even by `kill -9`: workers watch a pipe, programs get a signal.
 
-A program whose parent's main thread starts it asks the system for a signal (`die_with_main_thread`): that holds for any
-program. A worker may be started by any thread, whose end would send the signal too early: it watches a pipe.
+A program that the parent's main thread starts asks the system for a signal (`die_with_main_thread`). A worker may be
+started by any thread, and the end of this thread would send the signal too early. So a worker watches a pipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The address at which the ranks of a job find each other: a port that is free, and machines that are several."""
+"""The address at which ranks meet: finds and checks the port of rank 0, and checks that the machines differ."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def refuse_port_in_use(port: int) -> None:
 
 
 def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
-    """Check that the machines of a job are several; OneFlow 0.9 computes wrong sums between two nodes on one machine.
+    """Refuse two nodes on one machine, because OneFlow 0.9 computes wrong sums between them.
 
     Args:
         nnodes: machines of the job; this is number `node_rank`.

@@ -1,4 +1,4 @@
-"""The ranks of one node: starts them, passes signals on to them, and sees to it that they all end."""
+"""The ranks of one node: starts them, forwards signals to them, and ends them together."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
 
 
 class Ranks:
-    """The ranks of this node, once or, after a failure, again.
+    """Starts the ranks of this node, and again after a failure.
 
     Args:
         args: the launcher's.
-        controlled: somebody else reads our output and controls us through stdin: the ranks get neither directly.
+        controlled: another launcher reads the output and sends commands to stdin, so the ranks get neither directly.
     """
 
     def __init__(self, args: argparse.Namespace, controlled: bool = False) -> None:
@@ -99,14 +99,14 @@ class Ranks:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody wants the job to end."""
+        """Whether a signal to stop has come."""
         return self.stop_signal is not None
 
     def run(self, script_args: list[str]) -> int:
-        """Start all ranks and wait until every one has ended.
+        """Start all ranks, and wait until all have ended.
 
         Args:
-            script_args: of the script.
+            script_args: arguments of the script.
 
         Returns:
             Exit code: that of the rank that failed first, else 0.
@@ -147,13 +147,13 @@ class Ranks:
                 file.close()
 
     def choose_again(self) -> str:
-        """Choose another port for the next run, where none was given."""
+        """Choose another port for the next run, if the user gave none."""
         if self._args.chooses_port:
             self._args.master_port = free_port()
         return ""
 
     def fail(self) -> None:
-        """Have the ranks end soon, since another node has failed. For any thread."""
+        """Stop the ranks, because another node has failed. For any thread."""
         self._failed_elsewhere = True
 
     def note_left(self, machine: str) -> None:

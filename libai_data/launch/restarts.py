@@ -1,4 +1,4 @@
-"""Starting a job again after a failure, as long as that helps."""
+"""Starts a job again after a failure, unless the failure repeats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RESTARTED_VARIABLE = "LIBAI_DATA_RESTARTED"
 
 
 class Runner(Protocol):
-    """What starts a job: on this machine, or on many."""
+    """Starts a job, on this machine or on several."""
 
     @property
     def stopped(self) -> bool:
@@ -39,7 +39,7 @@ class Runner(Protocol):
         """Start all ranks, wait until every one has ended, and return the exit code of the first that failed, or 0."""
 
     def choose_again(self) -> str:
-        """Make ready for another run after a failure; returns why there can be none, or ""."""
+        """Prepare another run after a failure; returns why there can be none, or ""."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Training:
 
     Args:
         checkpoints: the folder of its checkpoints; None if unknown.
-        problems: number of nodes -> why the config does not run on so many, or "". Empty if unknown.
+        problems: number of nodes -> why the config cannot run on this number, or "". Empty if unknown.
     """
 
     checkpoints: Path | None = None
@@ -147,7 +147,7 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
 
 
 def describe(args: argparse.Namespace, nodes: int) -> Training:
-    """Have the config of the script read, by a process of its own, since that imports OneFlow.
+    """Read the config of the script in a separate process, because reading it imports OneFlow.
 
     Args:
         args: the launcher's.

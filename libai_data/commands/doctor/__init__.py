@@ -1,4 +1,4 @@
-"""A look at all ranks of a job before its first step: do they run the same, reach each other, have what they need?"""
+"""Checks all ranks of a job before its first step: same code and config, connections, memory, storage."""
 
 from libai_data.commands.doctor.doctor import main
 

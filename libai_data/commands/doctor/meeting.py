@@ -1,6 +1,6 @@
 """The ranks meet over plain TCP, at the address where OneFlow would have them meet: rank 0 listens, all others call.
 
-No rank waits for ever, and each that waits in vain says for whom, or why it could not get through.
+Every wait has a limit. A rank that reaches the limit names the missing ranks, or says why it could not connect.
 """
 
 from __future__ import annotations

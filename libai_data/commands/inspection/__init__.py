@@ -1,4 +1,4 @@
-"""Looking at what a config feeds to its model: a page, and measurements."""
+"""Shows what a config feeds to its model, on a page; and measures the loader."""
 
 from libai_data.commands.inspection.inspection import Inspection, inspect_config
 from libai_data.commands.inspection.page import page_of

@@ -1,9 +1,9 @@
-"""Whether all ranks are alive and still take part: a rank that fails, dies or leaves early ends the job, and is named.
+"""Ends the job if a rank fails, dies or leaves early, and names the rank.
 
-A process that is a rank begins to watch as soon as it has imported OneFlow and this package, in any program; that waits
-for nobody. `watchdog` tells how. Before that, `import oneflow` waits for the last rank for ever, and lets no other
-thread of the process run: whoever is to end the wait has to be another process. The import hook of
-`launch/cuda_libraries.py` is given `joining`, so that it works in any script that imports this package before OneFlow.
+Each rank begins to watch the others as soon as it has imported OneFlow and this package, in any program; this waits for
+no other rank. `watchdog` explains how. Before that, `import oneflow` waits for the last rank without a limit, and no
+other thread of the process can run, so a child process ends the wait. The import hook of `launch/cuda_libraries.py`
+enters `joining`, so this works in any script that imports this package before OneFlow.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def begin_to_watch() -> Liveness | None:
 
 
 def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
-    """Say, at the start of each collective of this package, that this rank begins it.
+    """Announce that this rank begins a collective of this package.
 
     Args:
         what: wait until all ranks have begun a collective of this name, the same on all ranks; "" does not wait.
@@ -241,7 +241,7 @@ def _exit(liveness: Liveness, code: Any = None) -> NoReturn:
 
 
 def say_farewell() -> None:
-    """Let the other ranks know that this one ends; the process does so by itself when it exits."""
+    """Tell the other ranks that this rank ends. A process that exits does this by itself."""
     global _liveness
     if _liveness is not None:
         _liveness.farewell()

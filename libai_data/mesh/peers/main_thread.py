@@ -1,4 +1,4 @@
-"""Whether the main thread stands still inside of OneFlow, where it may wait for a rank that has left."""
+"""Finds out whether the main thread waits inside OneFlow, perhaps for a rank that has left."""
 
 from __future__ import annotations
 

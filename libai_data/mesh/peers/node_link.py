@@ -1,6 +1,6 @@
-"""The link between the ranks of one node: Unix sockets without a place in the file system, for news of batches.
+"""The link between the ranks of one node: abstract Unix sockets, which announce new batches.
 
-The batches themselves lie in shared memory.
+The batches themselves are in shared memory.
 """
 
 from __future__ import annotations

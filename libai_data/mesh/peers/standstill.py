@@ -1,7 +1,7 @@
-"""Whether all ranks wait for each other in different places, so that none of them will ever continue.
+"""Detects that all ranks wait for each other in different places, so that none can continue.
 
 Each rank knows where its main thread waits: in a collective of this package, for a batch that another rank reads, or in
-OneFlow. A rank that computes, reads or writes waits nowhere, and then there is no verdict, however long it takes.
+OneFlow. A rank that computes, reads or writes does not wait. As long as one rank does not wait, there is no verdict.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How all ranks come to stop before the same step, when a signal may have reached only one of them.
+"""All ranks stop before the same step, although a signal may have reached only one of them.
 
-Ranks are some steps apart, since OneFlow computes behind them, and a rank in the middle of a step may need another one
-to come as far. So nobody waits within a step. The rank that was asked asks rank 0; rank 0 asks all where they are; a
-thread of each answers with the step that its main thread is in, and lets it begin no other until the answer comes. That
-is one more than the furthest of these steps: nobody has begun it, and everybody can come to it. While nobody is asked
-to stop, the ranks exchange nothing.
+Ranks may be some steps apart, because OneFlow computes in the background. A rank within a step may need the other ranks
+to reach this step too, so no rank may wait within a step. The rank that got the signal asks rank 0, and rank 0 asks all
+ranks for their step. A thread of each rank answers with the step of its main thread, and holds the main thread before
+its next step until rank 0 has decided. Rank 0 chooses the largest step plus one: no rank has begun it, and all can
+reach it. Without a signal, the ranks exchange nothing.
 
-The ranks form a tree; a rank speaks with the one above it and those below it, in words that begin with "stop: ".
+The ranks form a tree. A rank exchanges messages that begin with "stop: " with the rank above it and those below it.
 """
 
 from __future__ import annotations

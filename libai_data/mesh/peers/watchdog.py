@@ -1,21 +1,20 @@
-"""Watches over the other ranks while a program runs: the connections between them, and what their threads tell.
+"""Watches the other ranks while a program runs, by connections between the ranks.
 
-The ranks of a node are connected to its first rank, and the first ranks of the nodes to rank 0, so that no process
-holds more connections than there are ranks on a node, or nodes. Connections between nodes are made at the first
-collective of this package, where the ranks also compare their job and their machines. A thread watches them:
+The ranks of a node are connected to its first rank, and the first ranks of the nodes to rank 0. So no process has more
+connections than ranks on a node, or nodes. Connections between nodes are made at the first collective of this package,
+where the ranks also compare their job and their machines. A thread watches the connections:
 
-* A connection that closes without a farewell: its rank has died, or failed.
-* A rank whose program ends, in whatever way, says so, with the number of this package's collectives that it has begun
-  (`to_global`, `synchronize`, ...). That is the agreed end, if it is the same number for all. Another rank that begins
-  one more needs a rank that is not there.
-* In between, the other ranks may wait for it in a collective of OneFlow, which nobody counts. So from then on, every
-  rank tells rank 0 whether its main thread stands still inside of OneFlow. If that is so on all ranks at once, for long
-  enough, then nobody will ever go on.
-* Before any rank leaves, each rank that waits tells rank 0 where, and `standstill` concludes from it.
-* Each collective of this package begins with a meeting over these connections, which compares what the ranks begin.
-  So it never mixes with another one, nor with OneFlow's: OneFlow aborts, or adds up what does not belong together.
+* If a connection closes without a farewell, its rank has died or failed.
+* A rank whose program ends sends a farewell, with the number of collectives of this package that it has begun
+  (`to_global`, `synchronize`, ...). If all ranks have the same number, this is the regular end. A rank that begins one
+  more collective needs a rank that has left.
+* The other ranks may also wait for the rank in a collective of OneFlow, which is not counted. So after a farewell, each
+  rank tells rank 0 whether its main thread waits inside OneFlow. If all ranks do so for long enough, none can continue.
+* Before any rank leaves, each rank that waits tells rank 0 where it waits, and `standstill` draws the conclusion.
+* Each collective of this package begins with a meeting over these connections, in which the ranks compare the names of
+  their collectives. So two different collectives never mix; OneFlow would abort, or compute wrong sums.
 
-In each case all ranks are told why, and end at once. Over the same connections they agree where to stop
+In each case all ranks get the reason and end at once. Over the same connections the ranks agree where to stop
 (`stop_agreement`).
 """
 
@@ -84,7 +83,7 @@ _REMEDY = (
 
 
 class Liveness:
-    """Watches over the other ranks until this process ends.
+    """Watches the other ranks until this process ends.
 
     Args:
         rank: this one.
