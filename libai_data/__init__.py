@@ -29,14 +29,7 @@ if TYPE_CHECKING:
         build_nlp_train_loader,
         build_nlp_train_val_test_loader,
     )
-    from libai_data.engine import (
-        DefaultTrainer,
-        EagerTrainer,
-        GraphTrainer,
-        HookBase,
-        TrainerBase,
-        default_setup,
-    )
+    from libai_data.engine import DefaultTrainer, EagerTrainer, GraphTrainer, HookBase, TrainerBase, default_setup
     from libai_data.engine.datamodule import DataModule, DataStages
     from libai_data.iterables import DataLoader, from_iterable
     from libai_data.loader import get_worker_info, trivial_batch_collator

@@ -132,7 +132,7 @@ def build_nlp_test_loader(
     Returns:
         The loader. Its last batch is filled up; `batch_info(batch).valid` says how many rows count.
     """
-    check(_RULES, test_batch_size=test_batch_size, dataset_mixer=dataset_mixer, sampler=sampler)
+    check(_RULES, **locals())
     return build_loader(
         lambda: _one_dataset(dataset, dataset_mixer),
         sampler,
@@ -145,42 +145,18 @@ def build_nlp_test_loader(
     )
 
 
-def _under_name(name: str, function: _Builder) -> _Builder:
-    """The same function under another name, which is the one that errors and saved configs show."""
-    code, defaults = function.__code__, function.__defaults__
-    other: Any = FunctionType(code, globals(), name, defaults)
+def _under_name(name: str, function: _Builder, **defaults: Any) -> _Builder:
+    """The same function, maybe with other defaults, under another name, which errors and saved configs show."""
+    parameters = inspect.signature(function).parameters.values()
+    kept = [defaults.get(each.name, each.default) for each in parameters if each.default is not each.empty]
+    other: Any = FunctionType(function.__code__, globals(), name, tuple(kept))
     other.__qualname__, other.__doc__, other.__annotations__ = name, function.__doc__, function.__annotations__
     return other
 
 
 build_image_train_loader = _under_name("build_image_train_loader", build_nlp_train_loader)
-
-
-def build_image_test_loader(
-    dataset: Any,
-    test_batch_size: int,
-    sampler: Any = _ONE_SHUFFLED_ROUND,
-    num_workers: int = 4,
-    seed: int = 0,
-    collate_fn: Collator | None = None,
-    dataset_mixer: Mixer = ConcatDataset,
-    layouts: Overrides | None = None,
-    readers: str = "every_rank",
-    **loader_options: Any,
-) -> Loader:
-    """`build_nlp_test_loader`, but shuffled by default, as LiBai's is."""
-    return build_nlp_test_loader(
-        dataset,
-        test_batch_size,
-        sampler,
-        num_workers,
-        seed,
-        collate_fn,
-        dataset_mixer,
-        layouts,
-        readers,
-        **loader_options,
-    )
+build_image_test_loader = _under_name("build_image_test_loader", build_nlp_test_loader, sampler=_ONE_SHUFFLED_ROUND)
+"""`build_nlp_test_loader`, but shuffled by default, as LiBai's is."""
 
 
 def build_nlp_train_val_test_loader(
@@ -227,16 +203,7 @@ def build_nlp_train_val_test_loader(
         ConfigError: Numbers of datasets, splits and weights differ, a split is malformed or leaves a part without a
             sample, weights are malformed, or there are weights beside a `dataset_mixer`.
     """
-    check(
-        _RULES,
-        train_batch_size=train_batch_size,
-        test_batch_size=test_batch_size,
-        dataset_mixer=dataset_mixer,
-        splits=splits,
-        weights=weights,
-        train_sampler=train_sampler,
-        test_sampler=test_sampler,
-    )
+    check(_RULES, **locals())
     splits = splits or []
     proportions = [_proportions(split) for split in splits]
     if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:

@@ -46,11 +46,7 @@ from libai_data.engine.step_trainers import EagerTrainer, GraphTrainer
 from libai_data.engine.token_count import TokenCounter
 from libai_data.engine.train_loop import HookBase, TrainerBase
 from libai_data.engine.writers import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
-from libai_data.mesh.current import (
-    get_data_parallel_size,
-    get_rank,
-    synchronize,
-)
+from libai_data.mesh.current import get_data_parallel_size, get_rank, synchronize
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +328,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 cls.get_batch if data is None else get_batch_of(data, number),
                 cfg.train.input_placement_device,
                 evaluator,
-                check_inputs=lambda inputs: check_forward_fields(forward, inputs),
+                check_inputs=partial(check_forward_fields, forward),
             )
             print_csv_format(results[name], name)
         return next(iter(results.values())) if len(results) == 1 else results
@@ -360,11 +356,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def _build_step_trainer(self) -> Any:
-        model, loader = self.model, self._data_state.loader
-
-        def check_inputs(inputs: dict[str, Any]) -> None:
-            check_forward_fields(model.forward, inputs)
-
+        loader, check_inputs = self._data_state.loader, partial(check_forward_fields, self.model.forward)
         steps = self._plan.micro_batches_of(self.start_iter)
         trainer: Any
         if self.graph_train is not None:
@@ -388,13 +380,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
         }
         if self.data is not None and has_state(self.data.datamodule):
             stateful["datamodule"] = self.data
-        return Checkpointer(
-            self.model,
-            self.cfg.train.output_dir,
-            optimizer=self.optimizer,
-            graph=self.graph_train,
-            **stateful,
-        )
+        folder = self.cfg.train.output_dir
+        return Checkpointer(self.model, folder, optimizer=self.optimizer, graph=self.graph_train, **stateful)
 
 
 def _module_of(model: Any) -> Any:

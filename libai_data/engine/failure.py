@@ -11,15 +11,7 @@ from functools import partial
 from typing import Any, Callable
 
 from libai_data.config import instantiate
-from libai_data.errors import (
-    CheckpointError,
-    ConfigError,
-    FormatError,
-    MeshError,
-    PeerError,
-    SchemaError,
-    StorageError,
-)
+from libai_data.errors import CheckpointError, ConfigError, FormatError, MeshError, PeerError, SchemaError, StorageError
 from libai_data.launch.launcher import STOPPED
 from libai_data.mesh.peers.liveness import end_process
 

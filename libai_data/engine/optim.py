@@ -57,15 +57,7 @@ def get_default_optimizer_params(
     Raises:
         ConfigError: Biases are overridden twice, or no parameter is trainable.
     """
-    check(
-        _RULES,
-        base_lr=base_lr,
-        weight_decay=weight_decay,
-        weight_decay_norm=weight_decay_norm,
-        weight_decay_bias=weight_decay_bias,
-        clip_grad_max_norm=clip_grad_max_norm,
-        clip_grad_norm_type=clip_grad_norm_type,
-    )
+    check(_RULES, **locals())
     special = {name: dict(options) for name, options in (overrides or {}).items()}
     if weight_decay_bias is not None:
         if "bias" in special:

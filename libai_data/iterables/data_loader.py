@@ -127,19 +127,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         _refuse_unknown(options)
         if batch_sampler is None and hasattr(batch_size, "__iter__") and not isinstance(batch_size, str):
             batch_size, batch_sampler = 1, batch_size
-        check(
-            _RULES,
-            batch_size=batch_size,
-            global_batch_size=global_batch_size,
-            prefetch_factor=prefetch_factor,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            pin_memory=pin_memory,
-            persistent_workers=persistent_workers,
-            in_order=in_order,
-            generator=generator,
-            multiprocessing_context=multiprocessing_context,
-        )
+        check(_RULES, **locals())
         if isinstance(sampler, StreamSampler):
             sampler, batch_sampler = None, sampler
         _refuse_pairs(

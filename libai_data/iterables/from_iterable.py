@@ -138,23 +138,7 @@ def from_iterable(
     """
     plan = ReadPlan(get_mesh(), readers)
     collate_fn, mixup_func = instantiate(collate_fn), instantiate(mixup_func)
-    check(
-        _RULES,
-        ends=ends,
-        fields=fields,
-        micro_batch_size=micro_batch_size,
-        batches=batches,
-        shuffle=shuffle,
-        seed=seed,
-        num_workers=num_workers,
-        collate_fn=collate_fn,
-        mixup_func=mixup_func,
-        prefetch=prefetch,
-        timeout=timeout,
-        check_every=check_every,
-        num_shards=num_shards,
-        shuffle_buffer=shuffle_buffer,
-    )
+    check(_RULES, **locals())
     if collate_fn is trivial_batch_collator:
         collate_fn = None
     drawing = {

@@ -27,13 +27,7 @@ from typing import Any, Callable, TypeVar
 import numpy as np
 
 from libai_data.data.fork_lock import ForkLock
-from libai_data.data.random.generator_states import (
-    flow_generator,
-    has_flow,
-    marks_and_states,
-    present,
-    watched,
-)
+from libai_data.data.random.generator_states import flow_generator, has_flow, marks_and_states, present, watched
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import is_worker_process, set_ambiguity
 

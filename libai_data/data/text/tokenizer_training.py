@@ -54,12 +54,7 @@ class Training:
             raise ConfigError(f"model={self.model!r}: a tokenizer to train is one of {list(MODELS)}")
         if self.lower_case and self.model == BPE:
             raise ConfigError("lower_case is for wordpiece; byte-level BPE keeps every byte")
-        check(
-            {"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)},
-            vocab_size=self.vocab_size,
-            min_frequency=self.min_frequency,
-            extra_ids=self.extra_ids,
-        )
+        check({"vocab_size": whole(1), "min_frequency": whole(0), "extra_ids": whole(0)}, **vars(self))
         least = len(self.special_tokens()) + (_BYTES if self.model == BPE else 1)
         if self.vocab_size < least:
             raise ConfigError(f"vocab_size is {self.vocab_size}; {self.model} needs at least {least}")

@@ -65,12 +65,7 @@ class DataStages:
         test_batch_size: int | None = None,
         argument_names: Sequence[str] | None = None,
     ) -> None:
-        check(
-            _RULES,
-            train_batch_size=train_batch_size,
-            test_batch_size=test_batch_size,
-            argument_names=argument_names,
-        )
+        check(_RULES, **locals())
         if isinstance(datamodule, type):
             raise ConfigError(f"datamodule is the class {datamodule.__name__}; pass an object of it")
         for method in ("prepare_data", "setup", "teardown", "train_dataloader"):

@@ -17,11 +17,7 @@ from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.delivery.gather import gather_words
 from libai_data.delivery.shared_loader import SharedLoader
 from libai_data.engine.batches import call_get_batch
-from libai_data.engine.evaluation.evaluator import (
-    DatasetEvaluator,
-    DatasetEvaluators,
-    check_evaluator,
-)
+from libai_data.engine.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, check_evaluator
 from libai_data.errors import ContractError, SchemaError
 from libai_data.mesh.current import broadcast_py_object, get_world_size, is_main_process, synchronize, tensor_to_rank0
 from libai_data.structures import BatchInfo, batch_info

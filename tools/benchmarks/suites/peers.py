@@ -11,12 +11,7 @@ from typing import Any, Callable
 from libai_data.data.datasets.gpt import GPTDataset
 from tools.benchmarks.peer_loaders import PEERS, WORKERS
 from tools.benchmarks.peers import libai_data_loader, oneflow_loader, peer, raw
-from tools.benchmarks.photographs import (
-    FlowvisionPhotographs,
-    decoding_processes,
-    our_dataset,
-    write_photographs,
-)
+from tools.benchmarks.photographs import FlowvisionPhotographs, decoding_processes, our_dataset, write_photographs
 from tools.benchmarks.rows import AtLeast, Contender, Measure, Row, Scale
 from tools.benchmarks.samples import GPT, IMAGES, JPEG, PLAIN, TOKENS, GptTokens, MappedImages, PlainTokens
 from tools.benchmarks.suites.text import gather, write_corpus
