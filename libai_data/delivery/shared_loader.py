@@ -19,8 +19,9 @@ from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.files.identity import key_of
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
-from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
+from libai_data.data.samplers.sampler import StreamSampler, order_in_words
 from libai_data.delivery.feeds import Feed, LinkFeed, LocalFeed, NodeBatch, NodePublisher, for_oneself, in_one_line
 from libai_data.delivery.network import NetworkFeed, NetworkPublisher
 from libai_data.delivery.read_plan import ReadPlan

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.items import ArgumentNames
-from libai_data.data.samplers.sampler import Cursor
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.stream_state import check_state
 from libai_data.delivery.contract import ranks_by_shard
 from libai_data.delivery.gather import gather_words

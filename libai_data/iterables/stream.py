@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
+from libai_data.data.samplers.cursor import Cursor, EpochPositions
+from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole

@@ -13,8 +13,9 @@ from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.fork_lock import ForkLock
 from libai_data.data.random.global_generators import warn_of_own_generators
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.listed import as_stream
-from libai_data.data.samplers.sampler import Cursor, StreamSampler, order_in_words
+from libai_data.data.samplers.sampler import StreamSampler, order_in_words
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import (
@@ -140,22 +141,7 @@ class BatchLoader(ResumableLoader):
         threads_per_worker: int = 1,
         tensor_part: TensorPart | None = None,
     ) -> None:
-        check(
-            RULES,
-            num_workers=num_workers,
-            prefetch=prefetch,
-            timeout=timeout,
-            worker_type=worker_type,
-            start_method=start_method,
-            check_every=check_every,
-            content_hash=content_hash,
-            collate_fn=collate_fn,
-            mixup_func=mixup_func,
-            seed=seed,
-            fields=fields,
-            worker_init_fn=worker_init_fn,
-            threads_per_worker=threads_per_worker,
-        )
+        check(RULES, **locals())
         if batch_transform is not None and not isinstance(batch_transform, BatchTransform):
             raise ConfigError(f"batch_transform is {batch_transform!r}; it must be a BatchTransform, such as Mixup")
         policy = ErrorPolicy(on_error, quarantine_file, replacement_budget)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Callable, Optional
 
 from libai_data.data.random.sample_random import end_blocks_since, reading_now
-from libai_data.data.samplers.sampler import Cursor
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.errors import PassError
 from libai_data.loader.batch_reader import BatchReader, PendingBatch, ReadyBatch
 from libai_data.loader.stage_times import LoaderTimes, summary

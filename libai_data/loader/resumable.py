@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from libai_data.data.samplers.sampler import can_follow
 from libai_data.data.samplers.schedule import Ranges, StepSchedule
+from libai_data.errors import ConfigError
 from libai_data.loader.iteration import Pass
 from libai_data.loader.same_dataset import restore_stream
 from libai_data.mesh.current import get_data_parallel_size
@@ -107,7 +107,12 @@ class ResumableLoader(OfOneProcess):
         self, schedule: StepSchedule, skip_steps: Ranges = (), micro_batches: Mapping[int, int] | None = None
     ) -> None:
         """Cut the stream into the steps of a schedule, before the first batch; see `CyclicSampler.follow`."""
-        can_follow(self.stream, schedule).follow(schedule, skip_steps, micro_batches)
+        if not hasattr(self.stream, "follow"):
+            raise ConfigError(
+                f"a {type(self.stream).__name__} has no endless stream that could follow steps of "
+                f"{schedule.sizes[0][1]} samples; use CyclicSampler for training"
+            )
+        self.stream.follow(schedule, skip_steps, micro_batches)
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was used, as JSON. Batches that were only read ahead do not count.

@@ -160,9 +160,10 @@ def test_a_loader_follows_steps_whose_batches_grow() -> None:
     assert state["batch_sizes"] == [[0, 2], [3, 6]]
 
 
-def test_a_loader_over_a_users_own_lists_cannot_follow_steps() -> None:
-    with pytest.raises(ConfigError, match="ListedBatches has no endless stream"):
-        BatchLoader(Numbers(30), [[0, 1], [2, 3]]).follow(StepSchedule(((0, 2),)))
+@pytest.mark.parametrize("sampler", [[[0, 1], [2, 3]], SingleRoundSampler(range(30), 2)])
+def test_a_loader_over_a_users_own_lists_or_of_one_round_cannot_follow_steps(sampler: Any) -> None:
+    with pytest.raises(ConfigError, match=r"(ListedBatches|SingleRoundSampler) has no endless stream"):
+        BatchLoader(Numbers(30), sampler).follow(StepSchedule(((0, 2),)))
 
 
 def test_the_last_ragged_batch_of_a_round_is_resumed_like_any_other() -> None:

@@ -14,7 +14,8 @@ import numpy as np
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
-from libai_data.data.samplers.sampler import Cursor, EpochPositions, IndexBatch, StreamSampler
+from libai_data.data.samplers.cursor import Cursor, EpochPositions
+from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SampleError, error_text
 from libai_data.errors.argument_rules import FLAG, TEXT, whole

@@ -13,6 +13,7 @@ import numpy as np
 
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
 from libai_data.data.datasets.stream_transform import place_and_offset
+from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.resuming import reconcile
@@ -63,44 +64,6 @@ class IndexBatch(NamedTuple):
     epochs: np.ndarray
     indices: np.ndarray
     next_start: int | None = None
-
-
-class Cursor(NamedTuple):
-    """Where a stream stands; replaced as a whole, so that an interrupt leaves the old one or the new one.
-
-    Args:
-        position: behind the last row that was taken.
-        epoch: of a stream whose positions begin anew each epoch; 0 for all others.
-        continues: the next pass begins here. If False, a pass has begun, and the next one begins with the next epoch.
-    """
-
-    position: int = 0
-    epoch: int = 0
-    continues: bool = True
-
-
-class EpochPositions:
-    """For finite streams of unknown length: positions begin anew each epoch, and the cursor knows the epoch."""
-
-    cursor: Cursor
-
-    def next_pass(self) -> Cursor:
-        """The cursor where the next pass begins: with the next epoch, unless a state or an epoch was set."""
-        position, epoch, continues = self.cursor
-        return Cursor(position, epoch, False) if continues else Cursor(0, epoch + 1, False)
-
-    def after(self, batch: IndexBatch | BatchInfo) -> Cursor:
-        """The cursor once this batch has been taken."""
-        return Cursor(batch.position + batch.valid, batch.epoch, False)
-
-    def after_pass(self) -> Cursor:
-        """The cursor once a pass has ended."""
-        return Cursor(0, self.cursor.epoch + 1)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be this epoch."""
-        check({"epoch": EPOCH}, epoch=epoch)
-        self.cursor = Cursor(0, int(epoch))
 
 
 class StreamSampler:
@@ -405,16 +368,6 @@ class StreamSampler:
         self.order = state.order
         self.note_start(state.position, state.start)
         self._forget_window()
-
-
-def can_follow(stream: Any, schedule: StepSchedule) -> Any:
-    """The stream, if it can be cut into steps."""
-    if callable(getattr(stream, "follow", None)):
-        return stream
-    raise ConfigError(
-        f"a {type(stream).__name__} has no endless stream that could follow steps of {schedule.sizes[0][1]} samples; "
-        "use CyclicSampler for training"
-    )
 
 
 def order_in_words(stream: Any) -> str:

@@ -10,8 +10,9 @@ import numpy as np
 
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset, remember, start_of
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
+from libai_data.data.samplers.cursor import EpochPositions
 from libai_data.data.samplers.resuming import refuse
-from libai_data.data.samplers.sampler import EpochPositions, IndexBatch, StreamSampler
+from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import PAIR, Keys, check_state
 from libai_data.data.samplers.walk import UNKNOWN, Walk
 from libai_data.errors import ConfigError

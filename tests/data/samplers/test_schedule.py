@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.data.samplers import CyclicSampler, Ledger, LeftOut, Order, SingleRoundSampler, StepSchedule
-from libai_data.data.samplers.sampler import can_follow
+from libai_data.data.samplers import CyclicSampler, Ledger, LeftOut, Order, StepSchedule
 from libai_data.data.samplers.schedule import parse_sizes, parse_skips
 from libai_data.errors import CheckpointError, ConfigError
 from tests.data.samplers.step_runs import expected_steps, following, steps_from
@@ -95,11 +94,6 @@ def test_steps_that_cannot_be_cut_are_refused(schedule: StepSchedule, counts: An
     sampler = CyclicSampler(range(60), 1, data_parallel_size=4)
     with pytest.raises(ConfigError, match=message):
         sampler.follow(schedule, (), counts)
-
-
-def test_a_single_round_cannot_be_cut_into_steps() -> None:
-    with pytest.raises(ConfigError, match="SingleRoundSampler has no endless stream"):
-        can_follow(SingleRoundSampler(range(9), 2), StepSchedule(((0, 2),)))
 
 
 @pytest.mark.parametrize("value", [[[0]], [[0, 4, 5]], 7, [4], [["0", 4]], [[0, 4.0]], [[True, 4]]])
