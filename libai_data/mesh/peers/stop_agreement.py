@@ -22,15 +22,10 @@ Send = Callable[[str], None]
 
 
 class StopAgreement:
-    """One rank's part in it. `reaches` belongs to the main thread, `ask` and `hear` to the one that receives words.
+    """One rank's part in it. `reaches` belongs to the main thread, `ask` and `hear` to the one that receives words."""
 
-    Args:
-        send_up: sends a word to the rank above; None on rank 0.
-        send_down: sends a word to each rank below.
-    """
-
-    def __init__(self, send_up: Send | None = None, send_down: Sequence[Send] = ()) -> None:
-        self.connect(send_up, send_down)
+    def __init__(self) -> None:
+        self.connect(None, ())
         self._changed = threading.Condition()
         self._step = -1
         self._held = False
@@ -39,7 +34,7 @@ class StopAgreement:
         self._steps: list[int] = []
 
     def connect(self, send_up: Send | None, send_down: Sequence[Send]) -> None:
-        """Speak with these ranks; before that, with none."""
+        """Speak with the rank above (None on rank 0) and those below by these functions; before that, with none."""
         self._send_up = send_up
         self._send_down = list(send_down)
 

@@ -33,11 +33,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Union, cast
+from typing import Any, NoReturn, cast
 
 from libai_data.errors import MeshError, PeerError, by_rank
 from libai_data.launch.job_environment import job_id, job_key, machine, proof
-from libai_data.mesh.peers.channel import Channel
+from libai_data.mesh.peers.leaving import Leaving
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
 from libai_data.mesh.peers.network_link import (
     accept_leaders,
@@ -47,6 +47,7 @@ from libai_data.mesh.peers.network_link import (
     send_head,
 )
 from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
+from libai_data.mesh.peers.same_job import check_same_job, told_by_rank0
 from libai_data.mesh.peers.standstill import (
     COLLECTIVE,
     FIRST_MEETING,
@@ -60,6 +61,7 @@ from libai_data.mesh.peers.standstill import (
     line_of_program,
 )
 from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
+from libai_data.mesh.peers.word_link import Connection, receive_word, send_word
 
 SECONDS_FOR_THE_CAUSE = 2.0
 """How long a rank whose peer is gone waits before it ends: its own failure, if it has one, tells more."""
@@ -72,14 +74,6 @@ _SECONDS_FOR_PREDECESSOR = 10.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 _LEFT, _WAITS, _STANDS, _AT, _GO, _END = "left ", "waits ", "stands ", "at ", "go ", "end: "
-
-Connection = Union[Channel, socket.socket]
-
-
-_REMEDY = (
-    "every rank must take the same batches and steps, and end after them (a rank that breaks out of its loop, returns "
-    "or calls sys.exit early leaves the others waiting)"
-)
 
 
 class Liveness:
@@ -110,12 +104,10 @@ class Liveness:
         self._connections: dict[int, Connection] = {}
         self._names: dict[int, str] = {}
         self._above: Connection | None = None
-        self._left: dict[int, int] = {}
+        self._leaving = Leaving(world_size)
         self._is_at_meeting = False
         self._arrived: dict[int, tuple[Place, str, list[Any]]] = {}
         self._told: list[Any] = []
-        self._waiting: dict[int, float] = {}
-        self._all_wait_since = float("inf")
         self._main = MainThread(has_gpus)
         self._place = OwnPlace()
         self._report_at = 0.0
@@ -168,7 +160,7 @@ class Liveness:
         with self._changed:
             self._collectives += 1
             self._is_at_meeting = bool(what)
-            problem = self._why_not_alone()
+            problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
         if problem:
             raise PeerError(problem)
         if not what:
@@ -194,13 +186,13 @@ class Liveness:
         if self._above is None:
             self._go(json.dumps(told))
         else:
-            _send(self._above, _AT + json.dumps((self._rank, place, line, told)))
+            send_word(self._above, _AT + json.dumps((self._rank, place, line, told)))
 
     def _go(self, told: str) -> None:
         """All ranks have come, and have told this."""
         for connection in list(self._connections.values()):
             if connection is not self._above:
-                _send(connection, _GO + told)
+                send_word(connection, _GO + told)
         with self._changed:
             self._told = json.loads(told)
             self._is_at_meeting = False
@@ -218,8 +210,8 @@ class Liveness:
         self._met = True
         listener, port = open_network_link() if self._rank == 0 and self._nodes > 1 else (None, 0)
         own = {"job": job_id(), "machine": machine(), "key": secrets.token_hex(16), "port": port}
-        theirs = _from_rank0(own)
-        self._compare(own, theirs)
+        theirs = told_by_rank0(own)
+        check_same_job(own, theirs, self._rank, self._world_size, self._nodes)
         with self._changed:
             seconds = seconds_to_meet()
             if not self._changed.wait_for(lambda: len(self._connections) >= self._expected(), seconds):
@@ -241,7 +233,8 @@ class Liveness:
             self._add(self._above, "rank 0, or the network to it,")
         below = [each for each in self._connections.values() if each is not self._above]
         self.stop.connect(
-            None if self._above is None else partial(_send, self._above), [partial(_send, each) for each in below]
+            None if self._above is None else partial(send_word, self._above),
+            [partial(send_word, each) for each in below],
         )
 
     def _expected(self) -> int:
@@ -251,32 +244,10 @@ class Liveness:
         """How many ranks report to this one directly."""
         return len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0)
 
-    def _compare(self, own: dict[str, Any], theirs: dict[str, Any]) -> None:
-        where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
-        if own["job"] != theirs["job"]:
-            raise MeshError(
-                f"rank {self._rank} of job {own['job']} met rank 0 of job {theirs['job']} at {where}; two jobs use one "
-                "port: give each its own --master_port"
-            )
-        if (own["machine"] == theirs["machine"]) != (self._node == 0):
-            here = "the machine of rank 0" if self._node else "another machine than rank 0"
-            raise MeshError(
-                f"rank {self._rank} of node {self._node} runs on {here}: OneFlow computes wrong sums when two nodes "
-                "run on one machine, or one node on two. Start one launcher on each machine, and use no loopback "
-                f"address as --master_addr (met at {where})"
-            )
-        local_rank = os.environ.get("LOCAL_RANK", "")
-        if local_rank.isdigit() and int(local_rank) != self._rank - self._leader:
-            raise MeshError(
-                f"rank {self._rank} was started as local rank {local_rank}, but OneFlow found {self._nodes} node(s) of "
-                f"{self._world_size // self._nodes} rank(s) at {where}. Two nodes need two machines, each with an "
-                "address of its own: OneFlow computes wrong sums when both run on one"
-            )
-
     def _add(self, connection: Connection, name: str) -> None:
         with self._changed:
-            for rank, collectives in self._left.items():
-                _send(connection, f"{_LEFT}{rank} {collectives}")
+            for rank, collectives in self._leaving.after.items():
+                send_word(connection, f"{_LEFT}{rank} {collectives}")
             self._connections[connection.fileno()] = connection
             self._names[connection.fileno()] = name
             self._changed.notify_all()
@@ -300,7 +271,7 @@ class Liveness:
                 events.register(descriptor, select.POLLIN)
                 watched.add(descriptor)
             for descriptor, _ in events.poll(
-                1000 * (_SECONDS_BETWEEN_LOOKS if self._left else SECONDS_BETWEEN_REPORTS)
+                1000 * (_SECONDS_BETWEEN_LOOKS if self._leaving.after else SECONDS_BETWEEN_REPORTS)
             ):
                 if descriptor == self._heard:
                     if b"s" in os.read(self._heard, 64):
@@ -309,7 +280,7 @@ class Liveness:
                     self._let_in(listener)
                 elif not self._obey(descriptor):
                     events.unregister(descriptor)
-            if self._left:
+            if self._leaving.after:
                 self._look()
             else:
                 self._report_place()
@@ -337,7 +308,7 @@ class Liveness:
 
     def _obey(self, descriptor: int) -> bool:
         """Take in a word; False if no more will come over this connection."""
-        word = _receive(self._connections[descriptor])
+        word = receive_word(self._connections[descriptor])
         if word.startswith(PREFIX):
             self.stop.hear(word)
         elif word.startswith(_END):
@@ -345,8 +316,8 @@ class Liveness:
         elif word.startswith(_LEFT):
             rank, collectives = map(int, word[len(_LEFT) :].split())
             with self._changed:
-                self._left[rank] = collectives
-                problem = self._why_not_alone()
+                self._leaving.after[rank] = collectives
+                problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
             self._tell(word, but=descriptor)
             if problem:
                 self._end(problem)
@@ -363,35 +334,20 @@ class Liveness:
         else:
             name = self._names[descriptor]
             rank = int(name.split()[1].rstrip(","))
-            if rank not in self._left:
+            if rank not in self._leaving.after:
                 self._end(f"{name} is gone; see its output", told_by=descriptor)
             self._note(rank, SECONDS_IDLE)
             return False
         return True
 
-    def _why_not_alone(self) -> str:
-        """Why the collective that this rank has begun cannot be; "" if it can."""
-        for rank, collectives in self._left.items():
-            if rank != self._rank and (collectives < self._collectives or self._is_at_meeting):
-                return (
-                    f"rank {rank} has left the job after {collectives} collectives, such as to_global, and rank "
-                    f"{self._rank} begins number {self._collectives}; {_REMEDY}"
-                )
-        return ""
-
     def _look(self) -> None:
         """See whether this rank can go on, once another one or itself has left."""
-        seconds = self._main.seconds_to_wait(has_left=self._rank in self._left)
-        if seconds != self._waiting.get(self._rank, 0.0):
+        seconds = self._main.seconds_to_wait(has_left=self._rank in self._leaving.after)
+        if seconds != self._leaving.waits(self._rank):
             self._note(self._rank, seconds)
-        if self._rank == 0 and time.monotonic() - self._all_wait_since > max(self._waiting.values(), default=0.0):
-            gone = sorted(self._left)
-            others = sorted(set(range(self._world_size)) - set(gone))
-            if others:
-                left = " and ".join(
-                    f"rank {rank} has left the job after {self._left[rank]} collectives" for rank in gone
-                )
-                self._end(f"{left}, and rank {', '.join(map(str, others))} waits in a collective; {_REMEDY}")
+        problem = self._leaving.verdict() if self._rank == 0 else ""
+        if problem:
+            self._end(problem)
 
     def _report_place(self) -> None:
         """See where this rank waits, and on rank 0 whether all of them do for ever."""
@@ -411,21 +367,18 @@ class Liveness:
         if self._rank == 0:
             self._standstill.note(rank, report, time.monotonic())
         elif self._above is not None:
-            _send(self._above, f"{_STANDS}{rank} {report.packed()}")
+            send_word(self._above, f"{_STANDS}{rank} {report.packed()}")
 
     def _note(self, rank: int, seconds: float) -> None:
-        """Remember whether a rank waits for others (0: no), and tell rank 0, which concludes from it."""
-        self._waiting[rank] = seconds
-        if self._rank == 0:
-            all_wait = len(self._waiting) == self._world_size and all(self._waiting.values())
-            self._all_wait_since = min(self._all_wait_since, time.monotonic()) if all_wait else float("inf")
-        elif self._above is not None:
-            _send(self._above, f"{_WAITS}{rank} {seconds}")
+        """Remember whether a rank waits for others, and tell rank 0, which concludes from it."""
+        self._leaving.note(rank, seconds)
+        if self._above is not None:
+            send_word(self._above, f"{_WAITS}{rank} {seconds}")
 
     def _tell(self, word: str, but: int = -1) -> None:
         for descriptor, connection in list(self._connections.items()):
             if descriptor != but:
-                _send(connection, word)
+                send_word(connection, word)
 
     def _end(self, why: str, told_by: int = -1) -> None:
         """End all ranks; called by the thread that watches."""
@@ -439,9 +392,7 @@ class Liveness:
         timer = threading.Timer(_SECONDS_TO_FLUSH, os._exit, (1,))
         timer.daemon = True
         timer.start()
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(1)
+        end_process(1)
 
     def note_exit(self, code: Any) -> None:
         """Note that this rank calls `sys.exit` now."""
@@ -459,45 +410,18 @@ class Liveness:
             # An exception that nobody caught, and that a handler of somebody else's has printed.
             end_process(1, f"rank {self._rank} ends: see the exception above")
         with self._changed:
-            if self._rank in self._left:
+            if self._rank in self._leaving.after:
                 return
-            self._left[self._rank] = self._collectives
+            self._leaving.after[self._rank] = self._collectives
         self._tell(f"{_LEFT}{self._rank} {self._collectives}")
         os.write(self._ask, b"c")
 
 
-def _from_rank0(facts: dict[str, Any]) -> dict[str, Any]:
-    """Rank 0's facts, over OneFlow's own connections. Collective."""
-    import oneflow as flow
-
-    sent = json.dumps(facts).encode() if flow.env.get_rank() == 0 else None
-    received: dict[str, Any] = json.loads(flow._oneflow_internal.cpu_broadcast(sent, 0))
-    return received
-
-
-_sending = threading.Lock()
-
-
-def _send(connection: Connection, word: str) -> None:
-    with suppress(OSError), _sending:
-        if isinstance(connection, Channel):
-            connection.send(word)
-        else:
-            send_head(connection, {"word": word})
-
-
-def _receive(connection: Connection) -> str:
-    """What the other end says; "" if it is gone."""
-    try:
-        return str(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
-    except (OSError, EOFError, ValueError, LookupError, PeerError):
-        return ""
-
-
-def end_process(code: int, message: str) -> None:
+def end_process(code: int, message: str = "") -> NoReturn:
     """Write `message` to stderr and end this process without any cleaning up that could wait for others."""
     logging.shutdown()
     sys.stdout.flush()
-    sys.stderr.write(f"{message}\n")
-    sys.stderr.flush()
+    if message:
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
     os._exit(code)

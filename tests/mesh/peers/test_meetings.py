@@ -22,7 +22,7 @@ def test_a_rank_whose_follower_comes_before_it_has_met_rank_0_reports_both_toget
         # The test says itself what arrives.
         patched.setattr(threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
         leader: Any = Liveness(rank=2, world_size=4, num_nodes=2)
-    monkeypatch.setattr(watchdog, "_send", lambda connection, word: sent.append((connection, word)))
+    monkeypatch.setattr(watchdog, "send_word", lambda connection, word: sent.append((connection, word)))
     follower, rank0 = object(), object()
     leader._connections[1] = follower
     leader._above = rank0  # It connects now, and is not among the connections yet.

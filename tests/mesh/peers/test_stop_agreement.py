@@ -18,13 +18,10 @@ class Ranks:
         self.connections: list[tuple[int, deque[str]]] = []
         leaders = [node * per_node for node in range(nodes)]
         self.above = [None if r == 0 else 0 if r in leaders else r - r % per_node for r in range(self.world)]
-        self.ranks = [
-            StopAgreement(
-                None if self.above[rank] is None else self._connection(self.above[rank]),
-                [self._connection(other) for other in range(self.world) if self.above[other] == rank],
-            )
-            for rank in range(self.world)
-        ]
+        self.ranks = [StopAgreement() for _ in range(self.world)]
+        for rank, above in enumerate(self.above):
+            below = [self._connection(other) for other in range(self.world) if self.above[other] == rank]
+            self.ranks[rank].connect(None if above is None else self._connection(above), below)
 
     def _connection(self, to: object) -> partial:
         words: deque[str] = deque()
@@ -89,7 +86,8 @@ def test_all_ranks_stop_before_the_same_step_wherever_they_are(
 
 def test_a_rank_between_two_steps_waits_for_the_answer_and_no_longer() -> None:
     up: list[str] = []
-    rank = StopAgreement(up.append)
+    rank = StopAgreement()
+    rank.connect(up.append, ())
     rank.begin(0)
     assert not rank.reaches(0)
     rank.hear("stop: where")
