@@ -17,22 +17,14 @@ from libai_data.errors import PeerError, SampleError, SchemaError
 from libai_data.loader import BatchLoader
 from libai_data.mesh.peers.channel import Channel
 
-
-class Rows:
-    """64 samples of two fields."""
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": np.full((3, 5), index, dtype=np.float32), "y": index}
+ROWS = [{"x": np.full((3, 5), index, dtype=np.float32), "y": index} for index in range(64)]
 
 
 class Node:
     """A leader that reads batches of 8 for 2 shards, and two followers, in one process."""
 
     def __init__(self, **options: Any) -> None:
-        self.loader = BatchLoader(Rows(), CyclicSampler(Rows(), 8), **options)
+        self.loader = BatchLoader(ROWS, CyclicSampler(ROWS, 8), **options)
         self.feed = LocalFeed(self.loader, shards=2)
         pairs = {rank: Channel.pair() for rank in (1, 2)}
         self.ends = {rank: theirs for rank, (_, theirs) in pairs.items()}
@@ -171,7 +163,7 @@ def test_batches_of_a_broken_off_pass_are_given_back_unseen(node: Node) -> None:
 
 
 def test_the_end_of_a_pass_and_the_next_one_reach_all() -> None:
-    loader = BatchLoader(Rows(), SingleRoundSampler(Rows(), 48))
+    loader = BatchLoader(ROWS, SingleRoundSampler(ROWS, 48))
     ours, theirs = Channel.pair()
     publisher, feed = NodePublisher({1: ours}, loader.shared_arena().descriptor), LocalFeed(loader, shards=1)
     follower = LinkFeed(theirs, leader=0)
@@ -263,7 +255,7 @@ def test_a_batch_for_several_ranks_must_keep_its_rows() -> None:
     def pack(samples: list[Any]) -> dict[str, Any]:
         return {"packed": np.stack([sample["x"] for sample in samples])[:3]}
 
-    loader = BatchLoader(Rows(), CyclicSampler(Rows(), 8), collate_fn=pack)
+    loader = BatchLoader(ROWS, CyclicSampler(ROWS, 8), collate_fn=pack)
     feed = LocalFeed(loader, shards=2)
     feed.begin(0)
     with pytest.raises(SchemaError, match=r"field 'packed' has shape \[3, 3, 5\].*2 data-parallel ranks.*8 samples"):

@@ -22,12 +22,7 @@ from tests.deadline import Deadline
 from tests.distributed.jobs import Job
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, children_of, command_of, ranks_environment
-from tests.distributed.secure_shell import (
-    kill_all_on,
-    reachable_by_ssh,
-    wait_until_nothing_runs,
-    why_no_sshd,
-)
+from tests.distributed.secure_shell import kill_all_on, reachable_by_ssh, wait_until_nothing_runs, why_no_sshd
 from tests.distributed.slow_link import SECONDS_TO_READ_THE_DELAY
 from tests.properties import slowly
 

@@ -146,18 +146,7 @@ def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(worke
 @pytest.mark.parametrize("sample", [[1, 2], 5, None, {}], ids=["list", "int", "None", "no fields"])
 def test_a_sample_without_named_fields_is_refused(workers: dict[str, Any], sample: Any) -> None:
     with pytest.raises(DataPipelineError, match=r"Instance|without a (name|field)|is None"):
-        batch_of(Constant(sample), **workers)
-
-
-class Constant:
-    def __init__(self, sample: Any) -> None:
-        self.sample = sample
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        return self.sample
+        batch_of([sample] * 8, **workers)
 
 
 class Changing(Fields):
@@ -201,23 +190,9 @@ def test_the_order_in_which_a_sample_names_its_fields_does_not_matter(workers: d
         fields = {"a": index, "b": 100 + index}
         return fields if index % 2 else dict(reversed(list(fields.items())))
 
-    dataset = Made(turned)
-    if workers.get("start_method") == "spawn":
-        dataset.__class__.__module__ = "__main__"  # Sent by value, with the function.
-    found = batch_of(dataset, **workers)
+    found = batch_of(OfAnyForm(turned), **workers)
     assert found["a"].tolist() == [0, 1, 2, 3]
     assert found["b"].tolist() == [100, 101, 102, 103]
-
-
-class Made:
-    def __init__(self, make: Callable[[int], Any]) -> None:
-        self.make = make
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(index)
 
 
 @EVERYWHERE
@@ -244,13 +219,13 @@ def test_ragged_samples_are_padded_alike_everywhere(workers: dict[str, Any]) -> 
             assert batch.index.tensor.numpy().tolist() == list(range(first, first + 4))
 
 
-LAID_OUT = Constant(
+LAID_OUT = [
     Instance(
         tokens=DistTensorData(np.zeros(2), ["split_0", "split_1"], placement_idx=0),
         labels=DistTensorData(np.zeros(2), ["broadcast", "broadcast"], placement_idx=-1),
         bare=np.zeros(2),
     )
-)
+] * 8
 
 
 @EVERYWHERE
@@ -296,7 +271,15 @@ class Pair(NamedTuple):
     name: str
 
 
-class OfAnyForm(Constant):
+class OfAnyForm:
+    """Samples that a function makes of their index."""
+
+    def __init__(self, sample: Callable[[int], Any], length: int = 8) -> None:
+        self.sample, self.length = sample, length
+
+    def __len__(self) -> int:
+        return self.length
+
     def __getitem__(self, index: int) -> Any:
         return self.sample(index)
 
@@ -490,17 +473,10 @@ def test_samples_that_begin_to_overwrite_each_other_later_are_refused(batch: int
         buffer[:] = index
         return {"x": buffer}
 
-    class Later:
-        def __len__(self) -> int:
-            return 60
-
-        def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-            return sample(index)
-
     if is_stream:
         loader: Any = from_iterable(lambda: map(sample, range(60)), batch)
     else:
-        loader = DataLoader(Later(), batch_size=batch, collate_fn=stack_dicts)
+        loader = DataLoader(OfAnyForm(sample, 60), batch_size=batch, collate_fn=stack_dicts)
     with pytest.raises(DataPipelineError, match=r"field 'x' of a sample of .* overwrites .* return a copy"):
         list(loader.numpy())
 

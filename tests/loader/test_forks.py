@@ -18,16 +18,8 @@ from libai_data.errors import PassError
 ROWS = [[2 * number, 2 * number + 1] for number in range(20)]
 
 
-class Numbers:
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        return {"x": index}
-
-
 def loader(num_workers: int, worker_type: str = "process") -> Any:
-    return DataLoader(Numbers(), 2, num_workers=num_workers, worker_type=worker_type)
+    return DataLoader([{"x": number} for number in range(40)], 2, num_workers=num_workers, worker_type=worker_type)
 
 
 def stream(num_workers: int, num_shards: int | None) -> Any:

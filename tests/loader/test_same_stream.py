@@ -11,13 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
-from tests.loader.sample_datasets import (
-    NumberDicts,
-    Numbers,
-    NumbersFilled,
-    NumbersTogether,
-    stack_dicts,
-)
+from tests.loader.sample_datasets import NumberDicts, Numbers, NumbersFilled, NumbersTogether, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, content, loading, stream
 from tests.properties import examples, slowly
 

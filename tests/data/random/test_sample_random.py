@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from libai_data.data.random.global_generators import seeded
 from libai_data.data.random.hashing import combine64
-from libai_data.data.random.sample_random import (
-    passing_generator,
-    reading_samples,
-    sample_generator,
-    sample_generators,
-)
+from libai_data.data.random.sample_random import passing_generator, reading_samples, sample_generator, sample_generators
 
 keys = st.tuples(st.integers(-(2**63), 2**64), st.integers(0, 2**40), st.integers(0, 2**50))
 Key = tuple[int, int, int]

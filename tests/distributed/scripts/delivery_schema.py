@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 import oneflow as flow
@@ -30,30 +30,15 @@ CASES: dict[str, Callable[[Fields], Fields]] = {
 }
 
 
-class Samples:
-    """Samples of two fields; another node may have them in another form."""
-
-    def __init__(self, change: Callable[[Fields], Fields]) -> None:
-        self.change = change
-
-    def __len__(self) -> int:
-        return 64
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.change({"x": np.full(6, index, np.float32), "y": np.asarray(index)})
-
-
-def same(fields: Fields) -> Fields:
-    return fields
-
-
 def error_of(change: Callable[[Fields], Fields], readers: str) -> str:
     """In the modes where several ranks read, the second half of them read other files; else the last rank has changed
     what it was given.
     """
     mesh = get_mesh()
     reads_otherwise = mesh.world_size // 2 <= RANK and (readers == "every_rank" or mesh.num_nodes > 1)
-    dataset = Samples(change if reads_otherwise and readers != "rank0" else same)
+    dataset = [{"x": np.full(6, index, np.float32), "y": np.asarray(index)} for index in range(64)]
+    if reads_otherwise and readers != "rank0":
+        dataset = list(map(change, dataset))
     loader, _, _ = build_nlp_train_loader(dataset, 4, num_workers=0, readers=readers)
     batch = next(iter(loader))
     if mesh.world_size - 1 == RANK and (readers == "rank0" or (readers == "node" and mesh.num_nodes == 1)):

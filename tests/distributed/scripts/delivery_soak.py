@@ -10,12 +10,10 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import oneflow as flow
 
-from libai_data.config import LazyCall
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.mesh.current import ParallelMesh, set_mesh
@@ -26,14 +24,7 @@ BATCHES = 2000
 LOADERS = 30
 
 
-class Samples:
-    """Tiny samples."""
-
-    def __len__(self) -> int:
-        return 1000
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": np.full(16, index, np.float32), "y": index}
+SAMPLES = [{"x": np.full(16, index, np.float32), "y": index} for index in range(1000)]
 
 
 def in_use() -> dict[str, int]:
@@ -56,7 +47,7 @@ def main() -> None:
     found: dict[str, list[dict[str, int]]] = {"batches": [], "loaders": []}
     everyone = flow.placement("cpu", list(range(world_size)))
     loader, _, _ = build_nlp_train_loader(
-        LazyCall(Samples)(), 4, num_workers=2, readers=sys.argv[2], start_method="fork", check_every=50
+        SAMPLES, 4, num_workers=2, readers=sys.argv[2], start_method="fork", check_every=50
     )
     for number, batch in zip(range(1, BATCHES + 1), loader):
         tensors = to_global(batch)
@@ -68,7 +59,7 @@ def main() -> None:
     del loader, batch, tensors
     for number in range(LOADERS):
         readers = ("node", "rank0")[number % 2]
-        loader = build_nlp_test_loader(LazyCall(Samples)(), 250, num_workers=0, readers=readers)
+        loader = build_nlp_test_loader(SAMPLES, 250, num_workers=0, readers=readers)
         for batch in loader:
             to_global(batch)
         if number % 3:  # Some users never close theirs.

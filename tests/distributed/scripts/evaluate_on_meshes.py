@@ -17,12 +17,7 @@ import oneflow as flow
 from configs.models.gpt import GPT
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_image_test_loader, build_nlp_train_loader
-from libai_data.engine.evaluation import (
-    ClsEvaluator,
-    DatasetEvaluator,
-    PerplexityEvaluator,
-    inference_on_dataset,
-)
+from libai_data.engine.evaluation import ClsEvaluator, DatasetEvaluator, PerplexityEvaluator, inference_on_dataset
 from libai_data.errors import ContractError, SchemaError
 from libai_data.mesh.current import ParallelMesh, broadcast_py_object, get_rank, set_mesh
 from libai_data.testing import check_conformance

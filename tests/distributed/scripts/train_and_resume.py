@@ -19,13 +19,7 @@ import oneflow as flow
 from libai_data.engine import DefaultTrainer, default_setup
 from libai_data.engine.checkpoint.directory import CheckedFile
 from libai_data.errors import CheckpointError
-from libai_data.mesh.current import (
-    get_layer_placement,
-    get_nd_sbp,
-    get_rank,
-    is_main_process,
-    synchronize,
-)
+from libai_data.mesh.current import get_layer_placement, get_nd_sbp, get_rank, is_main_process, synchronize
 from libai_data.structures import Instance
 from tests.engine.data_runs import Stop, Stopped
 from tests.engine.tiny import tiny_config

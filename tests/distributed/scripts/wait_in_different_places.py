@@ -9,25 +9,17 @@ from typing import Any
 import numpy as np
 
 import libai_data
-from libai_data.config import LazyCall
 
 import oneflow as flow  # isort: skip
 
 CASE = sys.argv[1]
 mesh = libai_data.init(device="cpu")
 DIFFERS = mesh.rank == 1
-
-
-class Samples:
-    def __len__(self) -> int:
-        return 400
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"x": np.full(8, index, np.float32)}
+SAMPLES = [{"x": np.full(8, index, np.float32)} for index in range(400)]
 
 
 def loader(readers: str) -> Any:
-    return libai_data.build_nlp_train_loader(LazyCall(Samples)(), 2, num_workers=0, readers=readers)[0]
+    return libai_data.build_nlp_train_loader(SAMPLES, 2, num_workers=0, readers=readers)[0]
 
 
 def batch() -> dict[str, Any]:
@@ -50,7 +42,7 @@ elif CASE in ("one step more", "one step less"):
     everyone = flow.placement("cpu", list(range(mesh.world_size)))
     model = flow.nn.Linear(8, 1).to_global(placement=everyone, sbp=flow.sbp.broadcast)
     if CASE == "one step more":
-        batches = iter(libai_data.from_iterable(Samples(), 2, shuffle=True, check_every=3))
+        batches = iter(libai_data.from_iterable(SAMPLES, 2, shuffle=True, check_every=3))
     else:
         batches = iter(loader("node"))
     for step in range(20):
