@@ -140,7 +140,9 @@ def _call(cfg: Any, args: tuple[Any, ...], extra: dict[str, Any], recursive: boo
     if _is_call(target):
         target = _call(target, (), {}, True, join_path(path, TARGET))
     target = resolve_target(target, path)
-    written = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and not _is_filled_in(cfg, key, extra)}
+    # What the config leaves open ("???") for arguments that are given now.
+    filled_in = {key for key in extra if isinstance(cfg, DictConfig) and OmegaConf.is_missing(cfg, key)}
+    written = {str(key): cfg[key] for key in cfg if key not in SPECIAL_KEYS and key not in filled_in}
     given = dict(written)
     given.update({key: _merged(given.get(key), value) for key, value in extra.items()})
     check_keywords(target, given, path)
@@ -189,11 +191,6 @@ def _same_class(error: DataPipelineError, message: str) -> DataPipelineError:
 def _located(error: DataPipelineError, path: str) -> DataPipelineError:
     error.config_path = path
     return error
-
-
-def _is_filled_in(cfg: Any, key: Any, extra: dict[str, Any]) -> bool:
-    """Whether the config leaves the key open ("???") for an argument that is given now."""
-    return key in extra and isinstance(cfg, DictConfig) and OmegaConf.is_missing(cfg, key)
 
 
 def _merged(present: Any, new: Any) -> Any:

@@ -103,7 +103,9 @@ class _KeyCheck:
                 continue
             if key not in reference:
                 yield f"Unknown key {join_path(path, key)}.{self._hint(str(key), reference, inside)}"
-            elif _is_plain_section(reference[key]) and not _is_interpolation(cfg, key):
+            elif _is_plain_section(reference[key]) and not (
+                isinstance(cfg, DictConfig) and OmegaConf.is_interpolation(cfg, key)
+            ):
                 yield from self.problems(cfg[key], reference[key], relative)
 
     def _hint(self, key: str, reference: Mapping[str, Any], inside: str) -> str:
@@ -126,10 +128,6 @@ def _dotted_keys(section: Mapping[str, Any], prefix: str) -> Iterator[tuple[str,
 
 def _is_plain_section(value: Any) -> bool:
     return isinstance(value, (abc.Mapping, DictConfig)) and "_target_" not in value and len(value) > 0
-
-
-def _is_interpolation(cfg: Mapping[str, Any], key: object | None) -> bool:
-    return isinstance(cfg, DictConfig) and OmegaConf.is_interpolation(cfg, key)
 
 
 def _listing(section: Mapping[str, Any]) -> str:

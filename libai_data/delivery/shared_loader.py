@@ -170,7 +170,8 @@ class SharedLoader(ResumableLoader):
             dataset = open_dataset()
             self._loader = loader = make_loader(dataset, make_stream(dataset, plan.shards_read_by(self._rank)))
             blend = getattr(dataset, "blend", None)
-            lengths = shard_lengths_of(dataset).tobytes() if _has_lanes(loader.stream) else b""
+            has_lanes = isinstance(getattr(loader.stream, "order", None), LaneOrder)
+            lengths = shard_lengths_of(dataset).tobytes() if has_lanes else b""
             return _Announcement(
                 type(dataset).__name__,
                 len(dataset),
@@ -376,10 +377,6 @@ class SharedLoader(ResumableLoader):
         self._is_closed = True
         self._break_off("the loader was closed")
         finish(self._hang_up)
-
-
-def _has_lanes(stream: Any) -> bool:
-    return isinstance(getattr(stream, "order", None), LaneOrder)
 
 
 def _hang_up(feed: Feed, publishers: list[Publisher], ready: deque[NodeBatch | None]) -> None:

@@ -37,10 +37,11 @@ def main(argv: Sequence[str]) -> int:
 def problem_on(cfg: Any, nodes: int, nodes_before: int, ranks_per_node: int) -> str:
     """Why a training that ran on `nodes_before` nodes cannot go on, with the same stream, on `nodes`; "" if it can."""
     try:
-        steps, steps_before = (
-            step_plan(cfg, _mesh(cfg, count, ranks_per_node).data_parallel_size).schedule.sizes
+        meshes = [
+            ParallelMesh.from_config(cfg.train.dist, world_size=count * ranks_per_node, num_nodes=count)
             for count in (nodes, nodes_before)
-        )
+        ]
+        steps, steps_before = (step_plan(cfg, mesh.data_parallel_size).schedule.sizes for mesh in meshes)
     except (ConfigError, MeshError) as error:
         return str(error)
     if steps != steps_before:
@@ -49,10 +50,6 @@ def problem_on(cfg: Any, nodes: int, nodes_before: int, ranks_per_node: int) -> 
             "which holds on any number of ranks"
         )
     return ""
-
-
-def _mesh(cfg: Any, nodes: int, ranks_per_node: int) -> ParallelMesh:
-    return ParallelMesh.from_config(cfg.train.dist, world_size=nodes * ranks_per_node, num_nodes=nodes)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ class Source:
             if self.takes_shard:
                 arguments.update(shard=shard, num_shards=num_shards)
             return self._thing(**arguments)
-        if _is_its_own_iterator(self._thing) and self._rounds_begun:
+        if hasattr(self._thing, "__next__") and self._rounds_begun:
             if not hasattr(self._thing, "reset"):
                 raise self.goes_once()
             self._thing.reset()
@@ -241,10 +241,6 @@ def _keywords(function: Any) -> Iterable[str]:
     bound = getattr(function, "keywords", {})  # Of a functools.partial.
     by_name = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
     return [name for name in by_name if name not in bound]
-
-
-def _is_its_own_iterator(thing: Any) -> bool:
-    return hasattr(thing, "__next__")
 
 
 def _as_list(pipelines: Any) -> list[Any]:

@@ -70,7 +70,7 @@ def library_path_for_ranks() -> str | None:
     The folders of the packages come last, so that the machine's own libraries are found first.
     """
     spec = importlib.util.find_spec("oneflow")
-    if spec is None or spec.origin is None or _has_neighbours(Path(spec.origin).parent):
+    if spec is None or spec.origin is None or all(_is_neighbour(Path(spec.origin).parent, each) for each in SONAMES):
         return None
     if all(_loads(soname) for soname in SONAMES):
         return None
@@ -110,10 +110,6 @@ def _is_neighbour(oneflow_folder: Path, soname: str) -> bool:
     """Whether the wheel's RPATH ($ORIGIN/../nvidia/{cublas,cudnn}/lib) leads to the library."""
     nvidia = oneflow_folder.parent / "nvidia"
     return any((nvidia / package / "lib" / soname).is_file() for package in ("cublas", "cudnn"))
-
-
-def _has_neighbours(oneflow_folder: Path) -> bool:
-    return all(_is_neighbour(oneflow_folder, soname) for soname in SONAMES)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

@@ -168,7 +168,7 @@ def _way(
         narrow = (tensor_dim, mesh.tensor_parallel_rank * length, length)
     # Without the check of metadata, OneFlow takes a part over as it is where every axis splits; where one broadcasts it
     # would send rank 0's bytes over those that each rank already holds.
-    taken_over = _is_alone(placement) or all("split" in str(entry) for entry in sbp)
+    taken_over = np.size(placement.ranks) == 1 or all("split" in str(entry) for entry in sbp)
     return _Way(whole, placement, str(placement.type), sbp, taken_over, narrow, moved_to)
 
 
@@ -195,7 +195,3 @@ def _fill(part: Any, way: _Way) -> Any:
     if own.numel():
         own.copy_(_packed(part))
     return whole
-
-
-def _is_alone(placement: Any) -> bool:
-    return bool(np.size(placement.ranks) == 1)

@@ -94,7 +94,8 @@ class Job:
             if None not in done.ended:
                 break
             done.steps.append(step)
-            done.states.append(self._states() if self.has_states else None)
+            states = [copy.deepcopy(loader.state_dict()) for loader in self._loaders] if self.has_states else None
+            done.states.append(states)
             taken += sum(map(len, step))
             if len(done.steps) > _MOST_STEPS_PER_SAMPLE * self._factory.samples + 4:
                 raise ConfigError(
@@ -107,9 +108,6 @@ class Job:
         for loader in self._loaders:
             if callable(getattr(loader, "close", None)):
                 loader.close()
-
-    def _states(self) -> list[Any]:
-        return [copy.deepcopy(loader.state_dict()) for loader in self._loaders]
 
     def _read(self, batch: Any, rank: int) -> list[int]:
         if self._factory.indices_of is not None:

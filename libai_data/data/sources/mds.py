@@ -54,7 +54,10 @@ class MDSSource(ShardedSource):
             found, files = (described or described_shards([paths.source])), [paths]
         else:
             found = described_shards(listed(paths))
-            files = [_opened(path, shard) for path, shard in found.items()]
+            files = [
+                MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
+                for path, shard in found.items()
+            ]
         shards = [_Shard(file, found[file.source], columns) for file in files]
         super().__init__(files, shards, None if columns is None else list(columns))
 
@@ -220,10 +223,6 @@ def _shards_of(index: str) -> list[DescribedShard]:
         return [DescribedShard.from_json(shard) for shard in json.loads(content)["shards"]]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{index} is no index of MDS shards: {type(error).__name__}: {error}") from error
-
-
-def _opened(path: str, shard: DescribedShard) -> MappedFile:
-    return MappedFile(path, decompressed(path, shard) if shard.is_packed(path) else None)
 
 
 def decompressed(

@@ -43,7 +43,8 @@ class NumpySource(ShardedSource):
             files = [file for row in rows for file in row]
         else:
             files = opened(paths)
-            shards = [_Shard(_open(file), file.source) for file in files]
+            arrays = [_open_npz(each) if each.path.suffix == ".npz" else {FIELD: _open_npy(each)} for each in files]
+            shards = [_Shard(fields, file.source) for file, fields in zip(files, arrays)]
         for each in shards:
             each.check_like(shards[0])
         super().__init__(files, shards, list(paths) if isinstance(paths, Mapping) else None)
@@ -82,10 +83,6 @@ class _Shard:
         )
         if ours != theirs:
             raise SchemaError(f"the shards differ: {self._name} has {ours}, {other._name} {theirs}")
-
-
-def _open(file: MappedFile) -> dict[str, np.ndarray]:
-    return _open_npz(file) if file.path.suffix == ".npz" else {FIELD: _open_npy(file)}
 
 
 def _open_npy(file: MappedFile) -> np.ndarray:

@@ -105,7 +105,7 @@ def list_files(url: str, attempts: int) -> list[str]:
             return [url]
         if "*" not in url and store.isdir(name):
             folder = str(name).rstrip("/")
-            found = [path for path in store.find(folder) if not _is_hidden(path[len(folder) :])]
+            found = [path for path in store.find(folder) if not re.search(r"(^|/)\.", path[len(folder) :])]
         else:
             found = [path for path, info in store.glob(name, detail=True).items() if info["type"] == "file"]
         return sorted(str(store.unstrip_protocol(path)) for path in found)
@@ -279,10 +279,6 @@ def _told_md5(protocol: str, info: dict[str, Any]) -> tuple[str | None, bool]:
     if protocol in ("s3", "s3a") and re.fullmatch(r"[0-9a-f]{32}", tag):
         return tag, False
     return None, False
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith(".") for part in path.split("/"))
 
 
 def _patiently(url: str, what: str, act: Callable[[], _Result], attempts: int) -> _Result:

@@ -98,7 +98,7 @@ def rotate(pixels: np.ndarray, degrees: float) -> np.ndarray:
     """Turn about the middle, counter-clockwise."""
     angle = math.radians(degrees)
     cosine, sine = math.cos(angle), math.sin(angle)
-    x, y = _middle(pixels)
+    x, y = pixels.shape[1] / 2, pixels.shape[0] / 2
     return _taken_from(pixels, (cosine, -sine, x - cosine * x + sine * y), (sine, cosine, y - sine * x - cosine * y))
 
 
@@ -133,10 +133,6 @@ def _taken_from(pixels: np.ndarray, x: Row, y: Row) -> np.ndarray:
     height, width = pixels.shape[:2]
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(pixels, matrix, (width, height), flags=flags, borderValue=FILL)
-
-
-def _middle(pixels: np.ndarray) -> tuple[float, float]:
-    return pixels.shape[1] / 2, pixels.shape[0] / 2
 
 
 def _grey(pixels: np.ndarray) -> np.ndarray:

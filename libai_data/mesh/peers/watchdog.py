@@ -213,8 +213,8 @@ class Liveness:
         theirs = told_by_rank0(own)
         check_same_job(own, theirs, self._rank, self._world_size, self._nodes)
         with self._changed:
-            seconds = seconds_to_meet()
-            if not self._changed.wait_for(lambda: len(self._connections) >= self._expected(), seconds):
+            seconds, expected = seconds_to_meet(), len(self._followers) if self._rank == self._leader else 1
+            if not self._changed.wait_for(lambda: len(self._connections) >= expected, seconds):
                 raise PeerError(
                     f"rank {self._rank} and the others of its node have not all found each other within {seconds:g} s"
                 )
@@ -236,9 +236,6 @@ class Liveness:
             None if self._above is None else partial(send_word, self._above),
             [partial(send_word, each) for each in below],
         )
-
-    def _expected(self) -> int:
-        return len(self._followers) if self._rank == self._leader else 1
 
     def _below(self) -> int:
         """How many ranks report to this one directly."""
