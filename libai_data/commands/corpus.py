@@ -58,10 +58,6 @@ class Corpus:
 def examine(source: IndexedSource, tokenizer: TextTokenizer | None = None) -> Corpus:
     """Read a corpus once; memory holds 24 bytes a document.
 
-    Args:
-        source: the corpus.
-        tokenizer: that of its tokens, to count special tokens.
-
     Raises:
         ConfigError: A token lies outside the tokenizer's vocabulary.
     """

@@ -30,9 +30,6 @@ _NO_USERS = ("libai_data", "omegaconf", "importlib")
 def run_config_file(path: str) -> dict[str, Any]:
     """Runs a config file and everything that it imports relatively.
 
-    Args:
-        path: an existing `.py` file.
-
     Returns:
         The names that the file defines or imports.
 

@@ -67,12 +67,7 @@ def to_yaml(cfg: Any) -> str:
 
 
 def from_yaml(text: str, origin: str) -> Any:
-    """The plain dicts, lists and values of a YAML text.
-
-    Args:
-        text: one YAML document.
-        origin: the file that it is from, for the messages.
-    """
+    """The plain dicts, lists and values of a YAML text."""
     try:
         return yaml.load(text, Loader=_Loader)  # derives from SafeLoader
     except yaml.MarkedYAMLError as error:

@@ -23,9 +23,6 @@ def failures_noted(descriptor: int) -> Failures:
     """What the file of a lock says.
 
     Who waits for a lock reads it before and after: more failures then mean that the holder's work has failed.
-
-    Args:
-        descriptor: of the lock's file.
     """
     try:
         return Failures(*json.loads(os.pread(descriptor, 1 << 16, 0)))

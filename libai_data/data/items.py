@@ -157,14 +157,7 @@ def _content(value: Any, depth: int = _DEPTH) -> bytes:
 
 
 def check_kept(sample: Any, before: Mapping[Any, bytes], newest: Any, dataset: str) -> None:
-    """Refuse a dataset whose newer sample has overwritten an array of an earlier one.
-
-    Args:
-        sample: the earlier one.
-        before: its contents when it was read.
-        newest: the newer one.
-        dataset: its name.
-    """
+    """Refuse a dataset whose newer sample has overwritten an array of an earlier one."""
     now = contents_of(sample)
     changed = [name for name in now if now[name] != before.get(name)]
     for name in changed:

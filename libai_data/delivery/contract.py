@@ -51,9 +51,6 @@ def check_contract(fields: Mapping[str, Any], origin: Origin) -> None:
 def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
     """Compare fields, shapes and place of this batch, not what it holds. Collective, like `check_contract`.
 
-    Args:
-        fields, origin: as of `check_contract`.
-
     Returns:
         What the ranks told, int64 [world size, words].
 

@@ -184,13 +184,7 @@ class NetworkPublisher:
 
 
 class NetworkFeed(Feed):
-    """Receives a node's rows of each batch from rank 0, in a thread of its own, ahead of the models' need.
-
-    Args:
-        link: to rank 0.
-        arena: memory that the node's ranks share.
-        ahead: batches to receive ahead of the one asked for.
-    """
+    """Receives a node's rows of each batch from rank 0, in a thread of its own, ahead of the models' need."""
 
     def __init__(self, link: socket.socket, arena: Arena, ahead: int) -> None:
         self._link = link

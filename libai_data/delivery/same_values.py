@@ -29,10 +29,6 @@ _OF_THE_PROCESS = (
 def check_same_arguments(readers: str, **given: Any) -> None:
     """Compare a loader's arguments between all ranks, as only those of ranks that read have an effect. Collective.
 
-    Args:
-        readers: the read mode.
-        **given: the arguments.
-
     Raises:
         ConfigError: On every rank alike, naming what differs, and the ranks.
     """

@@ -36,9 +36,6 @@ def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
 def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
     """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
 
-    Args:
-        signature: of this rank's batch.
-
     Raises:
         SchemaError: On every rank alike, naming the field and the ranks that differ.
     """
@@ -52,9 +49,6 @@ def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
 
 def raise_differences(signature: list[FieldSignature]) -> None:
     """Tell every rank how the fields differ. Collective, like the comparison that found it out.
-
-    Args:
-        signature: of this rank's batch.
 
     Raises:
         SchemaError: On every rank alike.

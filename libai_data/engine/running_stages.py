@@ -112,9 +112,6 @@ class RunsStages:
     def evaluate(self, stage: str = "validate") -> dict[str, Any]:
         """Evaluate on the validation or test loaders of the data module.
 
-        Args:
-            stage: "validate" or "test".
-
         Returns:
             As `test`.
 

@@ -76,12 +76,7 @@ class TokenCounter:
         return self._is_combined
 
     def take(self, samples: int, new_samples: int) -> tuple[int, int]:
-        """Tokens of the whole training and those since the last call, on rank 0; 0 if they are not known. Collective.
-
-        Args:
-            samples: that the training has used so far.
-            new_samples: those since the last call.
-        """
+        """Tokens of the whole training and those since the last call, on rank 0; 0 if not known. Collective."""
         self._read()
         new, self._new = self._new, 0
         if self._counted:

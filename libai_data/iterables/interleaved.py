@@ -151,15 +151,7 @@ def _packed(place: ShardPlace) -> list[Any]:
 
 
 def open_round(source: Source, epoch: int, shard: int, num_shards: int, state: str | None) -> Opened:
-    """Open a round of a source.
-
-    Args:
-        source: of which the states may come from a reading by another number of processes.
-        epoch: see `Source.open`.
-        shard: see `Source.open`.
-        num_shards: see `Source.open`.
-        state: see `places_in`.
-    """
+    """Open a round of a source."""
     places = places_in(state, 1)
     if len(places) != 1:
         return source.open(epoch, shard, num_shards, state)

@@ -264,11 +264,7 @@ class _Packing:
 
 
 class WrappedSource(Source):
-    """A source that changes the rows of another source.
-
-    Args:
-        inner: the other source.
-    """
+    """A source that changes the rows of another source."""
 
     def __init__(self, inner: Source) -> None:
         self.inner = inner
@@ -283,13 +279,7 @@ class WrappedSource(Source):
 
 
 class _StagedSource(WrappedSource):
-    """A source with a function, a filter or a packer.
-
-    Args:
-        stage: one of these.
-        batches: whether it was said to yield batches.
-        skips: see `Source`.
-    """
+    """A source with a function, a filter or a packer."""
 
     def __init__(self, stage: _Stage, batches: bool | None, skips: bool) -> None:
         super().__init__(source_of(stage.source, skips=skips))
@@ -309,11 +299,6 @@ class _StagedSource(WrappedSource):
 
 def source_of(thing: Any, batches: bool | None = None, skips: bool = False) -> Source:
     """The source that an iterable is, with its functions, filters and packers.
-
-    Args:
-        thing: see `Source`, or a stream of this module.
-        batches: see `Source`.
-        skips: see `Source`.
 
     Raises:
         ConfigError: It cannot be a source.

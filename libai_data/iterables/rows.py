@@ -82,14 +82,7 @@ class ReadingOptions:
 
 
 class RowReader:
-    """Reads rows of an iterable.
-
-    Args:
-        source: the iterable.
-        options: how to read it.
-        shard: which part of it to read, if it has shards.
-        num_shards: the number of parts.
-    """
+    """Reads rows of an iterable."""
 
     def __init__(self, source: Source, options: ReadingOptions, shard: int = 0, num_shards: int = 1) -> None:
         self._source = source

@@ -74,12 +74,7 @@ def check_place(state: Mapping[str, Any]) -> None:
 
 
 class TakenRows:
-    """The dataset of a loader over an iterable: returns the rows that the sampler has read, in its order.
-
-    Args:
-        source: the iterable.
-        options: how to read it.
-    """
+    """The dataset of a loader over an iterable: returns the rows that the sampler has read, in its order."""
 
     def __init__(self, source: Source, options: ReadingOptions) -> None:
         self.source = source

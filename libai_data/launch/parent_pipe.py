@@ -75,11 +75,7 @@ class ParentPipe:
 
 
 def die_with_parent(descriptor: int) -> None:
-    """Let this process be killed when the parent's end closes, or end it now if that has happened.
-
-    Args:
-        descriptor: of the `ParentPipe`.
-    """
+    """Let this process be killed when the parent's end closes, or end it now if that has happened."""
     # Opened anew, because whom to signal is noted with the open file, which all workers would share.
     own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
@@ -95,9 +91,6 @@ def die_with_main_thread(parent: int) -> None:
     """Between fork and exec: a group of its own for this process, which is killed when the parent's main thread ends.
 
     Ctrl-C on a terminal reaches the terminal's process group: the launcher, which passes it on once.
-
-    Args:
-        parent: process id of the parent.
     """
     os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -59,9 +59,6 @@ def reserve_port(port: int) -> socket.socket:
     Launchers that start in the same moment both find the port free, and OneFlow lets two jobs of one user share it:
     their ranks would join each other.
 
-    Args:
-        port: on which rank 0 will listen.
-
     Raises:
         ConfigError: Another launcher reserves the port, or a program listens on it.
     """

@@ -9,11 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def signals_blocked(signals: Iterable[int]) -> Iterator[None]:
-    """Within the block, these signals to this thread wait; what was blocked before stays so after it.
-
-    Args:
-        signals: their numbers.
-    """
+    """Within the block, these signals to this thread wait; what was blocked before stays so after it."""
     # Known before any is blocked: one that came just before is raised as an exception by the call that blocks it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:

@@ -43,9 +43,6 @@ class Arena:
     def allocate(self, size: int) -> tuple[int, int]:
         """Add memory at the end.
 
-        Args:
-            size: bytes.
-
         Returns:
             Offset and size of the new range, whole pages.
 

@@ -247,12 +247,7 @@ class TaskRunner:
 
 
 def wants_to_end(indices: list[int], error: BaseException) -> SampleError:
-    """What becomes of a SystemExit or the like that a dataset raises where it cannot end the trainer.
-
-    Args:
-        indices: of the samples that were being read.
-        error: what was raised.
-    """
+    """What becomes of a SystemExit or the like that a dataset raises where it cannot end the trainer."""
     wrapped = SampleError(f"one of the samples {indices}: {error_text(error)}")
     wrapped.__cause__ = error
     return wrapped
@@ -287,11 +282,7 @@ def collate(collator: Collator, samples: list[Any], names: Sequence[str] | None 
 
 
 class InProcessExecutor(Executor):
-    """Reads in the caller's own thread, a task at a time, when its result is asked for.
-
-    Args:
-        runner: does the tasks.
-    """
+    """Reads in the caller's own thread, a task at a time, when its result is asked for."""
 
     collates_into_slots = False
 

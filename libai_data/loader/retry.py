@@ -68,12 +68,7 @@ class Retry:
         )
 
     def result_of(self, task: Task, result: TaskResult) -> TaskResult | None:
-        """The result of a whole task, once all of its parts are done.
-
-        Args:
-            task: the task, or a part of it.
-            result: what became of it.
-        """
+        """The result of a whole task, once all of its parts are done."""
         self._deaths.pop((task.number, task.first_row), None)
         result = result._replace(number=task.number)
         if task.number not in self._parts:

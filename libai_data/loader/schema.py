@@ -103,12 +103,7 @@ class SampleSchema:
         return {field.name: field.part for field in self.fields if field.part is not None}
 
     def for_tensor_part(self, place: TensorPart, layouts: Mapping[str, Mapping[str, Any]]) -> SampleSchema:
-        """The schema of what one tensor-parallel rank needs: its part of each dim that the tensor axis splits.
-
-        Args:
-            place: of the rank.
-            layouts: field name -> changed entries of its layout.
-        """
+        """The schema of what one tensor-parallel rank needs: its part of each dim that the tensor axis splits."""
         return replace(self, fields=tuple(_part_of(field, place, layouts.get(field.name, {})) for field in self.fields))
 
     @property

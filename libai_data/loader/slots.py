@@ -36,11 +36,7 @@ class ArraySpec:
 
 
 def lay_out(arrays: Iterable[tuple[str, np.dtype, Sequence[int]]]) -> tuple[ArraySpec, ...]:
-    """Place arrays one behind the other, each on a cache line's border.
-
-    Args:
-        arrays: name, dtype and shape of each.
-    """
+    """Place arrays one behind the other, each on a cache line's border."""
     specs: list[ArraySpec] = []
     end = 0
     for name, dtype, shape in arrays:

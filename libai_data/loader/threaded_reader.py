@@ -22,12 +22,7 @@ _MOST_DOUBTS = 16
 
 
 class ThreadedReader(SampleReader):
-    """Reads the samples of a task in several threads; what comes is what one thread would read.
-
-    Args:
-        dataset, seed, policy, names: of `SampleReader`.
-        threads: how many, at least 2.
-    """
+    """Reads the samples of a task in several threads; what comes is what one thread would read."""
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None, threads: int) -> None:
         super().__init__(dataset, seed, policy, names)

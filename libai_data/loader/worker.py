@@ -90,11 +90,7 @@ class RemoteFailure:
 
 
 class SlotIndices:
-    """Where slots hold the epochs and indices of their batches: at their ends.
-
-    Args:
-        arena: where the slots lie.
-    """
+    """Where slots hold the epochs and indices of their batches: at their ends."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -259,11 +255,7 @@ def remote_failure(error: BaseException) -> RemoteFailure:
 
 
 def prepare_process(parent_pipe: int) -> None:
-    """Make a fresh process a worker: it ends with its trainer, is deaf to Ctrl-C, prints stacks, and is no rank.
-
-    Args:
-        parent_pipe: descriptor of the `ParentPipe`.
-    """
+    """Make a fresh process a worker: it ends with its trainer, is deaf to Ctrl-C, prints stacks, and is no rank."""
     die_with_parent(parent_pipe)
     become_worker_process()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

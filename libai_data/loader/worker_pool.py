@@ -26,14 +26,7 @@ _SECONDS_TO_DIE = 2.0
 
 
 class WorkerPool:
-    """The workers of one loader, by number.
-
-    Args:
-        starter: starts workers of the loader.
-        count: how many.
-        task queue: where they find their tasks.
-        arena: where they write.
-    """
+    """The workers of one loader, by number."""
 
     def __init__(self, starter: WorkerStarter, count: int, task_queue: TaskQueue, arena: Arena) -> None:
         self._starter = starter

@@ -31,10 +31,6 @@ _GONE = (OSError, EOFError, ValueError, PeerError)
 class Meeting:
     """Rank 0's side: who has come (`links`), what each has told (`reports`) and was about to look at (`last_words`).
 
-    Args:
-        job: rank 0.
-        seconds: until it goes on without those that have not come.
-
     Raises:
         PeerError: Something else uses the port.
     """

@@ -46,10 +46,6 @@ class DocumentDataset(Protocol):
 def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
     """Datasets of the same arguments, each over a part of the documents; see `IndexedSource.split`.
 
-    Args:
-        dataset: any.
-        proportions: of the parts, none negative, and one more than 0.
-
     Returns:
         The parts, None for one whose documents make no sample; or None if the samples are not made of documents, or
         each document is in one place only.

@@ -40,10 +40,6 @@ def _fraction(what: str, weight: Any, weights: Sequence[Any]) -> Fraction:
 def split_evenly(whole: int, shares: Sequence[Fraction]) -> list[int]:
     """Divide a number by the method of largest remainders (Hamilton's).
 
-    Args:
-        whole: what to divide.
-        shares: of each part, none negative, of sum 1.
-
     Returns:
         Whole numbers whose sum is `whole`, each less than 1 from its share; of equal remainders the first comes first.
     """

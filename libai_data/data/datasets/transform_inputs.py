@@ -39,11 +39,7 @@ class TransformInputs:
         self._known_bad: frozenset[int] | None = None
 
     def replace_failing(self, known_bad: frozenset[int]) -> None:
-        """Read another sample in the place of one that fails from now on, the same one whoever reads it.
-
-        Args:
-            known_bad: samples that are not even tried.
-        """
+        """Read another sample in the place of one that fails from now on, the same one whoever reads it."""
         self._known_bad = known_bad
 
     def read(self, seed: int, epoch: int, index: int) -> tuple[Any, Replacement | None]:

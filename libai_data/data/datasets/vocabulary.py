@@ -67,9 +67,6 @@ def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
 
     Words are told by "##" (WordPiece), or by the mark of white space before a token (byte-level BPE, sentencepiece).
     Each character of a script without spaces begins a word too, unless it combines with the one before it.
-
-    Args:
-        tokenizer: has `get_vocab()`, token -> id.
     """
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     size = 1 + max(vocabulary.values())

@@ -58,11 +58,7 @@ _turns = ForkLock()
 
 
 class GlobalDraws:
-    """What the samples of one dataset draw from global generators.
-
-    Args:
-        whose: name of the dataset, for messages.
-    """
+    """What the samples of one dataset draw from global generators."""
 
     def __init__(self, whose: str) -> None:
         self.found: set[str] = set()

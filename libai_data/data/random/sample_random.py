@@ -157,11 +157,7 @@ def reading_now() -> reading_samples | None:
 
 
 def end_blocks_since(outer: reading_samples | None) -> None:
-    """End the blocks that this thread has entered since then: a Ctrl-C can come where one is left, before its end.
-
-    Args:
-        outer: what `reading_now` returned.
-    """
+    """End the blocks that this thread has entered since then: a Ctrl-C can come where one is left, before its end."""
     _current.reading = outer
     if outer is None:
         _reading_threads.discard(threading.get_ident())

@@ -46,11 +46,6 @@ class Work(Generic[Job, Report]):
 def done_by_processes(work: Work[Job, Report], jobs: Iterable[Job], workers: int) -> Iterator[tuple[Job, Report]]:
     """Have jobs done.
 
-    Args:
-        work: what to do.
-        jobs: taken as they are needed.
-        workers: processes.
-
     Returns:
         Each job with what came of it, as they are finished.
 
@@ -86,11 +81,7 @@ def _finished(pending: deque[tuple[Job, Future[Report]]]) -> Iterator[tuple[Job,
 
 
 class ProcessPool(Generic[Job, Report]):
-    """One process for each thread that asks for a job to be done.
-
-    Args:
-        work: what to do.
-    """
+    """One process for each thread that asks for a job to be done."""
 
     def __init__(self, work: Work[Job, Report]) -> None:
         self._work = work

@@ -38,10 +38,6 @@ def own_folder(folder: Path) -> Iterator[None]:
 def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
     """Note the plan of the work in a folder, or see that it is that of the shards which lie there.
 
-    Args:
-        folder: of the shards.
-        plan: name -> value, as JSON takes it.
-
     Raises:
         ConfigError: They are of another plan; what differs is named.
     """

@@ -22,34 +22,20 @@ def import_pyarrow(whom: str) -> Any:
 
 
 class BatchRows:
-    """The rows of one record batch.
-
-    Args:
-        batch: a `pyarrow.RecordBatch`.
-        columns: names of those that are wanted.
-    """
+    """The rows of one record batch."""
 
     def __init__(self, batch: Any, columns: Sequence[str]) -> None:
         self._columns: dict[str, Values] = {name: _values_of(batch.column(name)) for name in columns}
 
     def read(self, rows: np.ndarray) -> list[dict[str, Any]]:
-        """Rows as dicts of Python values, in this order.
-
-        Args:
-            rows: int64 [n].
-        """
+        """Rows as dicts of Python values, in this order."""
         names = list(self._columns)
         columns = [values(rows) for values in self._columns.values()]
         return [dict(zip(names, row)) for row in zip(*columns)] if names else [{} for _ in rows]
 
 
 class BatchedShard:
-    """The rows of a file that come in batches, each of which is decoded as a whole and kept while there is room.
-
-    Args:
-        file: the file.
-        kept: what was decoded last, of all shards of a source.
-    """
+    """The rows of a file that come in batches, each of which is decoded as a whole and kept while there is room."""
 
     _ends: np.ndarray
     """Rows up to the end of each batch, int64 [batches]."""

@@ -40,13 +40,7 @@ class FetchLog:
         )
 
     def arrived(self, shard: int, size: int, was_fetched: bool) -> None:
-        """Count a shard that is there now.
-
-        Args:
-            shard: its number.
-            size: bytes.
-            was_fetched: it was not in the cache before.
-        """
+        """Count a shard that is there now."""
         with self._lock:
             self._fetched += was_fetched
             self._bytes += size * was_fetched

@@ -27,11 +27,6 @@ _OF_ENDING = {
 def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) -> str:
     """The name of the one format that files have.
 
-    Args:
-        paths: what named the files.
-        files: their paths or addresses.
-        formats: those that can be named instead.
-
     Raises:
         ConfigError: Their names give no format, or several.
     """

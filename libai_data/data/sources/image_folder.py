@@ -167,12 +167,6 @@ def _listing(
 ) -> list[np.ndarray] | None:
     """The files of classes, and all folders; with a progress bar on a terminal unless it is to be short.
 
-    Args:
-        root: the folder.
-        classes: names of its sub-folders.
-        suffixes: endings of the files that count, in lower case.
-        at_most: number of entries of any kind.
-
     Returns:
         Six vectors of int64: the number of files up to the end of each class, the names of the files within their
         classes (two), when each folder has changed last (ns), and the folders within the root (two); None if there are

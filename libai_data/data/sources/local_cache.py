@@ -267,10 +267,6 @@ class _Uses:
 def use(folder: Path, key: str) -> Callable[[], None]:
     """Note that a copy is in use.
 
-    Args:
-        folder: of the cache.
-        key: of the copy, hexadecimal digits.
-
     Returns:
         What ends the use, in this process.
 

@@ -148,10 +148,6 @@ class MNISTSource(PublishedImages):
 def read_idx(path: Path, dims: int) -> np.ndarray:
     """The unsigned bytes of an IDX file, gzipped or not.
 
-    Args:
-        path: of the file.
-        dims: how many dims there must be.
-
     Returns:
         uint8 [...], read-only.
 

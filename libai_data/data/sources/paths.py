@@ -15,10 +15,6 @@ from libai_data.errors.argument_rules import PATH, check
 def checked_path(name: str, path: Any) -> Path:
     """A path of this machine.
 
-    Args:
-        name: of the argument, for errors.
-        path: what the user gave.
-
     Raises:
         ConfigError: It is no path, or an address in a store.
     """

@@ -69,10 +69,6 @@ def without_protocol(path: str) -> str:
 def look_up(url: str, attempts: int) -> RemoteFile:
     """Ask the store for a file.
 
-    Args:
-        url: the file's address.
-        attempts: how often to ask.
-
     Raises:
         ConfigError: There is no such file, or what reads such a store is not installed.
         StorageError: The store does not answer.

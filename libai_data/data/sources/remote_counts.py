@@ -18,11 +18,6 @@ _RECORD_BATCH, _END = 3, 0
 def count_by_ranges(kind: str, remote: RemoteFile, attempts: int) -> int | None:
     """The records of a file; None if the format or the file does not say them.
 
-    Args:
-        kind: format of the file.
-        remote: the file.
-        attempts: how often to ask the store.
-
     Raises:
         ConfigError: The file is not there, or what reads its format is not installed.
         StorageError: The store does not answer, or gives no parts of files.

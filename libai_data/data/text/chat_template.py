@@ -83,11 +83,6 @@ class ChatTemplate:
     ) -> tuple[str, list[Span]]:
         """The text of messages, and where some of them lie.
 
-        Args:
-            messages: of the conversation.
-            wanted: the numbers of these messages.
-            tools: as for `render`.
-
         Raises:
             FormatError: The template writes messages otherwise when others follow, so that where they lie is not known;
                 or as `render`.

@@ -28,12 +28,7 @@ class Document(NamedTuple):
 
 
 class BadLine(NamedTuple):
-    """A line that holds no document; 0 stands for the file itself.
-
-    Args:
-        line: as in `Document`.
-        reason: what is wrong with it.
-    """
+    """A line that holds no document; 0 stands for the file itself."""
 
     line: int
     reason: str

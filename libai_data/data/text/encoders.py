@@ -70,12 +70,7 @@ def _wordpiece(vocabulary: Path) -> Any:
 
 
 def as_bert(tokenizer: Any, lower_case: bool) -> Any:
-    """A tokenizer of the package tokenizers, of words and with what lies around them as BERT has it.
-
-    Args:
-        tokenizer: of a WordPiece model.
-        lower_case: lower case, and strip accents.
-    """
+    """A tokenizer of the package tokenizers, of words and with what lies around them as BERT has it."""
     from tokenizers import decoders, normalizers, pre_tokenizers
 
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lower_case)

@@ -149,14 +149,7 @@ def size_of(image: Any) -> tuple[int, int]:
 
 
 def transform_into(transform: Any, image: Any, out: np.ndarray, name: str) -> None:
-    """Transform an image straight into its place in a batch, where the transform can do that.
-
-    Args:
-        transform: any callable.
-        image: what it takes.
-        out: the place.
-        name: of the field, for errors.
-    """
+    """Transform an image straight into its place in a batch, where the transform can do that."""
     made = transform(image, out) if isinstance(transform, Compose) else transform(image)
     if made is out:
         return

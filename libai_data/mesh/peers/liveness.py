@@ -191,11 +191,7 @@ def in_collective(what: str) -> Iterator[None]:
 
 
 def waiting_for_rank(what: str) -> AbstractContextManager[None]:
-    """Around code of the main thread that waits until another rank's main thread hands out or takes a batch.
-
-    Args:
-        what: named in errors.
-    """
+    """Around code of the main thread that waits until another rank's main thread hands out or takes a batch."""
     return _in_place(BATCH, what)
 
 

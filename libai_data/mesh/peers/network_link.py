@@ -113,10 +113,6 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
     """Wait until the leaders of these nodes have connected, then close the listener.
 
-    Args:
-        nodes: all but the first.
-        secret: known to the ranks of this job alone.
-
     Raises:
         PeerError: Some did not come in time; they are named.
     """

@@ -127,13 +127,7 @@ def line_of_program() -> str:
 
 
 class Standstill:
-    """Rank 0's view of where all ranks wait.
-
-    Args:
-        world_size: ranks of the job.
-        num_nodes: machines of the job.
-        has_gpus: something may compute while all processes are idle.
-    """
+    """Rank 0's view of where all ranks wait."""
 
     def __init__(self, world_size: int, num_nodes: int, has_gpus: bool) -> None:
         self._world_size = world_size

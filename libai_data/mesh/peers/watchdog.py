@@ -79,12 +79,6 @@ _LEFT, _WAITS, _STANDS, _AT, _GO, _END = "left ", "waits ", "stands ", "at ", "g
 class Liveness:
     """Watches the other ranks until this process ends.
 
-    Args:
-        rank: this one.
-        world_size: ranks of the job.
-        num_nodes: machines of the job.
-        has_gpus: a rank may wait for a GPU while its process computes nothing.
-
     Attributes:
         stop: how the ranks agree before which step they stop; complete after `meet`.
     """
