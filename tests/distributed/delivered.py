@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,42 @@ COUNTED_FIELDS = (FieldSize("image", 64 * 320 * 4), FieldSize("label", 8, placem
 
 Found = list[dict[str, Any]]
 """Of each rank: mesh -> scenario -> read mode -> what it saw."""
+
+
+def check_same_batches(found: Found, alone: Found, mesh: str, unpadded: Sequence[str]) -> None:
+    """Each scenario gave in each mode the batches of one rank alone.
+
+    Args:
+        found: on the mesh.
+        alone: on one rank.
+        mesh: its name.
+        unpadded: modes in which no reader may see the whole batch, so that none pads to its longest sample.
+    """
+    compared = 0
+    for scenario in scenarios(found, mesh):
+        plain = scenario.partition(",")[0]
+        if plain == "counted":
+            continue
+        expected = whole(alone, "1x1x1", plain, "every_rank")
+        assert expected
+        for mode in MODES:
+            got = whole(found, mesh, scenario, mode)
+            if got is None:
+                assert plain == "ragged"
+                assert mode in unpadded
+                continue
+            assert got == expected, (scenario, mode)
+            compared += 1
+    assert compared >= 9
+
+
+def check_warnings(found: Found, mesh: str) -> None:
+    """Only who keeps batches is told that memory grows."""
+    for rank, each in enumerate(found):
+        for scenario, modes in each[mesh].items():
+            for mode, result in modes.items():
+                if not scenario.startswith("kept"):
+                    assert not result["warned"], (rank, scenario, mode, result["warned"])
 
 
 def read_found(folder: Path, ranks: int, nodes: int) -> Found:

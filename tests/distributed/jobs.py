@@ -22,6 +22,7 @@ from tests.distributed.processes import BOOTSTRAP, ranks_environment, session_me
 
 SECONDS_TO_LISTEN = 60.0
 SECONDS_TO_NOTICE = 2.0
+SECONDS_TO_END = 30.0  # On a machine that has much else to do.
 
 
 @dataclass
@@ -169,3 +170,12 @@ def says_who_is_gone(output: str) -> bool:
     """Whether a rank says why it ends; OneFlow aborts when its own connection breaks, and may do so first."""
     told = re.search(r"^rank \d ends: rank \d\b.*(is gone|failed)", output, re.MULTILINE)
     return bool(told) or "Check failure stack trace" in output
+
+
+def check_end(ended: Ended, folder: Path) -> None:
+    """All ended in time after what `fault` in the folder notes, none with success, and nothing of the job is left."""
+    seconds = ended.at - float((folder / "fault").read_text())
+    print(f"the job ended {seconds:.2f} s after the fault")
+    assert all(ended.codes), ended.output
+    assert not ended.left, ended.output
+    assert seconds < SECONDS_TO_END, ended.output

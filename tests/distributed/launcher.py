@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.deadline import Deadline
 from tests.distributed.pool import pool_of
@@ -87,3 +89,10 @@ def launch_ranks(
         finally:
             kill_session(process)
         return LaunchResult(process.returncode, content_of(output.fileno()))
+
+
+def found_by_ranks(script: Path, nproc: int, folder: Path, *args: str, timeout: float) -> list[Any]:
+    """Run a script on ranks of which each writes what it finds to `<folder>/<rank>.json`, and none fails."""
+    launch = launch_ranks(script, nproc, str(folder), *args, timeout=timeout)
+    assert launch.returncode == 0, launch.output
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(nproc)]

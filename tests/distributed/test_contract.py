@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "contract_faults.py"
 
@@ -51,10 +50,7 @@ Results = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """What each rank found; one launch."""
-    folder = tmp_path_factory.mktemp("contract")
-    launch = launch_ranks(SCRIPT, 4, str(folder), timeout=150)
-    assert launch.returncode == 0, launch.output
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(4)]
+    return found_by_ranks(SCRIPT, 4, tmp_path_factory.mktemp("contract"), timeout=150)
 
 
 @pytest.mark.parametrize("fault", EXPECTED)

@@ -16,7 +16,9 @@ from tests.distributed.delivered import (
     SOAK_SCRIPT,
     Found,
     check_nothing_grows,
+    check_same_batches,
     check_schema_errors,
+    check_warnings,
     planned,
     read_found,
     scenarios,
@@ -54,23 +56,7 @@ def found_on(tmp_path_factory: pytest.TempPathFactory) -> FoundOn:
 
 @each_mesh
 def test_every_mode_and_kind_of_worker_gives_the_batches_of_one_rank(mesh: str, found_on: FoundOn) -> None:
-    found, alone = found_on(mesh), found_on("1x1x1")
-    compared = 0
-    for scenario in scenarios(found, mesh):
-        plain = scenario.partition(",")[0]
-        if plain == "counted":
-            continue
-        expected = whole(alone, "1x1x1", plain, "every_rank")
-        assert expected
-        for mode in MODES:
-            got = whole(found, mesh, scenario, mode)
-            if got is None:  # Padding to the longest sample needs a reader that sees the whole batch.
-                assert plain == "ragged"
-                assert mode == "every_rank"
-                continue
-            assert got == expected, (scenario, mode)
-            compared += 1
-    assert compared >= 9
+    check_same_batches(found_on(mesh), found_on("1x1x1"), mesh, unpadded=["every_rank"])
 
 
 def test_the_scenarios_are_what_they_claim(found_on: FoundOn) -> None:
@@ -110,12 +96,7 @@ def test_each_sample_is_read_once_by_whoever_reads(mesh: str, found_on: FoundOn)
 
 @each_mesh
 def test_memory_is_planned_for_what_is_used(mesh: str, found_on: FoundOn) -> None:
-    """Only who keeps batches is told that memory grows."""
-    for rank, found in enumerate(found_on(mesh)):
-        for scenario, modes in found[mesh].items():
-            for mode, result in modes.items():
-                if not scenario.startswith("kept"):
-                    assert not result["warned"], (rank, scenario, mode, result["warned"])
+    check_warnings(found_on(mesh), mesh)
 
 
 def test_other_fields_on_one_rank_are_named_on_all(tmp_path: Path) -> None:

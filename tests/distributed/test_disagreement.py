@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "disagree_on_fields.py"
 
@@ -36,10 +35,7 @@ TOLD = {
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """Case -> what each of two ranks was told; one launch for all cases."""
-    folder = tmp_path_factory.mktemp("told")
-    launch = launch_ranks(SCRIPT, 2, str(folder), timeout=100)
-    assert launch.returncode == 0, launch.output
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return found_by_ranks(SCRIPT, 2, tmp_path_factory.mktemp("told"), timeout=100)
 
 
 @pytest.mark.parametrize("case", list(TOLD))

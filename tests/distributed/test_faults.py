@@ -12,11 +12,10 @@ import pytest
 
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
 from tests.deadline import Deadline
-from tests.distributed.jobs import Ended, Job, says_who_is_gone, start_by_hand, start_by_launcher
+from tests.distributed.jobs import Ended, Job, check_end, says_who_is_gone, start_by_hand, start_by_launcher
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "faults_job.py"
-SECONDS_TO_END = 20.0  # On a machine that has much else to do.
 WATCHDOG = 90.0
 
 STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
@@ -26,15 +25,6 @@ def run(start: str, nproc: int, case: str, readers: str, workers: int, folder: P
     with Job() as job:
         STARTS[start](job, SCRIPT, nproc, case, readers, str(workers), str(folder))
         return job.wait(WATCHDOG)
-
-
-def check_end(ended: Ended, folder: Path) -> None:
-    """All ended in time, none with success, and nothing of the job is left."""
-    seconds = ended.at - float((folder / "fault").read_text())
-    print(f"the job ended {seconds:.2f} s after the fault")
-    assert all(ended.codes), ended.output
-    assert not ended.left, ended.output
-    assert seconds < SECONDS_TO_END, ended.output
 
 
 def tracebacks(output: str, of: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 from tests.distributed.namespaces import two_nodes, why_not
 from tests.distributed.test_two_nodes import run_on
 
@@ -18,22 +18,16 @@ MODES = ("every_rank", "node", "rank0")
 Found = list[dict[str, Any]]
 
 
-def launched(folder: Path, ranks: int) -> Found:
-    launch = launch_ranks(SCRIPT, ranks, str(folder), timeout=150)
-    assert launch.returncode == 0, launch.output
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
-
-
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What one rank saw."""
-    return launched(tmp_path_factory.mktemp("alone"), 1)
+    return found_by_ranks(SCRIPT, 1, tmp_path_factory.mktemp("alone"), timeout=150)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """What each of four ranks saw."""
-    return launched(tmp_path_factory.mktemp("four"), 4)
+    return found_by_ranks(SCRIPT, 4, tmp_path_factory.mktemp("four"), timeout=150)
 
 
 def whole(found: Found, mesh: str, scenario: str, readers: str) -> list[Any]:
@@ -173,10 +167,8 @@ def test_ranks_of_one_shard_must_go_through_the_same_rows(four: Found) -> None:
 
 
 def test_a_module_prepares_once_and_all_ranks_hear_of_its_failure(tmp_path: Path) -> None:
-    launch = launch_ranks(SCRIPT.with_name("datamodule_on_ranks.py"), 4, str(tmp_path), timeout=60)
-    assert launch.returncode == 0, launch.output
-    for rank in range(4):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+    script = SCRIPT.with_name("datamodule_on_ranks.py")
+    for rank, found in enumerate(found_by_ranks(script, 4, tmp_path, timeout=60)):
         # A batch of another tool is a global batch, of which each rank gets its row.
         assert found["once"] == found["once a node"] == [[[start + rank], 4] for start in (0, 4, 8)]
         told = "OSError: no space" if rank == 0 else r"PeerError: prepare_data of Module failed on rank\(s\) \[0\]"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from math import prod
 from pathlib import Path
 from typing import Any, Callable
@@ -17,7 +16,7 @@ from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.samplers import CyclicSampler, Order
 from libai_data.mesh.current import ParallelMesh
 from libai_data.structures import Instance
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 from tests.distributed.scripts.many_layouts import CASES, LAYOUTS, SAMPLES, SEED, Case, ManyLayouts
 from tests.properties import slowly
 
@@ -44,9 +43,7 @@ def delivered_to(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], li
         if meshes not in launches:
             folder = tmp_path_factory.mktemp("delivered")
             world_size = prod(map(int, mesh.split("x")))
-            launch = launch_ranks(SCRIPT, world_size, str(folder), *meshes, timeout=150)
-            assert launch.returncode == 0, launch.output
-            launches[meshes] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world_size)]
+            launches[meshes] = found_by_ranks(SCRIPT, world_size, folder, *meshes, timeout=150)
         return launches[meshes]
 
     return deliver

@@ -12,7 +12,7 @@ from libai_data.data.samplers import CyclicSampler, StepSchedule
 from tests.data.samplers.step_runs import steps_from
 from tests.distributed.jobs import Job, start_by_launcher
 from tests.distributed.mixed_data import BATCH_SIZES, STEPS, blended, packed
-from tests.distributed.test_interrupted_training import RANKS, SEED, await_steps, noted, steps_taken
+from tests.distributed.test_interrupted_training import RANKS, SEED, await_steps, losses, noted, steps_taken
 
 # What is started again with the same name resumes.
 JOB = {"LIBAI_DATA_JOB": "mixed"}
@@ -37,15 +37,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
     return folder
-
-
-def losses(folder: Path) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for line in noted(folder, 0):
-        if line != "run":
-            step, loss = line.split()[:2]
-            assert found.setdefault(int(step), loss) == loss, f"step {step}"
-    return found
 
 
 @pytest.mark.slow

@@ -12,14 +12,13 @@ from typing import Callable
 import pytest
 
 from libai_data.launch.job_environment import SECRET_VARIABLE
-from tests.distributed.jobs import Ended, Job, launch_command, start_by_hand, start_by_launcher
+from tests.distributed.jobs import Ended, Job, check_end, launch_command, start_by_hand, start_by_launcher
 from tests.distributed.processes import ranks_environment
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "own_loop.py"
 NEVER_JOINS = Path(__file__).parent / "scripts" / "leave_before_joining.py"
 STARTS = {"launcher": start_by_launcher, "by hand": start_by_hand}
-SECONDS_TO_END = 30.0
 WATCHDOG = 120.0
 
 
@@ -65,14 +64,6 @@ def test_a_rank_that_fails_ends_all(
     ended = run(start, nproc, case, readers, tmp_path)
     check_end(ended, tmp_path)
     assert message in ended.output, ended.output
-
-
-def check_end(ended: Ended, folder: Path) -> None:
-    seconds = ended.at - float((folder / "fault").read_text())
-    print(f"the job ended {seconds:.2f} s after the fault")
-    assert all(ended.codes), ended.output
-    assert not ended.left, ended.output
-    assert seconds < SECONDS_TO_END, ended.output
 
 
 def test_a_rank_that_exits_with_a_code_after_the_last_collective_ends_the_job_with_it(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import re
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from libai_data.errors import ConfigError
 from libai_data.launch.launcher import free_port
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from tests.distributed.jobs import Job
-from tests.distributed.launcher import launch_ranks
+from tests.distributed.launcher import found_by_ranks
 from tests.distributed.processes import ranks_environment
 from tests.engine.tiny import TinyDataset
 
@@ -38,10 +37,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "start_differently.py"
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Case -> what each of two ranks was told; one launch for all cases."""
-    folder = tmp_path_factory.mktemp("told")
-    launch = launch_ranks(SCRIPT, 2, str(folder), timeout=60)
-    assert launch.returncode == 0, launch.output
-    one, other = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
+    one, other = found_by_ranks(SCRIPT, 2, tmp_path_factory.mktemp("told"), timeout=60)
     assert {case: words for case, (words, _) in one.items()} == {case: words for case, (words, _) in other.items()}
     return dict(one)
 
