@@ -103,7 +103,7 @@ def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: 
                 )
 
 
-def check_targets(cfg: Any, path: str = "") -> None:
+def check_targets(cfg: Any) -> None:
     """Refuses what a config's LazyCalls could not be called with, before anything is built.
 
     Every target in the config must exist and take the keywords that it is given, with values of their types. Arguments
@@ -111,12 +111,11 @@ def check_targets(cfg: Any, path: str = "") -> None:
 
     Args:
         cfg: a config, or any part of one.
-        path: the key of that part, for the messages.
 
     Raises:
         ConfigError: naming the key, the target and the nearest argument.
     """
-    for where, section in chain([(path, cfg)], every_key(cfg, path)):
+    for where, section in chain([("", cfg)], every_key(cfg)):
         if not isinstance(section, DictConfig) or TARGET not in section:
             continue
         target = _written_target(section, where)

@@ -49,15 +49,10 @@ def install_import_hook(joining: Callable[[], AbstractContextManager[None]]) -> 
         sys.meta_path.insert(0, _Finder(joining))
 
 
-def package_library_folders(search_path: Sequence[str] | None = None) -> list[Path]:
-    """Return the folders of the `nvidia-*` packages that contain a library OneFlow needs, in search order.
-
-    Args:
-        search_path: Folders that may hold an `nvidia` folder; by default `sys.path`.
-    """
-    entries = sys.path if search_path is None else search_path
+def package_library_folders() -> list[Path]:
+    """Return the folders of the `nvidia-*` packages that contain a library OneFlow needs, in search order."""
     folders: list[Path] = []
-    for entry in entries:
+    for entry in sys.path:
         for folder in sorted((Path(entry or ".") / "nvidia").glob("*/lib")):
             if folder not in folders and any((folder / soname).is_file() for soname in SONAMES):
                 folders.append(folder)

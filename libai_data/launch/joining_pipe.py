@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 _VARIABLE = "LIBAI_DATA_JOINING_PIPE"
@@ -106,18 +106,18 @@ class JoiningRanks:
         return self._waits_since is not None and time.monotonic() > self._waits_since + GRACE_SECONDS_ELSEWHERE
 
 
-def tell_that_it_waits(environment: Mapping[str, str] = os.environ) -> None:
+def tell_that_it_waits() -> None:
     """Tell the launcher, if there is one, that this rank begins `import oneflow`."""
-    _tell(_WAITS, environment)
+    _tell(_WAITS)
 
 
-def tell_that_it_waits_no_more(has_joined: bool, environment: Mapping[str, str] = os.environ) -> None:
+def tell_that_it_waits_no_more(has_joined: bool) -> None:
     """Tell the launcher, if there is one, that `import oneflow` has ended."""
-    _tell(_JOINED if has_joined else _FAILED, environment)
+    _tell(_JOINED if has_joined else _FAILED)
 
 
-def _tell(word: bytes, environment: Mapping[str, str]) -> None:
-    descriptor, _, inode = environment.get(_VARIABLE, "").partition(":")
+def _tell(word: bytes) -> None:
+    descriptor, _, inode = os.environ.get(_VARIABLE, "").partition(":")
     if descriptor.isdigit() and inode.isdigit():
         with suppress(OSError):  # The descriptor was closed, or the launcher is gone.
             if os.fstat(int(descriptor)).st_ino == int(inode):

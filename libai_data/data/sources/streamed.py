@@ -39,14 +39,13 @@ class StreamedSource:
 
     Opening reads the table that `libai-data index` has written, or counts samples by what tells them without reading
     the shards: the manifest of `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is
-    fetched into the cache of the node (see `storage`) when one of its records is read, or before that: a loader whose
+    fetched into the cache of the node (see `Storage`) when one of its records is read, or before that: a loader whose
     dataset is this source, or has it as `source`, fetches ahead if its order has lanes.
 
     Args:
         address: of a folder, or a glob of shards ("**" for any depth).
         sources: format -> the source of a file.
         format: of the shards; by default from the endings of their names.
-        storage: where copies are kept; by default as the environment sets it.
 
     Attributes:
         shard_lengths: int64 [shards].
@@ -60,11 +59,9 @@ class StreamedSource:
         StorageError: The store does not answer.
     """
 
-    def __init__(
-        self, address: str, sources: Mapping[str, Callable[..., Any]], format: str = "", storage: Storage | None = None
-    ) -> None:
+    def __init__(self, address: str, sources: Mapping[str, Callable[..., Any]], format: str = "") -> None:
         self.folder, self._pattern = parted(address)
-        self.storage = storage or Storage.from_environment()
+        self.storage = Storage.from_environment()
         self.table = self._table(format)
         self._open_file = sources[self.table.format]
         self.shard_lengths = self.table.samples
