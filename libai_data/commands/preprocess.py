@@ -74,11 +74,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def tokenizer_files(asked: argparse.Namespace) -> TokenizerFiles:
-    """The tokenizer that the arguments name.
-
-    Raises:
-        ConfigError: None or two, or a file that is of another kind than said.
-    """
+    """The tokenizer that the arguments name."""
     if bool(asked.tokenizer) == bool(asked.vocab_file):
         raise ConfigError("give the tokenizer by --tokenizer, or by --tokenizer-name and --vocab-file")
     path = Path(asked.tokenizer or asked.vocab_file)

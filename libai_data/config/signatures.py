@@ -131,11 +131,7 @@ def check_targets(cfg: Any) -> None:
 
 
 def check_is_call(section: Any, path: str) -> None:
-    """Refuse what is no LazyCall.
-
-    Raises:
-        ConfigError: naming the key, and what it has.
-    """
+    """Refuse what is no LazyCall."""
     if not isinstance(section, DictConfig) or TARGET not in section:
         raise ConfigError(f"{path} is {section!r:.200}; it must be a LazyCall, {{{TARGET}: ..., and its arguments}}.")
     if OmegaConf.is_missing(section, TARGET):

@@ -166,11 +166,7 @@ class LinkFeed(Feed):
         self._generation += 1
 
     def next(self) -> NodeBatch | None:
-        """Wait for the next batch; None at the end of the pass.
-
-        Raises:
-            PeerError: The leader failed or is gone.
-        """
+        """Wait for the next batch; None at the end of the pass."""
         while True:
             self._report()
             try:

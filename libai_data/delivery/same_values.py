@@ -27,11 +27,7 @@ _OF_THE_PROCESS = (
 
 
 def check_same_arguments(readers: str, **given: Any) -> None:
-    """Compare a loader's arguments between all ranks, as only those of ranks that read have an effect. Collective.
-
-    Raises:
-        ConfigError: On every rank alike, naming what differs, and the ranks.
-    """
+    """Compare a loader's arguments between all ranks, as only those of ranks that read have an effect. Collective."""
     if get_mesh().world_size == 1:
         return
     own: dict[str, str] = {}

@@ -48,11 +48,7 @@ def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
 
 
 def raise_differences(signature: list[FieldSignature]) -> None:
-    """Tell every rank how the fields differ. Collective, like the comparison that found it out.
-
-    Raises:
-        SchemaError: On every rank alike.
-    """
+    """Tell every rank how the fields differ. Collective, like the comparison that found it out."""
     signatures = [broadcast_py_object(signature, src=rank) for rank in range(get_mesh().world_size)]
     raise SchemaError("the ranks' batches differ: " + "; ".join(_differences(signatures)))
 

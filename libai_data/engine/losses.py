@@ -19,11 +19,7 @@ _MOST_SAMPLES = 256
 
 
 def total_loss(outputs: Any) -> Any:
-    """Sum those outputs of a model whose name contains "loss".
-
-    Raises:
-        SchemaError: There is none, one is no single number, or the outputs are no dict.
-    """
+    """Sum those outputs of a model whose name contains "loss"."""
     if not isinstance(outputs, Mapping):
         raise SchemaError(
             f"model.forward returned a {type(outputs).__name__}; in training it must return a dict of losses, such as "

@@ -20,9 +20,6 @@ class CombinedLoader:
     Args:
         loaders: name, an argument of `model.forward` -> loader.
         unnamed: `list`, if they had no names of their own.
-
-    Raises:
-        ConfigError: A loader has a mixup function.
     """
 
     mixup_func: None = None
@@ -69,9 +66,6 @@ class CombinedLoader:
         Args:
             state: of as many loaders of the same names.
             override: what may differ on purpose; see `DataLoader.load_state_dict`.
-
-        Raises:
-            CheckpointError: The state belongs to other loaders.
         """
         check_state(state, Keys({}, others=True), "several loaders")
         saved = state.get("loaders")

@@ -47,9 +47,6 @@ class Source:
             `num_shards`.
         batches: whether it yields batches instead of samples; None decides by its class.
         skips: yield a `FailedRow` for each error of the iterator.
-
-    Raises:
-        ConfigError: It is neither iterable nor callable.
     """
 
     def __init__(self, thing: Any, batches: bool | None = None, skips: bool = False) -> None:

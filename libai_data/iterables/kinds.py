@@ -93,11 +93,7 @@ def is_map_style(thing: Any) -> bool:
 
 
 def without_node_splitting(thing: Any) -> Any:
-    """A WebDataset pipeline without the stage that refuses several ranks, since here the mesh shards the samples.
-
-    Raises:
-        ConfigError: It shards by itself, so that the ranks would not see the same stream.
-    """
+    """A WebDataset pipeline without the stage that refuses several ranks, since here the mesh shards the samples."""
     if not _derives_from(thing, "webdataset") or not isinstance(getattr(thing, "pipeline", None), list):
         return thing
     names = [getattr(stage, "__name__", "") for stage in thing.pipeline]

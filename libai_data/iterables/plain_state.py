@@ -32,11 +32,7 @@ def encoded(state: Any) -> str:
 
 
 def decoded(text: str) -> Any:
-    """The inverse of `encoded`.
-
-    Raises:
-        CheckpointError: The text was not made by it.
-    """
+    """The inverse of `encoded`."""
     try:
         return _unpacked(json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
@@ -45,11 +41,7 @@ def decoded(text: str) -> Any:
 
 @contextmanager
 def saved_in(text: str) -> Iterator[Any]:
-    """The content of a state of this package, as JSON; an error in the block means that the state is damaged.
-
-    Raises:
-        CheckpointError: It is no JSON, or the block finds values missing or of another type.
-    """
+    """The content of a state of this package, as JSON; an error in the block means that the state is damaged."""
     try:
         yield json.loads(text)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:

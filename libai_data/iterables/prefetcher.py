@@ -82,11 +82,7 @@ class Prefetcher:
         thread.start()
 
     def next_group(self) -> Group:
-        """Wait for the next group.
-
-        Raises:
-            SampleError: The iterable raised, or nothing came in time; it is named.
-        """
+        """Wait for the next group."""
         seen, since = self._shared.items, time.monotonic()
         while True:
             try:

@@ -106,9 +106,6 @@ class RowReader:
         Args:
             place: where to go.
             group_size: rows to read at a time; as many samples are fetched ahead together.
-
-        Raises:
-            CheckpointError: The rows before the place have changed, or there are fewer.
         """
         self._group_size = group_size
         self.close()

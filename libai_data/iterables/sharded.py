@@ -198,9 +198,6 @@ class ShardedSource(WrappedSource):
             call `get_worker_info`, of this package or of PyTorch, to find out which samples to yield.
         batches: whether it yields batches.
         sharding: how it is read.
-
-    Raises:
-        ConfigError: It cannot be read in this way.
     """
 
     def __init__(self, thing: Any, batches: bool | None, sharding: Sharding) -> None:

@@ -50,9 +50,6 @@ def check_place(state: Mapping[str, Any]) -> None:
 
     Args:
         state: of a loader over an iterable, with the keys of `STATE`.
-
-    Raises:
-        CheckpointError: With the parts.
     """
     details, position, endless = state.get("iterable", {}), state["position"], state["ends"] == "cycle"
     row, begun, mark = details.get("row"), details.get("epoch", 0), details.get("source", {}).get("row", 0)
@@ -302,11 +299,7 @@ class IterableStream(EpochPositions, StreamSampler):
         """Nothing: a pass sets the cursor, and there is no other state."""
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue after as many rows. With the override "seed", shards and shuffling may differ.
-
-        Raises:
-            CheckpointError: The state belongs to another kind of stream.
-        """
+        """Continue after as many rows. With the override "seed", shards and shuffling may differ."""
         check_state(state, STATE, "a loader over an iterable")
         if (state["ends"] == "cycle") != self.endless:
             raise CheckpointError(
@@ -348,11 +341,7 @@ class IterableStream(EpochPositions, StreamSampler):
         return found
 
     def restore(self, state: Mapping[str, Any], details: Mapping[str, Any]) -> None:
-        """Restore what `details` returned for a state, for the next pass.
-
-        Raises:
-            CheckpointError: The iterable was sharded in another way.
-        """
+        """Restore what `details` returned for a state, for the next pass."""
         num_shards = self.data_parallel_size if self._is_sharded else 1
         if details.get("num_shards", 1) != num_shards:
             raise CheckpointError(

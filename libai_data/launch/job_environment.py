@@ -41,11 +41,7 @@ def machine() -> str:
 
 
 def seconds_from_environment(variable: str, default: float) -> float:
-    """Seconds that an environment variable sets.
-
-    Raises:
-        ConfigError: The variable is no positive number.
-    """
+    """Seconds that an environment variable sets."""
     value = os.environ.get(variable, str(default))
     try:
         seconds = float(value)

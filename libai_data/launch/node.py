@@ -81,9 +81,6 @@ def wait_for_predecessor(job: str) -> socket.socket:
 
     Returns:
         A socket that holds the name of the job until this process ends; the next run waits for it.
-
-    Raises:
-        TimeoutError: The earlier run does not end.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     # With the user's number, so that jobs of the same name that two users start do not wait for each other.

@@ -58,9 +58,6 @@ def reserve_port(port: int) -> socket.socket:
 
     Launchers that start in the same moment both find the port free, and OneFlow lets two jobs of one user share it:
     their ranks would join each other.
-
-    Raises:
-        ConfigError: Another launcher reserves the port, or a program listens on it.
     """
     # The name is free again when its process ends, and belongs to the network namespace, as the port does.
     reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -79,11 +76,7 @@ def reserve_port(port: int) -> socket.socket:
 
 
 def refuse_port_in_use(port: int) -> None:
-    """Check that rank 0 can listen on a port.
-
-    Raises:
-        ConfigError: Another program does.
-    """
+    """Check that rank 0 can listen on a port."""
     try:
         # Not listening: a launcher that waits for rank 0 must not take this for it.
         _bound(port).close()
@@ -100,9 +93,6 @@ def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
     Args:
         nnodes: machines of the job; this is number `node_rank`.
         host: address or name of machine 0.
-
-    Raises:
-        ConfigError: They are not.
     """
     if nnodes == 1:
         return

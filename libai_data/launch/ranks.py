@@ -206,11 +206,7 @@ class Ranks:
                     os.close(descriptor)
 
     def _wait_for_rank_0(self) -> None:
-        """Wait until rank 0 listens; on its own node only so long: its script may do something else first.
-
-        Raises:
-            TimeoutError: On another node, where ranks can do nothing without it.
-        """
+        """Wait until rank 0 listens; on its own node only so long: its script may do something else first."""
         args = self._args
         seconds = seconds_from_environment(SECONDS_TO_JOIN, 600.0) if args.node_rank else LISTEN_SECONDS
         where = (args.master_addr or "127.0.0.1", args.master_port)

@@ -66,9 +66,6 @@ class Arena:
         """The bytes of a range as they are now, uint8 [size]; what is written to this array, no other process sees.
 
         The range must not be written to while the array is in use.
-
-        Raises:
-            OSError: The arena is closed, or there is no room for the mapping.
         """
         with self._lock:
             if self.descriptor < 0:

@@ -326,9 +326,6 @@ def assemble(
         skeleton: how the batch is nested; None if all its fields are tensors.
         origin: what the batch carries besides.
         as_numpy: leave the arrays as they are.
-
-    Raises:
-        SchemaError: OneFlow lacks a field's dtype; the field is named.
     """
 
     def field_of(name: str) -> DistTensorData:

@@ -108,10 +108,6 @@ class PadCollator:
 
         Returns:
             One Instance; the layout of each field is that of the first sample.
-
-        Raises:
-            SchemaError: Fields, dtypes, numbers of dims, layouts, or shapes of what is not padded differ, or a sample
-                is longer than allowed; the field is named.
         """
         skeletons, samples = [], []
         for sample in batch:

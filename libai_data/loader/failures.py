@@ -38,9 +38,6 @@ class ErrorPolicy:
 
         replacement_budget: share of the samples that may be replaced, once 1,000 have been delivered; those that
             `quarantine_file` lists at the start do not count.
-
-    Raises:
-        ConfigError: An unknown policy, "quarantine" without a file, or a budget that is no share.
     """
 
     on_error: str = "raise"
@@ -80,11 +77,7 @@ class SkippedSample:
 
 
 def read_quarantine(path: Path) -> frozenset[int]:
-    """The indices that a quarantine file lists; none if the file does not exist.
-
-    Raises:
-        ConfigError: A line is malformed; its number is named.
-    """
+    """The indices that a quarantine file lists; none if the file does not exist."""
     if not path.exists():
         return frozenset()
     indices = set()

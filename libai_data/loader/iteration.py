@@ -86,11 +86,7 @@ class Pass:
 
 
 def refuse_in_fork(process: int, what: str) -> None:
-    """Raise an error in a fork of the process whose threads, workers and memory something has.
-
-    Raises:
-        PassError: This is another process.
-    """
+    """Raise an error in a fork of the process whose threads, workers and memory something has."""
     if process != os.getpid():
         raise PassError(
             f"{what} belongs to process {process}, of which this process is a fork; make a loader in this process"

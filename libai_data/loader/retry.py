@@ -45,9 +45,6 @@ class Retry:
             task: the task.
             who: which worker it was, and how it ended.
             hung: it took too long, which is less likely to be chance than a death.
-
-        Raises:
-            SampleError: Workers have ended over it too often.
         """
         key = task.number, task.first_row
         deaths = self._deaths.pop(key, 0) + (A_HANG_COUNTS if hung else 1)

@@ -92,11 +92,7 @@ def _places(length: int, rows: int) -> tuple[slice, ...]:
 
 
 def _checked(spec: FieldSpec, value: Any) -> np.ndarray:
-    """The array of a field whose form is not just that of the samples before it, if it can be taken for it.
-
-    Raises:
-        SchemaError: It cannot.
-    """
+    """The array of a field whose form is not just that of the samples before it, if it can be taken for it."""
     layout = spec.layout
     if isinstance(value, DistTensorData) and (
         tuple(value.sbp_list) != layout.sbp_list or value.placement_idx != layout.placement_idx

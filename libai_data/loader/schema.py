@@ -131,11 +131,7 @@ class SampleSchema:
 
     @staticmethod
     def of(sample: SampleForm) -> SampleSchema:
-        """The schema of one sample.
-
-        Raises:
-            SchemaError: It has no fields, or one that cannot become a tensor.
-        """
+        """The schema of one sample."""
         fields = tuple(_spec(name, value) for name, value in sample.fields.items())
         if not fields and not sample.has_text:
             raise SchemaError("the sample has no fields; return an Instance with the arguments of model.forward")
@@ -216,11 +212,7 @@ def array_of(value: Any, name: str) -> np.ndarray:
 
 
 def layout_of(value: Any, name: str) -> Layout:
-    """The layout of a field; bare values get the default one.
-
-    Raises:
-        SchemaError: The layout is malformed; the field is named.
-    """
+    """The layout of a field; bare values get the default one."""
     if not isinstance(value, DistTensorData):
         return Layout()
     try:
@@ -243,9 +235,6 @@ def parse_layouts(layouts: Overrides | None) -> dict[str, dict[str, Any]]:
 
     Args:
         layouts: field name -> {"sbp_list": [...], "placement_idx": int}, either key may be left out.
-
-    Raises:
-        ConfigError: An unknown key or a malformed value, named with its field.
     """
     parsed: dict[str, dict[str, Any]] = {}
     check({"layouts": or_none(MAPPING)}, layouts=layouts)

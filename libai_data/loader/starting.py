@@ -48,9 +48,6 @@ class WorkerStarter:
         payload: what the workers need.
         start_method: "spawn", "fork", or "auto": spawn if the dataset can be pickled here and unpickled in the worker,
             and has few Python objects, of which each program would have its own; else fork.
-
-    Raises:
-        ConfigError: An unknown method, or "spawn" with a dataset that cannot be pickled.
     """
 
     def __init__(self, payload: Payload, start_method: str) -> None:

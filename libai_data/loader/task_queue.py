@@ -116,9 +116,6 @@ class TaskQueue:
             entry: the task.
             may_wait: tasks that the workers that are awake may find waiting. Where tasks are done in no time, to wake
                 another worker for them would cost more than it gains.
-
-        Raises:
-            RuntimeError: The task queue is full.
         """
         self._lock()
         try:

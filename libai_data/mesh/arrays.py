@@ -29,9 +29,6 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
 
     Returns:
         The array, in this machine's order of bytes; for a numpy array that is, the same object.
-
-    Raises:
-        SchemaError: The value is no rectangular array of numbers.
     """
     whose = f"field '{field_name}'" if field_name else "the value"
     if isinstance(value, np.ndarray):
@@ -93,11 +90,7 @@ def first_leaf(values: Any) -> Any:
 
 
 def as_flow_tensor(tensor: Any) -> Any:
-    """A OneFlow tensor over the same memory; an array that is not contiguous is copied.
-
-    Raises:
-        SchemaError: OneFlow has no such dtype, or the array is masked.
-    """
+    """A OneFlow tensor over the same memory; an array that is not contiguous is copied."""
     import oneflow as flow
 
     if not isinstance(tensor, np.ndarray):
@@ -118,11 +111,7 @@ def as_flow_tensor(tensor: Any) -> Any:
 
 
 def stack_tensors(tensors: Sequence[Any]) -> Any:
-    """Stack numpy arrays, or OneFlow tensors if one of them is one, along a new dim 0.
-
-    Raises:
-        SchemaError: Shapes or dtypes differ.
-    """
+    """Stack numpy arrays, or OneFlow tensors if one of them is one, along a new dim 0."""
     # Of arrays alone, which is usual, their types tell at once.
     are_flow = {*map(type, tensors)} != {np.ndarray} and any(map(is_flow_tensor, tensors))
     if are_flow:

@@ -25,9 +25,6 @@ def split_dims(sbp_list: Sequence[str]) -> tuple[int | None, int | None]:
 
     Returns:
         For each axis the dim that it splits, or None where it broadcasts.
-
-    Raises:
-        SchemaError: Another number of entries, or another word.
     """
     if isinstance(sbp_list, str) or not isinstance(sbp_list, Sequence) or len(sbp_list) != len(_AXES):
         raise SchemaError(
@@ -62,9 +59,6 @@ def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMe
         shape: of one data-parallel shard; dim 0 is the batch.
         sbp_list: the field's signature.
         mesh: the mesh.
-
-    Raises:
-        SchemaError: A 0-d tensor, or an axis that does not divide the dim it splits.
     """
     if not shape:
         raise SchemaError("the tensor has no batch dim; stack samples into a batch first")

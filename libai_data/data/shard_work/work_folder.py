@@ -19,11 +19,7 @@ _PLAN = "plan.json"
 
 @contextmanager
 def own_folder(folder: Path) -> Iterator[None]:
-    """Makes a folder, and this process's own as long as it lives.
-
-    Raises:
-        ConfigError: Another process is at work there.
-    """
+    """Makes a folder, and this process's own as long as it lives."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / LOCK, "w") as file:
         try:
@@ -49,11 +45,7 @@ def keep_to_plan(folder: Path, plan: dict[str, Any]) -> None:
 
 
 def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) -> None:
-    """Refuse to mix the shards of two plans.
-
-    Raises:
-        ConfigError: The plans differ; it is named in what.
-    """
+    """Refuse to mix the shards of two plans."""
     other = sorted(name for name in plan if before.get(name) != plan[name])
     if other:
         told = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in other)

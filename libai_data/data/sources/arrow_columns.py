@@ -93,11 +93,7 @@ def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:
 
 
 def chosen_columns(known: Sequence[str], columns: Any, path: Any) -> list[str]:
-    """The columns that are read: those that were asked for, or all.
-
-    Raises:
-        ConfigError: There is no such column.
-    """
+    """The columns that are read: those that were asked for, or all."""
     for name in columns or ():
         if name not in known:
             raise ConfigError(f"{path} has no column {name!r}; there are {list(known)}.{nearest(name, known)}")

@@ -25,11 +25,7 @@ _OF_ENDING = {
 
 
 def format_of_files(paths: Any, files: Sequence[str], formats: Iterable[str]) -> str:
-    """The name of the one format that files have.
-
-    Raises:
-        ConfigError: Their names give no format, or several.
-    """
+    """The name of the one format that files have."""
     found = sorted({_format_of(path) for path in files})
     if len(found) != 1 or not found[0]:
         endings = sorted({Path(path).suffix for path in files})

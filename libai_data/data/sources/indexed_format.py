@@ -58,11 +58,7 @@ class SequenceIndex:
 
 
 def code_of(dtype: Any) -> int:
-    """The code of a dtype.
-
-    Raises:
-        ConfigError: The format has none for it.
-    """
+    """The code of a dtype."""
     try:
         found = np.dtype(dtype)
     except (TypeError, ValueError):
@@ -81,9 +77,6 @@ def parse_index(content: np.ndarray, bin_bytes: int, name: str) -> SequenceIndex
         content: uint8, the bytes of the `.idx` file; the arrays of the result are views of it.
         bin_bytes: size of the `.bin` file.
         name: of the `.idx` file, for errors.
-
-    Raises:
-        FormatError: The file is truncated, of another format, or contradicts itself or its `.bin` file.
     """
     if len(content) < _HEADER.size:
         _refuse_short(content, name)

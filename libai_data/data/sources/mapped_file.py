@@ -57,11 +57,7 @@ class MappedFile:
         return [self.source, self._local.identity] if self.is_copy else file_identity(self.path)
 
     def check_current(self) -> None:
-        """Refuse what was opened by the path if another file has it now.
-
-        Raises:
-            FormatError: The file was replaced or written to since this object was made.
-        """
+        """Refuse what was opened by the path if another file has it now."""
         found = self.current_identity()
         if found != self.identity:
             raise FormatError(

@@ -235,9 +235,6 @@ def decompressed(
         shard: what the index says of it.
         storage: where copies are kept; by default as the environment sets it.
         version: of an object in a store, which it must still have; by default any.
-
-    Raises:
-        FormatError: It is compressed by something else than zstd.
     """
     if shard.compression != "zstd":
         method = shard.compression or "an unknown method"

@@ -22,9 +22,6 @@ def decoder_of(encoding: str, what: str) -> Decode:
     Args:
         encoding: name, and for arrays what they have in common, such as "ndarray:float32:3,4".
         what: is encoded so, for errors.
-
-    Raises:
-        FormatError: There is no such encoding, or it would run code of the file.
     """
     name, _, details = encoding.partition(":")
     if name == "ndarray":

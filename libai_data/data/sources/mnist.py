@@ -150,9 +150,6 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
 
     Returns:
         uint8 [...], read-only.
-
-    Raises:
-        FormatError: The file is truncated, of another format, or has other dims.
     """
     data: np.ndarray
     if path.suffix == ".gz":

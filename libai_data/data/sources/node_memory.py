@@ -95,11 +95,7 @@ def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
 
 
 def _received(address: str) -> int | None:
-    """A descriptor from the process that has the name, once the memory is filled; None if it does not give one.
-
-    Raises:
-        PeerError: The process is another user's.
-    """
+    """A descriptor from the process that has the name, once the memory is filled; None if it does not give one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end:
         try:
             end.connect(address)

@@ -13,11 +13,7 @@ from libai_data.errors.argument_rules import PATH, check
 
 
 def checked_path(name: str, path: Any) -> Path:
-    """A path of this machine.
-
-    Raises:
-        ConfigError: It is no path, or an address in a store.
-    """
+    """A path of this machine."""
     check({name: PATH}, **{name: path})
     text = os.fspath(path)
     if is_remote(text):
@@ -45,11 +41,7 @@ def why_missing(path: PathLike) -> str:
 
 
 def text_of(path: Path) -> str:
-    """The text of a small file.
-
-    Raises:
-        FormatError: It is no UTF-8.
-    """
+    """The text of a small file."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -86,9 +86,6 @@ def downloaded(urls: Sequence[str], md5: str) -> Iterator[Path]:
 
     Yields:
         The copy, in use until the block ends.
-
-    Raises:
-        StorageError: No address gives a file with this sum; each is named with what it gave.
     """
     told = []
     for url in urls:

@@ -136,11 +136,7 @@ def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarra
 
 
 def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
-    """Indices from 0 on, int64 [n], of which negative ones count from the end.
-
-    Raises:
-        IndexError: One lies outside.
-    """
+    """Indices from 0 on, int64 [n], of which negative ones count from the end."""
     asked = np.asarray(indices, dtype=np.int64).reshape(-1)
     outside = np.flatnonzero((asked < -count) | (asked >= count))
     if len(outside):

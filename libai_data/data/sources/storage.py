@@ -132,11 +132,7 @@ class LocalFile:
 
 
 def cache_home() -> Path:
-    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data.
-
-    Raises:
-        ConfigError: Neither is there.
-    """
+    """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
     named = os.environ.get(CACHE_DIR)
     if named:
         return Path(named)

@@ -66,9 +66,6 @@ class FillInTheMiddle:
         Args:
             sample: `input_ids` and `labels`, int64 [n] each, the labels being the next tokens.
             random: draws.
-
-        Raises:
-            SchemaError: The sample has other fields: what they say of places would no longer be true.
         """
         fields = fields_of(sample)
         if set(fields) != _FIELDS:

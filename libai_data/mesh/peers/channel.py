@@ -74,11 +74,7 @@ class Channel:
             os.close(descriptor)
 
     def receive_descriptor(self) -> int:
-        """Wait for an open file that the other end sends.
-
-        Raises:
-            EOFError: The other end is gone, or sent something else.
-        """
+        """Wait for an open file that the other end sends."""
         _, descriptor = self._receive()
         if descriptor is None:
             raise EOFError("the other end sent a message instead of an open file")

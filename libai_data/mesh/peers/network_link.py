@@ -91,11 +91,7 @@ class Reception:
 
 
 def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float) -> None:
-    """Say `who` this is to a `Reception`, and find out in so many seconds whether it belongs to this job.
-
-    Raises:
-        PeerError: It does not, or it turned this process away.
-    """
+    """Say `who` this is to a `Reception`, and find out in so many seconds whether it belongs to this job."""
     own = secrets.token_hex(16)
     try:
         link.settimeout(max(seconds, 0.1))
@@ -111,11 +107,7 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
 
 
 def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -> dict[int, socket.socket]:
-    """Wait until the leaders of these nodes have connected, then close the listener.
-
-    Raises:
-        PeerError: Some did not come in time; they are named.
-    """
+    """Wait until the leaders of these nodes have connected, then close the listener."""
     links: dict[int, socket.socket] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
@@ -142,11 +134,7 @@ def accept_leaders(listener: socket.socket, nodes: Sequence[int], secret: str) -
 
 
 def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.socket:
-    """Connect a node's leader to rank 0, at MASTER_ADDR and the port on which it listens.
-
-    Raises:
-        PeerError: Rank 0 cannot be reached.
-    """
+    """Connect a node's leader to rank 0, at MASTER_ADDR and the port on which it listens."""
     deadline = time.monotonic() + seconds_to_meet()
     while True:
         try:

@@ -51,11 +51,7 @@ def open_node_link(name: str) -> socket.socket:
 
 
 def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int, Channel]:
-    """Wait until these ranks of the node, all but the leader, have connected; then close the listener.
-
-    Raises:
-        PeerError: Some did not come in time; they are named.
-    """
+    """Wait until these ranks of the node, all but the leader, have connected; then close the listener."""
     channels: dict[int, Channel] = {}
     seconds = seconds_to_meet()
     deadline = time.monotonic() + seconds
@@ -99,11 +95,7 @@ def let_in(end: socket.socket) -> tuple[int, Channel]:
 
 
 def connect_to_leader(name: str, rank: int, leader: int, seconds: float | None = None) -> Channel:
-    """Connect a rank to the first rank of its node, within so many seconds; by default `seconds_to_meet()`.
-
-    Raises:
-        PeerError: It did not listen in time, or another user's process does in its place.
-    """
+    """Connect a rank to the first rank of its node, within so many seconds; by default `seconds_to_meet()`."""
     seconds = seconds_to_meet() if seconds is None else seconds
     deadline = time.monotonic() + seconds
     pause = _SECONDS_BETWEEN_TRIES

@@ -193,12 +193,7 @@ class Liveness:
             self._changed.notify_all()
 
     def meet(self) -> None:
-        """Compare job and machine with the other ranks, and complete the connections. Collective, the first time.
-
-        Raises:
-            MeshError: The ranks belong to two jobs, or two nodes run on one machine.
-            PeerError: Some do not come in time; they are named.
-        """
+        """Compare job and machine with the other ranks, and complete the connections. Collective, the first time."""
         if self._met:
             return
         self._met = True
