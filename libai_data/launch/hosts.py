@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from libai_data.errors import ConfigError
 from libai_data.launch.exit_codes import STOPPED, as_exit_code, described
@@ -31,23 +31,8 @@ from libai_data.launch.ranks import FAILURE_GRACE_SECONDS, FORWARDED, STOPPING
 from libai_data.launch.restarts import Training
 
 
-class Host(NamedTuple):
-    """A machine.
-
-    Args:
-        target: the argument of ssh, "name" or "user@name".
-    """
-
-    target: str
-
-    @property
-    def address(self) -> str:
-        """Its name or address, without a user."""
-        return self.target.rpartition("@")[2]
-
-
-def read_hostfile(path: str, ranks_per_node: int) -> list[Host]:
-    """Read the machines of a hostfile.
+def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
+    """Read the machines of a hostfile, each as the argument of ssh, "name" or "user@name".
 
     Args:
         path: of the file.
@@ -60,7 +45,7 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[Host]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--hostfile {path} cannot be read: {error}") from error
-    hosts: list[Host] = []
+    hosts: list[str] = []
     for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
         if not words:
@@ -73,9 +58,9 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[Host]:
                 f"{path}, line {number} has {slots[0]}, but --nproc_per_node is {ranks_per_node}: each machine gets "
                 "the same number of ranks"
             )
-        if target in (host.target for host in hosts):
+        if target in hosts:
             raise ConfigError(f"{path}, line {number} names {target} again; ranks of one machine are one line")
-        hosts.append(Host(target))
+        hosts.append(target)
     if not hosts:
         raise ConfigError(f"{path} names no machine; write one a line")
     return hosts
@@ -113,7 +98,7 @@ class Hosts:
         training: what is known of the script.
     """
 
-    def __init__(self, args: argparse.Namespace, hosts: Sequence[Host], training: Training) -> None:
+    def __init__(self, args: argparse.Namespace, hosts: Sequence[str], training: Training) -> None:
         self._args = args
         self._all = list(hosts)
         self._chosen = list(hosts)
@@ -152,14 +137,14 @@ class Hosts:
         for each in answers:
             each.kill()
             each.wait()
-        silent = ", ".join(host.target for host in self._all if host not in there)
+        silent = ", ".join(host for host in self._all if host not in there)
         problem = "its mesh is not known, since the script has no --config-file that could be read"
         for count in range(len(there), 0, -1):
             problem = "" if count == len(self._all) else self._training.problems.get(count, problem)
             if not problem:
                 self._chosen = there[:count]
                 if count < len(self._all):
-                    names = ", ".join(host.target for host in self._chosen)
+                    names = ", ".join(self._chosen)
                     say(
                         f"no answer from {silent or 'none'}; continues with {count} of {len(self._all)} machines: "
                         f"{names}"
@@ -183,7 +168,7 @@ class Hosts:
         try:
             for rank, host in enumerate(self._chosen):
                 self._nodes.append(RemoteNode(host, self._args.ssh, self._order(rank, script_args)))
-                words.watch(host.target, self._nodes[-1].output)
+                words.watch(host, self._nodes[-1].output)
             self._attend(words)
         finally:
             for node in self._nodes:
@@ -197,7 +182,8 @@ class Hosts:
     def _order(self, rank: int, script_args: list[str]) -> dict[str, object]:
         args = self._args
         arguments = ["--nnodes", len(self._chosen), "--node_rank", rank, "--nproc_per_node", args.nproc_per_node]
-        arguments += ["--master_addr", args.master_addr or self._chosen[0].address, "--master_port", args.master_port]
+        first = self._chosen[0].rpartition("@")[2]
+        arguments += ["--master_addr", args.master_addr or first, "--master_port", args.master_port]
         arguments += ["--stop_grace_seconds", args.stop_grace_seconds, "--logdir", args.logdir]
         for flag in ("module", "no_python", "redirect_stdout_and_stderr"):
             if getattr(args, flag):
@@ -276,10 +262,10 @@ class Hosts:
         self._signals.append(signum)
 
 
-def ssh_command(ssh: str, host: Host, *remote: str) -> list[str]:
+def ssh_command(ssh: str, host: str, *remote: str) -> list[str]:
     """The command line that runs `remote` on a host. What the user's own ssh command sets comes first, and holds."""
     options = [word for name, value in SSH_OPTIONS.items() for word in ("-o", f"{name}={value}")]
-    return [*shlex.split(ssh), "-T", *options, host.target, " ".join(map(shlex.quote, remote))]
+    return [*shlex.split(ssh), "-T", *options, host, " ".join(map(shlex.quote, remote))]
 
 
 def taken_along(environment: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
@@ -294,9 +280,8 @@ def taken_along(environment: Mapping[str, str], names: Sequence[str]) -> dict[st
 class RemoteNode:
     """The launcher of one node, in the same folder as this process and by the same interpreter."""
 
-    def __init__(self, host: Host, ssh: str, order: Mapping[str, Any]) -> None:
-        self.host = host
-        self.name = host.target
+    def __init__(self, host: str, ssh: str, order: Mapping[str, Any]) -> None:
+        self.name = host
         self.has_left = False
         program = [sys.executable, "-m", NODE_PROGRAM]
         if "PYTHONPATH" in os.environ:

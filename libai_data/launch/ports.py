@@ -115,7 +115,11 @@ def machines_connected_to(port: int) -> list[str]:
             own, other, state = line.split()[1:4]
             if state == _ESTABLISHED and int(own.rpartition(":")[2], 16) == port:
                 found.add(_address_in_words(other.partition(":")[0]))
-    return sorted(each for each in found if not (ipaddress.ip_address(each).is_loopback or _is_own(each)))
+    return sorted(each for each in found if not _is_of_this_machine(each))
+
+
+def _is_of_this_machine(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback or _is_own(address)
 
 
 def _address_in_words(packed: str) -> str:

@@ -95,6 +95,7 @@ def test_the_other_rows_are_those_of_the_stream_without_the_failing_ones(bad: fr
     for epoch in (1, 2):
         assert flat(taken(loader)) == [number for number in range(22) if number not in bad]
         assert loader.stats()["skipped_samples"] == epoch * len(bad)
+    loader.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"num_shards": 2}, {"num_shards": 2, "num_workers": 2}, {"shuffle_buffer": 3}])
@@ -104,6 +105,7 @@ def test_failing_rows_are_counted_and_logged_once(options: Any, caplog: pytest.L
     assert sorted(flat(taken(loader))) == [number for number in range(22) if number not in (3, 4, 11)]
     assert loader.stats()["skipped_samples"] == 3
     assert "Skipped a sample of" in caplog.text and "OSError: row 11 is truncated" in caplog.text
+    loader.close()
 
 
 def test_rows_that_a_resume_skips_are_not_counted_again() -> None:
@@ -114,6 +116,7 @@ def test_rows_that_a_resume_skips_are_not_counted_again() -> None:
     assert flat(taken(again)) == [10, *range(12, 22)]
     assert again.stats()["skipped_samples"] == 1
     stopped.close()
+    again.close()
 
 
 @pytest.mark.parametrize("good", [0, 1])
@@ -123,6 +126,7 @@ def test_more_failing_rows_than_the_budget_allows_end_the_run(good: int) -> None
     )
     with pytest.raises(SampleError, match=r"skipped \d+ of 1000 samples of .* OSError 999|OSError 1000 times"):
         list(loader)
+    loader.close()
 
 
 @pytest.mark.parametrize("wrapped", [lambda rows: rows, lambda rows: map(dict, rows)])
@@ -130,12 +134,14 @@ def test_a_generator_that_ends_by_its_error_ends_the_run_instead_of_the_epoch(wr
     loader = from_iterable(lambda: wrapped(decode(number) for number in range(8)), 1, on_error="skip")
     with pytest.raises(SampleError, match=r"cannot continue .* after OSError: row 3 is truncated: .* MappedStream"):
         list(loader)
+    loader.close()
 
 
 def test_a_generator_below_a_decoder_still_ends_the_run() -> None:
     loader = from_iterable(MappedStream(lambda: (decode(each) for each in range(8)), dict), 1, on_error="skip")
     with pytest.raises(SampleError, match="an error ends a Python generator"):
         list(loader)
+    loader.close()
 
 
 def test_a_list_of_failing_samples_is_refused_as_a_stream_and_quarantine_too() -> None:

@@ -95,6 +95,7 @@ def test_samples_of_each_form_become_the_same_batches(form: str, is_map_style: b
     unpacked = batches[0].values() if form in ("tuple", "list", "named tuple") else ["x", "y"]
     assert all(one is other for one, other in zip(batches[0], unpacked))
     assert found == [([0, 1, 2], flow.float32, ["x", "y"]), ([3, 4, 5], flow.float32, ["x", "y"])]
+    loader.close()
 
 
 @pytest.mark.parametrize("is_map_style", [False, True], ids=["stream", "map-style"])
@@ -125,6 +126,7 @@ def test_batches_are_nested_as_their_samples_are(is_map_style: bool) -> None:
     assert arguments["inputs"].y[0].numpy().tolist() == [2.0, 3.0]
     assert arguments["name"] == second.name
     assert batch_info(first).valid == 2  # type: ignore[union-attr]
+    loader.close()
 
 
 def test_the_default_collation_keeps_types() -> None:
@@ -235,6 +237,7 @@ def test_a_batch_of_the_iterable_is_a_global_batch_unless_a_size_is_given() -> N
     assert [len(rows) for _, rows in found] == [6, 6, 6]
     assert found[-1][0].valid == 5
     assert loader.global_batch_size == 6
+    loader.close()
 
 
 def test_an_endless_stream_goes_on_with_each_iterator_and_rounds_begin_anew() -> None:
@@ -246,6 +249,8 @@ def test_an_endless_stream_goes_on_with_each_iterator_and_rounds_begin_anew() ->
     broken_off, whole = taken(rounds, 2), taken(rounds)
     assert [info.epoch for info, _ in broken_off] == [0, 0]
     assert [info.epoch for info, _ in whole] == [1] * 6
+    for loader in (endless, rounds):
+        loader.close()
 
 
 def test_a_stream_that_does_not_replay_is_refused() -> None:
@@ -260,6 +265,8 @@ def test_a_stream_that_does_not_replay_is_refused() -> None:
     again.load_state_dict(stopped.state_dict())
     with pytest.raises(CheckpointError, match="unseeded does not replay: the first 8 rows of epoch 0"):
         taken(again)
+    for loader in (stopped, again):
+        loader.close()
 
 
 @pytest.mark.parametrize("batches", [False, True], ids=["samples", "batches"])
@@ -289,6 +296,8 @@ def test_a_stream_that_replays_otherwise_after_many_rows_is_refused(change: str,
         next(iter(other))
     other.load_state_dict(state, override=["seed"])
     next(iter(other))
+    for loader in (stopped, same, other):
+        loader.close()
 
 
 def test_a_stream_that_has_become_shorter_is_refused() -> None:
@@ -298,6 +307,8 @@ def test_a_stream_that_has_become_shorter_is_refused() -> None:
     again.load_state_dict(stopped.state_dict())
     with pytest.raises(CheckpointError, match="ended 6 rows before the row of the checkpoint"):
         taken(again)
+    for loader in (stopped, again):
+        loader.close()
 
 
 def test_a_state_of_another_kind_is_refused() -> None:
@@ -321,6 +332,7 @@ def test_an_iterable_that_raises_midway_is_named_where_it_does() -> None:
         with pytest.raises(SampleError, match=r"breaks raised OSError after 9 item.*the disk is gone") as raised:
             next(batches)
         assert isinstance(raised.value.__cause__, OSError)
+    loader.close()
 
 
 def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
@@ -336,6 +348,7 @@ def test_an_iterable_that_never_yields_is_named_after_the_timeout() -> None:
     with pytest.raises(SampleError, match=r"hangs has yielded nothing for 0.5 s, after 5 item"):
         next(batches)
     end.set()
+    loader.close()
 
 
 def test_an_iterable_without_a_row_has_no_batch_and_cannot_cycle() -> None:
@@ -374,6 +387,7 @@ def test_an_iterator_can_be_gone_through_once() -> None:
     assert len(taken(loader)) == 6
     with pytest.raises(SampleError, match=r"can be iterated only once\. Pass the function"):
         taken(loader)
+    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -493,6 +507,8 @@ def test_map_style_sources_are_shuffled_read_by_workers_and_resume() -> None:
     assert flat(expected)[:22] != list(range(22))
     options = {"micro_batch_size": 4, "shuffle": True, "seed": 5, "ends": "cycle"}
     assert resumed(lambda: samples, 6, 4, **options) == expected[6:10]
+    for loader in (plain, with_workers):
+        loader.close()
 
 
 def test_reading_ahead_is_bounded_and_ends_with_the_loader() -> None:
@@ -578,6 +594,7 @@ def test_a_function_with_one_of_the_parameters_of_shards_is_refused_unless_it_is
             from_iterable(function, 2)
     loader = from_iterable(partial(of_shard, shard=1), 2)
     assert flat(taken(loader)) == [1, 3, 5, 7]
+    loader.close()
 
 
 @pytest.mark.parametrize("name", ["sampler", "batch_sampler", "dataset", "test_batch_size", "consumed_samples"])
@@ -610,12 +627,14 @@ def test_an_iterable_that_overwrites_its_items_is_refused(item: Any, batches: bo
     loader = from_iterable(lambda: map(item, range(1, 7)), fields=["x", "number"], **options)
     with pytest.raises(SampleError, match=r"field .* of the iterable overwrites that of an earlier one; return a copy"):
         list(loader)
+    loader.close()
 
 
 def test_an_iterable_may_yield_the_same_item_again() -> None:
     kept = {"x": np.ones(4)}
     loader = from_iterable(lambda: iter([kept] * 20), 4)
     assert len(list(loader)) == 5
+    loader.close()
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])
@@ -623,6 +642,7 @@ def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytes
     loader = from_iterable(lambda: ({"x": row} for row in range(rows)), 4, ends=ends)
     assert list(loader) == []
     assert "yields no batch" in caplog.text
+    loader.close()
 
 
 @pytest.mark.parametrize(
@@ -636,12 +656,14 @@ def test_a_batch_of_other_fields_or_dtypes_than_those_before_is_refused(item: An
     loader = from_iterable(lambda: map(item, range(8)), 2)
     with pytest.raises(SchemaError, match=message):
         list(loader)
+    loader.close()
 
 
 def test_batches_without_rows_add_nothing() -> None:
     sizes = [0, 2, 0, 0, 3, 1, 0]
     loader = from_iterable(lambda: ({"x": np.full((size, 1), size)} for size in sizes), 2, batches=True)
     assert [batch.get_fields()["x"].tensor.numpy().ravel().tolist() for batch in loader] == [[2, 2], [3, 3], [3, 1]]
+    loader.close()
 
 
 @pytest.mark.parametrize("item", [{}, {"__key__": np.ones(3)}, Instance()])
@@ -649,8 +671,10 @@ def test_an_item_without_a_field_is_refused(item: Any) -> None:
     loader = from_iterable(lambda: iter([item] * 8), 2)
     with pytest.raises(SampleError, match="without a field"):
         next(iter(loader))
+    loader.close()
 
 
 def test_a_field_may_be_called_self() -> None:
     loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
     assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
+    loader.close()

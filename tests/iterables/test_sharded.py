@@ -57,6 +57,7 @@ def test_whoever_reads_the_shards_they_take_turns_row_by_row(readers: dict[str, 
         expected = [shard[row] for row in range(14) for shard in shards if row < len(shard)]
         assert rows(loader) == expected
         assert sorted(expected) == list(range(41))
+    loader.close()
 
 
 @pytest.mark.parametrize("readers", READERS, ids=NAMES)
@@ -64,6 +65,7 @@ def test_a_shard_that_ends_is_left_out_of_the_turns(readers: dict[str, Any]) -> 
     loader = from_iterable(unequal, 2, num_shards=4, **readers)
     expected = [100 * shard + row for row in range(9) for shard in range(4) if row < 3 * shard]
     assert rows(loader) == expected
+    loader.close()
 
 
 @settings(max_examples=examples(12), deadline=None)
@@ -85,6 +87,8 @@ def test_every_cut_continues_exactly_whoever_reads(
     resumed.load_state_dict(state)
     whole = from_iterable(numbers, 3, **how)
     assert taken + rows(resumed, 9) == rows(whole, cut + 9)
+    for loader in (stopped, resumed, whole):
+        loader.close()
 
 
 @settings(max_examples=examples(25), deadline=None)
@@ -136,6 +140,8 @@ def test_a_resume_reads_no_row_before_the_states_of_the_shards(
     resumed.load_state_dict(json.loads(json.dumps(state)))
     assert rows(resumed) == expected
     assert len(json.dumps(state)) < 600
+    for loader in (stopped, resumed):
+        loader.close()
 
 
 @pytest.mark.parametrize("text", ["x", "[]", "{}", '{"__shards__": [[]]}', '{"__shards__": 3}', "null"])
@@ -149,6 +155,7 @@ def test_a_damaged_state_of_the_shards_is_an_error(how: dict[str, Any], text: st
     with pytest.raises(SampleError, match=r"CheckpointError .*saved state") as error:
         rows(loader)
     assert isinstance(error.value.__cause__, CheckpointError)
+    loader.close()
 
 
 def test_a_shuffle_buffer_holds_the_rows_that_follow_from_the_number_of_draws() -> None:
@@ -259,6 +266,7 @@ def test_more_workers_than_shards_are_told_to_say_num_shards(caplog: pytest.LogC
     loader = DataLoader(Asks(), 4, num_workers=5)
     assert rows(loader) == list(range(30))
     assert "read by 1 of num_workers=5" in caplog.text and "num_shards=5 or more" in caplog.text
+    loader.close()
 
 
 def tells_its_process(folder: str, shard: int, num_shards: int) -> Iterator[Any]:
@@ -276,6 +284,7 @@ def test_a_process_that_is_killed_is_replaced_and_no_row_lost_or_repeated(tmp_pa
     os.kill(int((tmp_path / "1").read_text()), signal.SIGKILL)
     found += [row for batch in batches for row in batch["y"].tolist()]
     assert found == list(range(400))
+    loader.close()
 
 
 def fails(shard: int, num_shards: int) -> Iterator[Any]:
@@ -289,6 +298,7 @@ def test_a_shard_that_raises_ends_the_run_with_its_traceback(readers: dict[str, 
     loader = from_iterable(fails, 1, num_shards=2, **readers)
     with pytest.raises(SampleError, match=r"(?s)fails raised .*the disk is gone"):
         rows(loader)
+    loader.close()
 
 
 def test_those_that_read_end_with_the_loader() -> None:
@@ -347,6 +357,7 @@ def test_batches_are_read_by_processes_too(num_workers: int) -> None:
     theirs = torch.utils.data.DataLoader(Asks(), 7)
     loader = from_iterable(theirs, 4, num_workers=num_workers)
     assert rows(loader) == list(range(30))
+    loader.close()
 
 
 class Scaled:
@@ -366,6 +377,7 @@ def test_an_iterable_that_changes_between_epochs_yields_what_it_yields_then(work
     assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 1, 2, 3]]
     scaled.factor = 10
     assert [batch["x"].tolist() for batch in loader.numpy()] == [[0, 10, 20, 30]]
+    loader.close()
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -377,3 +389,4 @@ def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseExcept
     loader = from_iterable(rows, 2, num_shards=1, num_workers=1)
     with pytest.raises(SampleError, match=type(error).__name__):
         list(loader.numpy())
+    loader.close()

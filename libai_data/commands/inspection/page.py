@@ -7,7 +7,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from libai_data.commands.inspection.cards import COUNTED, PADDING, PLAIN, Card, Token, data_uri
+from libai_data.commands.inspection.cards import COUNTED, PADDING, Card, data_uri
 from libai_data.commands.inspection.fields import FieldReport, in_words, part_of
 from libai_data.commands.inspection.findings import Bars
 from libai_data.commands.inspection.inspection import STAGES, Inspection
@@ -57,7 +57,6 @@ _MOST_SHOWN = 4
 """Coordinates of an axis that are shown; of a larger one the first ones."""
 _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#0987a0", "#4a5568")
 _CHART_WIDTH, _LETTER_WIDTH = 290, 7
-_KINDS = {PLAIN: "plain", COUNTED: "counted", PADDING: "padding"}
 
 
 def page_of(found: Inspection) -> str:
@@ -107,7 +106,7 @@ def _warnings(findings: Sequence[str]) -> str:
 def _samples(cards: Sequence[Card]) -> str:
     kinds = {token.kind for card in cards for _, tokens, _ in card.texts for token in tokens}
     legend = [
-        f"<span class='{_KINDS[kind]}'>{words}</span>"
+        f"<span class='{kind}'>{words}</span>"
         for kind, words in ((COUNTED, "counted by the loss"), (PADDING, "padding"))
         if kind in kinds
     ]
@@ -129,14 +128,10 @@ def _card(card: Card) -> str:
         parts.append(f"<div class='stages'>{''.join(figures)}</div>")
     for name, tokens, more in card.texts:
         rest = f"<span class='more'> and {more} more</span>" if more else ""
-        words = "".join(map(_token, tokens))
+        words = "".join(f"<span class='{each.kind}' title='{each.id}'>{escape(each.text)}</span>" for each in tokens)
         parts.append(f"<p><span class='name'>{escape(name)}</span></p><p class='tokens'>{words}{rest}</p>")
     parts += [f"<p><span class='name'>{escape(name)}</span> {escape(words)}</p>" for name, words in card.numbers]
     return "".join([*parts, "</div>"])
-
-
-def _token(token: Token) -> str:
-    return f"<span class='{_KINDS[token.kind]}' title='{token.id}'>{escape(token.text)}</span>"
 
 
 def _fields(reports: Iterable[FieldReport]) -> str:
