@@ -179,3 +179,16 @@ def check_end(ended: Ended, folder: Path) -> None:
     assert all(ended.codes), ended.output
     assert not ended.left, ended.output
     assert seconds < SECONDS_TO_END, ended.output
+
+
+def runs_of(folder: Path, rank: int) -> list[dict[int, list[str]]]:
+    """What a rank of a `NotingTrainer` took: for each run of the training, step -> samples."""
+    runs: list[dict[int, list[str]]] = []
+    notes = folder / f"taken-{rank}"
+    for line in notes.read_text().splitlines() if notes.exists() else ():
+        if line == "run":
+            runs.append({})
+        else:
+            step, _, *samples = line.split()
+            runs[-1][int(step)] = samples
+    return runs

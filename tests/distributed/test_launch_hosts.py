@@ -19,7 +19,7 @@ import pytest
 from libai_data.data.samplers import Order
 from libai_data.launch.exit_codes import STOPPED
 from tests.deadline import Deadline
-from tests.distributed.jobs import Job
+from tests.distributed.jobs import Job, runs_of
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import REPOSITORY, children_of, command_of, ranks_environment
 from tests.distributed.secure_shell import kill_all_on, reachable_by_ssh, wait_until_nothing_runs, why_no_sshd
@@ -107,18 +107,6 @@ def expected(steps: int) -> dict[int, list[str]]:
     _, indices = Order(SAMPLES, SEED).locate(np.arange(steps * BATCH))
     samples = [str(index) for index in indices.tolist()]
     return {step: samples[step * BATCH : (step + 1) * BATCH] for step in range(steps)}
-
-
-def runs_of(folder: Path, rank: int) -> list[dict[int, list[str]]]:
-    """What a rank took: for each run of the training, step -> samples."""
-    runs: list[dict[int, list[str]]] = []
-    for line in (folder / f"taken-{rank}").read_text().splitlines():
-        if line == "run":
-            runs.append({})
-        else:
-            step, _, *samples = line.split()
-            runs[-1][int(step)] = samples
-    return runs
 
 
 def write_config(folder: Path, steps: int) -> None:

@@ -38,11 +38,15 @@ class Reader(TinyModel):
         return super().forward(points, labels)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
-def test_padding_is_not_counted_and_a_resume_continues_the_count(sizes: dict[str, Any], tmp_path: Path) -> None:
+def stopped_and_resumed(folder: Path, dataset: Any, sizes: dict[str, Any]) -> dict[int, list[int]]:
+    """The samples of each step of a training that stops, and resumes."""
+
     def config() -> Any:
-        cfg = config_of(tmp_path, log_period=4, checkpointer={"period": 3}, **sizes)
-        cfg.dataloader.train.dataset._target_ = Sentences
+        cfg = config_of(folder, log_period=4, checkpointer={"period": 3}, **sizes)
+        if dataset is None:
+            cfg.dataloader.train.dataset._target_ = Sentences
+        else:
+            cfg.dataloader.train.dataset = dataset
         cfg.dataloader.train.collate_fn = LazyCall(PadCollator)(
             fields={"input_ids": {"value": 0}, "attention_mask": {"value": 0}}
         )
@@ -50,8 +54,12 @@ def test_padding_is_not_counted_and_a_resume_continues_the_count(sizes: dict[str
         return cfg
 
     # After step 5: a checkpoint whose tokens no logging step has read.
-    steps = train(config(), stop_after=6).steps
-    steps.update(train(config(), resume=True).steps)
+    return {**train(config(), stop_after=6).steps, **train(config(), resume=True).steps}
+
+
+@pytest.mark.parametrize("sizes", [{}, {"train_micro_batch_size": 2}])
+def test_padding_is_not_counted_and_a_resume_continues_the_count(sizes: dict[str, Any], tmp_path: Path) -> None:
+    steps = stopped_and_resumed(tmp_path, None, sizes)
     lengths = np.cumsum([sum(1 + index % 5 for index in steps[step]) for step in range(12)])
     assert metric(tmp_path, "consumed_tokens") == {step: lengths[step] for step in (3, 7, 11)}
     speed, time = metric(tmp_path, "tokens_per_second"), metric(tmp_path, "time")
@@ -84,17 +92,7 @@ def joined(weights: Any) -> ConcatDataset:
 def test_tokens_of_each_of_several_datasets_are_counted_and_a_resume_continues(
     weights: Any, sizes: dict[str, Any], tmp_path: Path
 ) -> None:
-    def config() -> Any:
-        cfg = config_of(tmp_path, log_period=4, checkpointer={"period": 3}, **sizes)
-        cfg.dataloader.train.dataset = LazyCall(joined)(weights=weights)
-        cfg.dataloader.train.collate_fn = LazyCall(PadCollator)(
-            fields={"input_ids": {"value": 0}, "attention_mask": {"value": 0}}
-        )
-        cfg.model._target_ = Reader
-        return cfg
-
-    steps = train(config(), stop_after=6).steps
-    steps.update(train(config(), resume=True).steps)
+    steps = stopped_and_resumed(tmp_path, LazyCall(joined)(weights=weights), sizes)
     indices = np.array([steps[step] for step in range(12)])
     tokens = np.cumsum((1 + indices % 5) * (indices >= 60), axis=0).sum(axis=1)
     assert metric(tmp_path, "consumed_tokens/books") == {step: tokens[step] for step in (3, 7, 11)}

@@ -14,6 +14,7 @@ import pytest
 
 from libai_data.data.samplers import Order
 from tests.deadline import Deadline
+from tests.distributed.jobs import runs_of
 from tests.distributed.processes import JOB_VARIABLES, REPOSITORY
 from tests.tools.slurm import one_machine_slurm, why_no_slurm
 
@@ -97,17 +98,6 @@ def test_a_checkout_elsewhere_is_asked_for(tmp_path: Path) -> None:
     assert "submit from the checkout, or set LIBAI_DATA_ROOT to it" in ended.stderr
 
 
-def runs_of(path: Path) -> list[dict[int, list[str]]]:
-    runs: list[dict[int, list[str]]] = []
-    for line in path.read_text().splitlines() if path.exists() else ():
-        if line == "run":
-            runs.append({})
-        else:
-            step, _, *samples = line.split()
-            runs[-1][int(step)] = samples
-    return runs
-
-
 @pytest.mark.skipif(why_no_slurm() is not None, reason=why_no_slurm() or "")
 def test_a_job_that_slurm_stops_is_queued_again_and_goes_on_exactly(tmp_path: Path) -> None:
     """Two ranks on the one machine; SLURM sends the job the signal that it sends before the time limit."""
@@ -128,7 +118,7 @@ def test_a_job_that_slurm_stops_is_queued_again_and_goes_on_exactly(tmp_path: Pa
             logs = [log, *(Path(folder) / name for name in ("slurmctld.log", "slurmd.log"))]
             shown = state + "\n".join(path.read_text() for path in logs if path.exists())
             assert "JobState=FAILED" not in state and not deadline.has_passed, shown
-            if not told and any(4 in run for run in runs_of(output / "taken-0")):
+            if not told and any(4 in run for run in runs_of(output, 0)):
                 told = True
                 subprocess.run(["scancel", "--batch", "--signal=USR1", job], check=True, env=env)
             if told and not hurried and "JobState=PENDING" in state:
@@ -139,8 +129,8 @@ def test_a_job_that_slurm_stops_is_queued_again_and_goes_on_exactly(tmp_path: Pa
     text = log.read_text()
     assert "exit code 85" in text, text
     assert "the job is queued again" in text, text
-    before, after = runs_of(output / "taken-0")
-    other_before, other_after = runs_of(output / "taken-1")
+    before, after = runs_of(output, 0)
+    other_before, other_after = runs_of(output, 1)
     assert re.search(rf"Training from iteration {min(after)} to {STEPS}", text)
     assert min(after) == max(before) + 1
     _, indices = Order(40, 1234).locate(np.arange(STEPS * 8))
