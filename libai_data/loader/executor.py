@@ -122,7 +122,7 @@ class TaskRunner:
     Args:
         reader: reads the samples.
         collator: makes a batch of a list of samples; None to read straight into slots, if samples hold no text.
-        ring: where slots lie.
+        slot_list: where slots lie.
         batch_transform: applied to what a task has read.
     """
 

@@ -29,16 +29,9 @@ class SentenceDataset:
     """Base of the datasets whose samples are made of a corpus's sentences: pairs of passages, or one passage each.
 
     Args:
-        tokenizer: has `get_vocab()`.
-        indexed_dataset: the sentences, or None to open those of `data_prefix`.
-        data_prefix: path of the two files without their endings.
         rule: how sentences are put together: into passages if `min_sentences` is 1.
-        cache_dir: folder for the index; by default `<prefix>.cache`; see `record_index.index_folder`.
         separators: whether a token more lies between two documents of a passage.
         **arguments: what else decides the samples, for the fingerprint.
-
-    Raises:
-        FormatError: A file is broken.
     """
 
     def __init__(

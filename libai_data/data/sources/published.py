@@ -21,20 +21,10 @@ logger = logging.getLogger(__name__)
 class PublishedImages:
     """Images of a published data set, and their labels; files that are not compressed are memory-mapped.
 
-    Args:
-        root: the folder that holds the data set's own folder, or is to hold it.
-        kind: which data set.
-        train: whether to read the training images, or the validation images.
-        download: fetch the files if they are not there.
-        source_url: where to fetch them from instead.
+    The arguments are those of the datasets (`image_datasets.PublishedImages`), and `kind`, which data set.
 
     Attributes:
         classes: names of the classes.
-
-    Raises:
-        ConfigError: The files are not there.
-        FormatError: A file is truncated, of another format, or does not fit the others.
-        StorageError: A file cannot be fetched, or is not the published one.
     """
 
     classes: tuple[str, ...]
