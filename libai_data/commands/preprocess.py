@@ -19,6 +19,8 @@ from libai_data.errors.argument_rules import PATH, check, whole
 
 TOKENIZER_NAMES = ("BertTokenizer", "GPT2Tokenizer", "RobertaTokenizer", "T5Tokenizer")
 _EXTRA_IDS_OF_T5 = 100
+_MOST_UNKNOWN = 0.01
+"""Share of tokens that the tokenizer may not know without a warning."""
 
 
 def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
@@ -159,6 +161,9 @@ def _summary(result: Preprocessed) -> list[str]:
     for what, token in (("begins", result.begin), ("ends", result.end)):
         if token is not None:
             lines.append(f"each document {what} with {token[0]} (id {token[1]})")
+    unknown = result.unknown / max(1, sum(result.tokens.values()))
+    if unknown > _MOST_UNKNOWN:
+        lines.append(f"warning: {unknown:.1%} of the tokens are unknown, such as [UNK]; use a tokenizer for this text")
     if result.kept:
         lines.append(f"{result.kept} shards were kept from an earlier run")
     if result.bad:

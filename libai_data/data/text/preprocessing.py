@@ -37,6 +37,7 @@ class Preprocessed:
         documents: number of documents that were written.
         empty: number of documents that were left out, because they have no token or only white space.
         tokens: key -> number of tokens.
+        unknown: number of tokens of all keys that stand for what the tokenizer does not know, such as [UNK].
         characters: number of characters of all texts.
         bad: number of lines without a document.
         bad_file: path of the list of these lines, or None if there are none.
@@ -49,6 +50,7 @@ class Preprocessed:
     documents: int = 0
     empty: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
+    unknown: int = 0
     characters: int = 0
     bad: int = 0
     bad_file: str | None = None
@@ -179,6 +181,7 @@ class _Run:
         for report in self.reports.values():
             result.documents += report.documents
             result.empty += report.empty
+            result.unknown += report.unknown
             result.characters += report.characters
             result.bad += len(report.bad)
             for key, count in report.tokens.items():

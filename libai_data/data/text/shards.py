@@ -22,6 +22,7 @@ from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.errors import ConfigError
 
 _CHARACTERS_AT_ONCE = 1 << 20
+_UNKNOWN = ("[UNK]", "<unk>")
 LONGEST_TEXT = 1 << 20
 """Characters of a text that is tokenized as a whole; a longer one is tokenized in pieces of so many, or fewer."""
 
@@ -85,6 +86,7 @@ class ShardReport:
         empty: documents without a token, or of white space alone, which are left out.
         characters: of text.
         tokens: key -> how many.
+        unknown: tokens of all keys that stand for what the tokenizer does not know.
         pieces: of each piece its file, and how many lines (of Parquet: rows) it has.
         bad: number of the piece, line within it (0: the file itself), reason.
         sizes: bytes of each file of the shard, by its name.
@@ -94,6 +96,7 @@ class ShardReport:
     empty: int = 0
     characters: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
+    unknown: int = 0
     pieces: list[tuple[str, int]] = field(default_factory=list)
     bad: list[tuple[int, int, str]] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -218,6 +221,7 @@ def _write(
     texts = [text for document in documents for text in document]
     encoded = iter(tokenizer.encode_batch([text for text in texts if len(text) <= LONGEST_TEXT]))
     begin, end = (np.array(ids, writer.dtype) for ids in ends)
+    unknown = [tokenizer.get_vocab()[token] for token in _UNKNOWN if token in tokenizer.get_vocab()]
     total = 0
     for document in documents:
         found = [
@@ -225,6 +229,7 @@ def _write(
             for text in document
         ]
         sequences = [ids for ids in found if len(ids)]
+        report.unknown += sum(int(np.count_nonzero(ids == ident)) for ids in sequences for ident in unknown)
         if sequences:
             sequences[0] = np.concatenate([begin, sequences[0]])
             sequences[-1] = np.concatenate([sequences[-1], end])

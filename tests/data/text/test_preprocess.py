@@ -51,6 +51,20 @@ def test_each_document_becomes_what_the_tokenizer_alone_makes_of_it(tmp_path: Pa
     assert sorted(os.listdir(tmp_path)) == ["corpus.jsonl", "out_text_document.bin", "out_text_document.idx"]
 
 
+def test_a_tokenizer_that_does_not_know_the_text_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, other = (
+        write_json_lines(tmp_path / "a.jsonl", texts(60)),
+        write_json_lines(tmp_path / "b.jsonl", ["中文"] * 5),
+    )
+    tokenizer = str(tmp_path / "wordpiece.json")
+    train_tokenizer([str(known)], tokenizer, Training("wordpiece", vocab_size=200))
+    for corpus, share in ((known, ""), (other, "100.0% of the tokens are unknown")):
+        arguments = ["--input", str(corpus), "--tokenizer", tokenizer, "--output-prefix", str(tmp_path / "out")]
+        assert main(arguments) == 0
+        printed = capsys.readouterr().out
+        assert share in printed and ("unknown" in printed) == bool(share)
+
+
 def test_suffixes_may_be_of_capital_letters(tmp_path: Path, tokenizer: str) -> None:
     (tmp_path / "corpus").mkdir()
     corpus = write_json_lines(tmp_path / "corpus" / "A.JSONL", texts(5))
