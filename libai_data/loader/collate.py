@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from numbers import Real
 from typing import Any, Callable
 
 import numpy as np
@@ -11,13 +15,21 @@ import numpy as np
 from libai_data.data.items import named
 from libai_data.data.nesting import TEXT, TupleFields, is_texts, put_together, taken_apart
 from libai_data.errors import ConfigError, SchemaError, nearest
+from libai_data.errors.argument_rules import FLAG, Rule, check, one_of, or_none, whole
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.arrays import as_array
 from libai_data.structures import DistTensorData, Instance, check_field_names
 
 Collator = Callable[[list[Any]], Any]
 
-_SIDES = ("right", "left")
+_RULES = {
+    "value": Rule("a number or a bool", lambda value: isinstance(value, (bool, np.bool_, Real))),
+    "side": one_of("right", "left"),
+    "multiple": whole(1),
+    "max_length": or_none(whole(1)),
+    "truncate": FLAG,
+    "fixed": FLAG,
+}
 
 
 def trivial_batch_collator(batch: list[Instance]) -> Instance:
@@ -68,12 +80,7 @@ class Padding:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if self.side not in _SIDES:
-            raise ConfigError(f"side is {self.side!r}; known are {_SIDES}.{nearest(str(self.side), _SIDES)}")
-        if self.multiple < 1:
-            raise ConfigError(f"multiple is {self.multiple}; it must be at least 1")
-        if self.max_length is not None and self.max_length < 1:
-            raise ConfigError(f"max_length is {self.max_length}; it must be at least 1")
+        check(_RULES, **{name: getattr(self, name) for name in _RULES})
         if self.max_length is None and (self.truncate or self.fixed):
             raise ConfigError("truncate and fixed need max_length, the length to cut or pad to")
         if self.max_length is not None and self.max_length % self.multiple:
@@ -126,6 +133,12 @@ class PadCollator:
                     raise SchemaError(f"padding for '{name}', but sample {row} has text there; pad tensors only")
             arrays = [_cut(as_array(sample[name].tensor, name), padding, name) for sample in samples]
             length = padding.length_for(max(len(array) for array in arrays))
+            for dtype in {array.dtype for array in arrays}:
+                if not _holds(dtype, padding.value):
+                    raise SchemaError(
+                        f"field '{name}' is padded with {padding.value!r}, which its dtype {dtype} cannot hold; use "
+                        "another value, or convert the field in the dataset"
+                    )
             for sample, array in zip(samples, arrays):
                 padded = _filled_up(array, length, padding)
                 sample[name] = DistTensorData(padded, sample[name].sbp_list, sample[name].placement_idx)
@@ -168,6 +181,20 @@ def _cut(array: np.ndarray, padding: Padding, name: str) -> np.ndarray:
             "truncate=True to cut"
         )
     return array[: padding.max_length] if padding.side == "right" else array[-padding.max_length :]
+
+
+@lru_cache(maxsize=64)
+def _holds(dtype: np.dtype, value: Any) -> bool:
+    """Whether an array has a value as it is, but for the rounding of floats: numpy makes 255 of -1, and 0 of 0.5."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            held = np.array(value).astype(dtype)
+        except (ValueError, OverflowError):
+            return False
+    if dtype.kind in "fc":
+        return bool(np.isfinite(held)) == (abs(value) < math.inf)
+    return bool(held == value)
 
 
 def _filled_up(array: np.ndarray, length: int, padding: Padding) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from itertools import islice
 from typing import Any, Callable, NamedTuple
@@ -15,7 +16,7 @@ from hypothesis.extra.numpy import arrays
 from libai_data import DataLoader, from_iterable
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
-from libai_data.errors import DataPipelineError, SampleError
+from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
 from libai_data.loader import PadCollator
 from libai_data.loader.default_collate import default_collate
 from libai_data.structures import DistTensorData, Instance
@@ -527,3 +528,28 @@ def test_texts_of_numpy_are_texts() -> None:
     samples = [{"x": 1, "name": np.str_("a")}, {"x": 2, "name": "b"}]
     for loader in (DataLoader(samples, 2), from_iterable(lambda: iter(samples), 2)):
         assert next(iter(loader))["name"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [("u1", -1), ("u1", 256), ("i8", 0.5), ("i8", math.nan), ("f2", 1e6), ("f4", 2**200), ("?", 2), ("i8", 2**70)],
+)
+def test_a_padding_that_a_dtype_cannot_hold_is_refused(dtype: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=rf"field 'x' is padded with .*, which its dtype {np.dtype(dtype)} cannot"):
+        PadCollator({"x": {"value": value}})([{"x": np.zeros(1, dtype)}, {"x": np.zeros(2, dtype)}])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("u1", 255), ("i8", 1.0), ("f4", 0.1), ("f2", math.nan), ("f4", -math.inf), ("?", 1)]
+)
+def test_a_padding_may_be_any_value_of_its_dtype(dtype: str, value: Any) -> None:
+    batch = PadCollator({"x": {"value": value}})([{"x": np.zeros(1, dtype)}, {"x": np.zeros(2, dtype)}])
+    assert np.array_equal(batch["x"][0, 1], np.dtype(dtype).type(value), equal_nan=dtype[0] == "f")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"value": "x"}, {"multiple": 2.0}, {"max_length": "4"}, {"fixed": 1}, {"side": "up"}]
+)
+def test_an_argument_of_a_padding_that_is_none_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"padding of 'x': {next(iter(wrong))} is"):
+        PadCollator({"x": wrong})
