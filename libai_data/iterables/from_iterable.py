@@ -148,7 +148,8 @@ def from_iterable(
         "lanes": lanes,
         "block": block,
     }
-    drawing = {name: value for name, value in drawing.items() if value is not None and value is not True}
+    defaults = {"replacement": True}
+    drawing = {name: value for name, value in drawing.items() if value is not defaults.get(name)}
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
     skips = loader_options.get("on_error") == "skip"
     sharding = None

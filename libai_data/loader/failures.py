@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
-from libai_data.errors import ConfigError, SampleError, nearest
-from libai_data.errors.argument_rules import PATH, check, or_none, real
+from libai_data.errors import ConfigError, SampleError
+from libai_data.errors.argument_rules import PATH, check, one_of, or_none, real
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +46,7 @@ class ErrorPolicy:
     known_bad: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
-        if self.on_error not in POLICIES:
-            raise ConfigError(f"on_error is {self.on_error!r}; known are {POLICIES}.{nearest(self.on_error, POLICIES)}")
+        check({"on_error": one_of(*POLICIES)}, on_error=self.on_error)
         if self.on_error == "quarantine" and not self.quarantine_file:
             raise ConfigError("on_error='quarantine' needs quarantine_file, the file to write failing samples to")
         check(_RULES, quarantine_file=self.quarantine_file, replacement_budget=self.replacement_budget)

@@ -328,3 +328,10 @@ def test_a_loader_of_an_iterable_has_the_attributes_of_pytorchs() -> None:
     loader = DataLoader(numbers, 2)
     assert (loader.dataset, loader.batch_size, loader.num_workers, loader.drop_last) == (numbers, 2, 0, False)
     assert (loader.sampler, loader.batch_sampler) == (None, None)
+
+
+@pytest.mark.parametrize("name", ["weights", "num_samples", "lanes", "block"])
+def test_a_flag_where_the_order_needs_numbers_is_refused(name: str) -> None:
+    given: dict[str, Any] = {"weights": [1.0] * 4} if name == "num_samples" else {}
+    with pytest.raises(ConfigError, match=name):
+        DataLoader([{"x": 1}] * 4, **{**given, name: True})
