@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import zlib
+from argparse import Namespace
 from collections.abc import Collection, Mapping
-from types import FunctionType
+from dataclasses import is_dataclass
+from functools import cached_property
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,11 +88,14 @@ def dataset_difference(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict
 
 
 _MOST_OBJECTS = 256
+_MOST_ITEMS = 1024
+_MOST_BYTES = 1 << 20
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, np.ndarray)
 
 
 def attributes_of(*things: Any) -> list[Any]:
-    """The attributes of a user's datasets and functions, and of those within them; see `are_same`."""
+    """The attributes of datasets and functions, and of those within them, with small contents; see `are_same`."""
     found: list[Any] = []
     seen: dict[int, Any] = {}
     waiting = list(things)
@@ -97,13 +104,48 @@ def attributes_of(*things: Any) -> list[Any]:
         if id(thing) in seen or isinstance(thing, (type, FunctionType)):
             continue
         seen[id(thing)] = thing
-        # What this package changes while it reads is no concern of workers.
+        # What this package notes while it reads is no concern of workers.
         is_own = any(base.__module__.startswith("libai_data.") for base in type(thing).__mro__)
-        for name, value in list(getattr(thing, "__dict__", {}).items()):
-            found += [] if is_own else [name, value]
-            if callable(value) or hasattr(type(value), "__getitem__"):
+        for name, value in _parts_of(thing):
+            is_container = isinstance(value, _CONTAINERS)
+            is_private = is_own and str(name).startswith("_")
+            if not is_own or (not is_private and (is_container or isinstance(value, _PLAIN))):
+                found += [name, value]
+            if _may_be_of_data(value, thing) and not (is_private and is_container):
                 waiting.append(value)
     return found
+
+
+def _may_be_of_data(value: Any, holder: Any) -> bool:
+    """Whether a value that a dataset holds may decide its samples, rather than being a logger, a lock, or the like."""
+    if isinstance(value, _CONTAINERS) or callable(value) or hasattr(type(value), "__getitem__"):
+        return True
+    packages = [type(each).__module__.partition(".")[0] for each in (value, holder)]
+    return packages[0] == packages[1] or is_dataclass(value) or isinstance(value, (SimpleNamespace, Namespace))
+
+
+def _parts_of(thing: Any) -> list[tuple[Any, Any]]:
+    """Names and values of attributes, items of a small container, or a checksum of a small array."""
+    if isinstance(thing, (np.ndarray, bytearray)):
+        array = np.asarray(thing)
+        is_small = array.nbytes <= _MOST_BYTES and not array.dtype.hasobject and not isinstance(thing, np.memmap)
+        return [("", zlib.crc32(np.ascontiguousarray(array).tobytes()))] if is_small else []
+    if isinstance(thing, _CONTAINERS):
+        if len(thing) > _MOST_ITEMS:
+            return [("", len(thing))]
+        if isinstance(thing, (set, frozenset)):
+            return [("", hash(frozenset(thing)))]
+        return [*thing.items()] if isinstance(thing, dict) else [*enumerate(thing)]
+    slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    attributes = {name: getattr(thing, name) for name in slots if name[:2] != "__" and hasattr(thing, name)}
+    attributes.update(getattr(thing, "__dict__", {}))
+    # What is computed once, and noted then, has not changed.
+    known = [name for name in attributes if isinstance(getattr(type(thing), name, None), cached_property)]
+    return [(name, value) for name, value in attributes.items() if name not in known]
+
+
+def _names(slots: Any) -> list[str]:
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def are_same(attributes: list[Any], others: list[Any]) -> bool:

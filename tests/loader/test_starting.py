@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import mmap
 import os
@@ -12,7 +13,8 @@ import threading
 import types
 from array import array
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -503,4 +505,68 @@ def test_a_dataset_that_changes_between_passes_gives_what_it_gives_then(workers:
     assert total() == 280
     scaled.table = [1]
     assert total() == 360
+    scaled.table[0] = 2
+    assert total() == 440
+    reader = loader._reader
+    assert total() == 440
+    assert loader._reader is reader
+    loader.close()
+
+
+class Slotted:
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+class Shifted(Subset):
+    """Of a class of this package."""
+
+    by = 0
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": super().__getitem__(index)["x"] + self.by}
+
+
+class Held(Scaled):
+    def __init__(self, holds: Any, row: Any) -> None:
+        super().__init__()
+        self.holds, self.row = holds, row
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": index + int(self.row(self.holds))}
+
+
+def change_item(held: Held, key: Any, holds: Any = None) -> None:
+    (held.holds if holds is None else holds)[key] += 1
+
+
+CHANGES: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "array": (np.zeros(9, np.int64), lambda held: change_item(held, 0), lambda holds: holds[0]),
+    "dict": ({"a": {"b": 0}}, lambda held: change_item(held, "b", held.holds["a"]), lambda holds: holds["a"]["b"]),
+    "list": ([[0], [0]], lambda held: change_item(held, 0, held.holds[1]), lambda holds: holds[1][0]),
+    "set": ({1}, lambda held: held.holds.add(2), lambda holds: len(holds) - 1),
+    "config": (SimpleNamespace(a=0), lambda held: setattr(held.holds, "a", 1), lambda holds: holds.a),
+    "slots": (Slotted(0), lambda held: setattr(held.holds, "rows", 1), lambda holds: holds.rows),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_a_dataset_holds_may_change_in_place_between_passes(kind: str) -> None:
+    holds, change, row = CHANGES[kind]
+    held = Held(copy.deepcopy(holds), row)
+    loader = DataLoader(held, 8, num_workers=1, start_method="fork")
+    assert [batch["x"].sum() for batch in loader.numpy()] == [28]
+    change(held)
+    assert [batch["x"].sum() for batch in loader.numpy()] == [36]
+    loader.close()
+
+
+def test_attributes_of_a_class_that_derives_from_one_of_this_package_may_change_between_passes() -> None:
+    shifted = Shifted(Scaled(), range(8))
+    loader = DataLoader(shifted, 8, num_workers=1, start_method="fork")
+    assert [batch["x"].sum() for batch in loader.numpy()] == [28]
+    shifted.by = 1
+    assert [batch["x"].sum() for batch in loader.numpy()] == [36]
     loader.close()
