@@ -67,7 +67,7 @@ def find_inputs(patterns: Sequence[str], form: str = "", but: Sequence[Path] = (
     for name in () if form else found:
         if _without_compression(Path(name)).suffix.lower() in _NO_TEXT_SUFFIXES:
             raise ConfigError(
-                f"{name} holds no text by its suffix; make JSON lines of it, or read its lines by --format"
+                f"{name} is not a text file, by its suffix; convert it to JSON lines, or set --format to read its lines"
             )
     _refuse_twice(found)
     return list(map(Path, found))
@@ -78,8 +78,9 @@ def _with_known_suffix(folder: str, paths: Sequence[str]) -> list[str]:
     others = [path for path in paths if _without_compression(Path(path)).suffix.lower() not in known]
     if others:
         words = (
-            f"{len(others)} of {len(paths)} files in {folder} are left out, such as {others[0]}: their suffix is not "
-            f"among {', '.join(known)}, nor a compressed one; a glob (in quotes) names them, and so does --format"
+            f"{len(others)} of {len(paths)} files in {folder} are skipped, such as {others[0]}: suffixes of documents "
+            f"are {', '.join(known)}, also compressed. To read other files, name them by a glob (in quotes), or set "
+            "--format"
         )
         if len(others) == len(paths):
             raise ConfigError(words)
@@ -171,7 +172,7 @@ def foreign_encoding(data: bytes) -> str:
     """Why a file is no UTF-8, if it begins as one of UTF-16 or UTF-32, marked or not, or a compressed one; else ""."""
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
-            return f"the file is compressed; give it the suffix {suffix}, by which it is known"
+            return f"the file is compressed; rename it so that its name ends with {suffix}"
     # Of ASCII characters in UTF-16 every second byte is 0, and in UTF-32 three of four; text in UTF-8 has none.
     fewer, more = sorted((data[0::2].count(0), data[1::2].count(0)))
     few = max(1, len(data) // 8)

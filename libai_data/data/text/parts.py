@@ -103,9 +103,9 @@ class Cutting:
         forms = {self.format_of(path) for path in paths}
         if self.documents != LINE and TEXT not in forms:
             raise ConfigError(
-                f"documents={self.documents!r} is about plain text, but the input is {' and '.join(sorted(forms))} "
-                f"({paths[0]}), of which each line or row is a document. Leave it (--documents) out; or, if the files "
-                "hold plain text, set the format to 'text' (--format text)"
+                f"documents={self.documents!r} is for plain text, but the input is {' and '.join(sorted(forms))} "
+                f"({paths[0]}), where each line or row is a document. Remove --documents; or, if the files hold plain "
+                "text, set --format text"
             )
         total = sum(os.path.getsize(path) for path in paths)
         return replace(self, part_bytes=self.part_bytes or min(max(total // _PARTS, _LEAST), _MOST))

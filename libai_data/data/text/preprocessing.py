@@ -120,7 +120,7 @@ def preprocess(
             )
         if result.bad > result.documents:
             shutil.rmtree(folder)
-            raise BadLines(f"of most lines, no document is made: {result.documents} documents, and {bad}")
+            raise BadLines(f"there are more bad lines than documents: {result.documents} documents, and {bad}")
         if refuse_bad and result.bad:
             raise BadLines(bad)
         for number, prefix in enumerate(prefixes.values()):

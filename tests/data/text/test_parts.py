@@ -175,7 +175,7 @@ def test_folders_give_files_of_known_suffixes_and_what_is_left_out_is_told(
 def test_tables_and_archives_are_refused_unless_the_format_is_told(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")
     for pattern in (str(tmp_path / name), f"{tmp_path}/*"):
-        with pytest.raises(ConfigError, match=f"{name} holds no text by its suffix"):
+        with pytest.raises(ConfigError, match=f"{name} is not a text file, by its suffix"):
             find_inputs([pattern])
         assert names(find_inputs([pattern], form="text")) == [name]
 
@@ -185,7 +185,7 @@ def test_a_compressed_file_without_its_suffix_is_recognised(tmp_path: Path, pack
     (tmp_path / "x.jsonl").write_bytes(packed(b'{"text": "a"}\n' * 9))
     found, bad = read_all([tmp_path / "x.jsonl"], Cutting())
     assert not found
-    assert len(bad) == 1 and "the file is compressed; give it the suffix ." in bad[0]
+    assert len(bad) == 1 and "the file is compressed; rename it so that its name ends with ." in bad[0]
 
 
 def test_a_file_that_is_there_compressed_too_is_refused(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ def test_documents_of_plain_text_are_refused_where_there_is_none(
     output = ["--tokenizer", tokenizer, "--output-prefix"] if command_name == "preprocess" else ["--output"]
     arguments = [command_name, "--documents", "file", "--input", str(corpus)]
     assert command([*arguments, *output, str(tmp_path / "out")]) == 2
-    assert "documents='file' is about plain text, but the input is jsonl" in capsys.readouterr().err
+    assert "documents='file' is for plain text, but the input is jsonl" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["corpus.jsonl"]
     assert command([*arguments, "--format", "text", *output, str(tmp_path / "out")]) == 0
     (tmp_path / "more.txt").write_text("plain text\nof two lines\n" * 20)
