@@ -24,6 +24,7 @@ import pytest
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
 from libai_data.loader import BatchLoader, starting, worker_pool
+from tests.forks import a_fork_that_lives_on
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
     WORKER_NAMES,
@@ -421,18 +422,11 @@ def test_workers_end_with_the_trainer_although_a_child_of_the_trainer_lives_on()
     dataset = Numbers(400)
     with loading(dataset, **FORK) as loader:
         next(iter(loader))
-        child = os.fork()
-        if child == 0:
-            signal.pause()
-            os._exit(0)
-        try:
+        with a_fork_that_lives_on():
             pids = worker_pids(loader)
             assert loader._reader is not None
             loader._reader._executor._pool.close_trainer_ends()  # type: ignore[attr-defined]
             assert eventually(lambda: all(not is_running(pid) for pid in pids), 5)
-        finally:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
 
 
 @PROCESSES

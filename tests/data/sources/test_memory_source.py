@@ -19,6 +19,7 @@ from libai_data.data.sources.node_memory import shared_memory
 from libai_data.errors import ConfigError, PeerError
 from libai_data.loader.shipping import ship, unship
 from tests.data.sources.record_files import texts, write
+from tests.forks import a_fork_that_lives_on
 
 
 class Counted:
@@ -128,19 +129,9 @@ def test_when_the_process_that_reads_is_killed_another_one_reads(tmp_path: Path,
 def test_a_forked_child_does_not_keep_the_name_of_the_memory(tmp_path: Path) -> None:
     source = Counted(tmp_path / "times")
     memory = InMemorySource(source, f"fork {tmp_path}")
-    told, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(tell)
-        os.read(told, 1)
-        os._exit(0)
-    try:
+    with a_fork_that_lives_on():
         del memory
         assert len(InMemorySource(source, f"fork {tmp_path}")) == 1000 and source.times() == 2
-    finally:
-        os.close(told)
-        os.close(tell)
-        os.waitpid(child, 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")

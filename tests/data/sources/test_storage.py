@@ -20,6 +20,7 @@ from libai_data.data.sources.storage import LocalFile, Storage, listed, local_pa
 from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
+from tests.forks import a_fork_that_lives_on
 from tests.properties import slowly
 
 READ = (
@@ -364,20 +365,10 @@ def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(object_store: Obje
     first, second = (object_store.put(name, bytes(600)) for name in ("a.tar", "b.tar"))
     storage = Storage(tmp_path / "cache" / "files", size=1000)
     file = LocalFile(first, storage)
-    told, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(tell)
-        os.read(told, 1)
-        os._exit(0)
-    try:
+    with a_fork_that_lives_on():
         file.close()
         with pytest.raises(StorageError, match="finds no room"):
             LocalFile(second, storage)
-    finally:
-        os.close(told)
-        os.close(tell)
-        os.waitpid(child, 0)
     assert LocalFile(second, storage).path.exists()
 
 
