@@ -26,7 +26,7 @@ from tests.data.sources.object_store import BUCKET, STALL, ObjectStore
 from tests.deadline import Deadline
 from tests.distributed.jobs import Job, launch_command, start_by_launcher
 from tests.distributed.launcher import launch_ranks
-from tests.distributed.namespaces import two_nodes, why_not
+from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import BOOTSTRAP, command_of, ranks_environment
 from tests.distributed.scripts.stream_and_resume import BATCH, ORDER, Records, digest_of, stream
 from tests.properties import slowly
@@ -36,6 +36,8 @@ SCRIPT = Path(__file__).parent / "scripts" / "stream_shards.py"
 RESUMING = SCRIPT.with_name("stream_and_resume.py")
 FOLDER = f"s3://{BUCKET}/shards"
 SHARDS, EPOCH, WATCHDOG = 20, 20, 120.0
+SECONDS_TO_END = 20.0
+"""Less than a silent store is waited for."""
 
 EACH = "every_rank,node,rank0"
 
@@ -184,33 +186,78 @@ def wait_for(condition: Any, job: Job, what: str) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
-def test_two_nodes_stream_the_batches_of_local_files_and_share_the_shards(tmp_path: Path) -> None:
-    folder = tmp_path / "local"
-    paths = write_shards(folder)
-    steps = 2 * EPOCH
-    with two_nodes() as nodes, Job() as servers, Job() as job:
-        serve = [sys.executable, "-u", "-m", "http.server", "--directory", str(folder), "--bind"]
+class TwoNodes:
+    """A web server with shards on the first of two nodes, and jobs on both, each with a cache for some shards."""
+
+    def __init__(self, nodes: list[Node], servers: Job, folder: Path) -> None:
+        self.nodes, self.servers, self.folder = nodes, servers, folder
+        self.size = write_shards(folder / "local")[0].stat().st_size
+        serve = [sys.executable, "-u", "-m", "http.server", "--directory", str(folder / "local"), "--bind"]
         port = free_port()
-        table = ["-m", "libai_data", "index", "--output", str(folder / ".libai_data_shards.npz")]
-        servers.start(nodes[0].command(*serve, nodes[0].address, str(port)), dict(os.environ))
-        address = f"http://{nodes[0].address}:{port}"
+        table = ["-m", "libai_data", "index", "--output", str(folder / "local" / ".libai_data_shards.npz")]
+        self.server = servers.start(nodes[0].command(*serve, nodes[0].address, str(port)), dict(os.environ))
+        self.address = f"http://{nodes[0].address}:{port}"
         wait_for(lambda: "Serving" in servers._outputs()[0], servers, "the server")
-        subprocess.run(nodes[0].command(sys.executable, *table, address), check=True, env=ranks_environment())
-        begun = len(servers._outputs()[0])
+        subprocess.run(nodes[0].command(sys.executable, *table, self.address), check=True, env=ranks_environment())
+
+    def start(self, job: Job, ranks: int, readers: str, steps: int, cached: int) -> None:
+        """Start the ranks of each node, with a cache for so many shards."""
         meeting = str(free_port())
-        for number, node in enumerate(nodes):
-            where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", nodes[0].address]
-            command = [*launch_command(1, *where, "--master_port", meeting), str(BOOTSTRAP), str(RESUMING)]
+        for number, node in enumerate(self.nodes):
+            where = ["--nnodes", "2", "--node_rank", str(number), "--master_addr", self.nodes[0].address]
+            command = [*launch_command(ranks, *where, "--master_port", meeting), str(BOOTSTRAP), str(RESUMING)]
             own = {
-                "LIBAI_DATA_CACHE_DIR": str(tmp_path / f"cache{number}"),
-                "LIBAI_DATA_CACHE_SIZE": str(36 * paths[0].stat().st_size),
+                "LIBAI_DATA_CACHE_DIR": str(self.folder / f"cache{number}"),
+                "LIBAI_DATA_CACHE_SIZE": str(cached * self.size),
             }
-            arguments = (address, str(tmp_path), "node", "1", str(steps))
+            arguments = (self.address, str(self.folder), readers, "1", str(steps))
             job.start(node.command(*command, *arguments), ranks_environment(own))
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[TwoNodes]:
+    with two_nodes() as nodes, Job() as servers:
+        yield TwoNodes(nodes, servers, tmp_path)
+
+
+on_two_nodes = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
+
+
+@pytest.mark.slow
+@on_two_nodes
+def test_two_nodes_stream_the_batches_of_local_files_and_share_the_shards(served: TwoNodes, tmp_path: Path) -> None:
+    begun, steps = len(served.servers._outputs()[0]), 2 * EPOCH
+    with Job() as job:
+        served.start(job, 1, "node", steps, cached=36)
         ended = job.wait(WATCHDOG)
         assert ended.codes == [0, 0], ended.output
-        gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', servers._outputs()[0][begun:])
+        gets = re.findall(r'"GET /(\d+)\.parquet HTTP/1.1" 200', served.servers._outputs()[0][begun:])
     check_taken(tmp_path, steps)
     assert len(gets) <= 1.1 * SHARDS, "a node fetches its own shards, once, and keeps them"
+
+
+@pytest.mark.slow
+@on_two_nodes
+@pytest.mark.parametrize("rank", [2, 0])
+def test_the_first_rank_of_a_node_that_is_killed_while_it_streams_ends_both_nodes(
+    rank: int, served: TwoNodes, tmp_path: Path
+) -> None:
+    """It reads for its node. The store falls silent before it has given all shards, so that one is being fetched."""
+    with Job() as job:
+        served.start(job, 2, "node", 10**6, cached=14)
+        wait_for(lambda: steps_taken(tmp_path) > 0, job, "a step")
+        os.kill(served.server.pid, signal.SIGSTOP)
+        try:
+            wait_for(lambda: list(tmp_path.glob(f"cache{rank // 2}/files/*.room")), job, "a fetch")
+            assert kill(tmp_path, rank, None)
+            ended = job.wait(SECONDS_TO_END)
+        finally:
+            os.kill(served.server.pid, signal.SIGCONT)
+    assert all(ended.codes) and not ended.left, ended.output
+    assert re.search(rf"rank \d ends: rank {rank} (of node \d )?is gone", ended.output), ended.output
+    steps = steps_taken(tmp_path) + EPOCH
+    with Job() as job:
+        served.start(job, 1, "every_rank", steps, cached=36)
+        ended = job.wait(WATCHDOG)
+    assert ended.codes == [0, 0], ended.output
+    check_taken(tmp_path, steps)
