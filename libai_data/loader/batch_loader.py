@@ -268,7 +268,8 @@ class BatchLoader(ResumableLoader):
         self._streamed = None
         if shards.sources and isinstance(self.stream, StreamSampler):
             self._streamed = shards
-            shards.use_share(self.stream.share_of_node(get_mesh().num_nodes))
+            in_workers = self.num_workers > 0 and self._worker_type != "thread"
+            shards.use_share(self.stream.share_of_node(get_mesh().num_nodes), is_kept=not in_workers)
 
     def _read_ahead(self, position: int) -> None:
         if self._streamed is None:

@@ -94,14 +94,18 @@ class StreamedShards:
 
         return locate
 
-    def use_share(self, share: float) -> None:
+    def use_share(self, share: float, is_kept: bool) -> None:
         """Set what part of the cache this process, and each of its workers, keeps copies open in.
 
         Args:
             share: of the samples that processes of this node read, those of this process.
+            is_kept: shards that are open stay so, if the part is the same. Not if workers are forked now, which would
+                hold them too.
         """
         self._budget = int(min(source.storage.size for source in self.sources) * share) // 2
-        opened = LastUsed(self._budget)
+        opened = self.sources[0].opened
+        if not is_kept or opened.limit != self._budget or any(source.opened is not opened for source in self.sources):
+            opened = LastUsed(self._budget)
         for source in self.sources:
             source.opened = opened
 

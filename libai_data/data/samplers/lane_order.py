@@ -33,7 +33,7 @@ BLOCK = 4
 
 _RULES = {"lanes": or_none(whole(1, 1 << 16)), "block": or_none(whole(1))}
 _SPANS_KEPT = 8
-_TABLES_OF_LANE = 4
+_TABLES_OF_LANE = 8
 
 
 @dataclass(frozen=True)

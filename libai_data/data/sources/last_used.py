@@ -16,30 +16,34 @@ class LastUsed:
 
     Args:
         limit: bytes; one value is kept even if it has more.
+
+    Attributes:
+        limit: the same.
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._bytes, self._process = 0, os.getpid()
+        self._bytes, self._forks = 0, _forks
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Any:
         """The value of a key, or None if it is not kept."""
-        if self._process != os.getpid():
-            self.__init__(self._limit)  # type: ignore[misc]
+        if self._forks != _forks:
+            self.__init__(self.limit)  # type: ignore[misc]
         with self._lock:
-            if key not in self._values:
+            found = self._values.get(key)
+            if found is None:
                 return None
             self._values.move_to_end(key)
-            return self._values[key][0]
+            return found[0]
 
     def put(self, key: Hashable, value: Any, size: int) -> Any:
         """Keep a value, and let go of those that were used longest ago; returns the value."""
         with self._lock:
             self._bytes += size - self._values.pop(key, (None, 0))[1]
             self._values[key] = value, size
-            while self._bytes > self._limit and len(self._values) > 1:
+            while self._bytes > self.limit and len(self._values) > 1:
                 self._bytes -= self._values.popitem(last=False)[1][1]
         return value
 
@@ -55,4 +59,15 @@ class LastUsed:
         return self.put(key, *make()) if found is None else found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._limit,)
+        return type(self), (self.limit,)
+
+
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)

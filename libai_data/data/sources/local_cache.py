@@ -195,8 +195,11 @@ class LocalCache:
 
     def _open_lock(self, name: str) -> int:
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                return os.open(self.directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
             raise ConfigError(
                 f"no files can be kept in {self.directory} ({error}); set LIBAI_DATA_CACHE_DIR to another folder"

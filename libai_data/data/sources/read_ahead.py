@@ -30,7 +30,7 @@ class ReadAhead:
         hold: fetches a shard, and returns what lets go of it.
         sizes: int64 [shards], bytes.
         budget: bytes that are held or fetched, at most; one shard is held even if it has more.
-        done: called with a shard and the last batch of a use, when that has passed.
+        done: called with a shard and the last batch of a use, when that has passed and no later use is held.
     """
 
     def __init__(
@@ -55,16 +55,17 @@ class ReadAhead:
         with self._lock:
             if batch <= self._soonest:
                 return
-            # One that is still being fetched is let go of later.
+            # One that is still being fetched is let go of later, and one that is held for a later use stays.
             kept: _Held = []
+            over: _Held = []
             for use, fetched in self._held:
-                if use.last < batch and fetched.done():
+                (over if use.last < batch and fetched.done() else kept).append((use, fetched))
+            self._held[:] = kept
+            shards = {use.shard: fetched for use, fetched in kept}
+            for use, fetched in over:
+                if use.shard not in shards:
                     fetched.result()()
                     self._done(use.shard, use.last)
-                else:
-                    kept.append((use, fetched))
-            self._held[:] = kept
-            shards = {use.shard for use, _ in self._held}
             taken = sum(int(self._sizes[shard]) for shard in shards)
             while len(self._held) < 2 * len(self._sizes):
                 use = self._waiting or next(self._uses)
@@ -76,8 +77,9 @@ class ReadAhead:
                     self._waiting = use
                     break
                 taken += more
-                shards.add(use.shard)
-                self._held.append((use, self._pool.submit(self._fetched, use.shard)))
+                if use.shard not in shards:
+                    shards[use.shard] = self._pool.submit(self._fetched, use.shard)
+                self._held.append((use, shards[use.shard]))
             self._soonest = min((use.last for use, _ in self._held), default=batch)
 
     def _fetched(self, shard: int) -> Callable[[], None]:

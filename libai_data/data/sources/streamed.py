@@ -113,7 +113,9 @@ class StreamedSource:
     __getitems__ = read_many
 
     def _shard(self, number: int) -> Any:
-        return self.opened.made((self.identity, number), lambda: (self._opened(number), int(self.table.sizes[number])))
+        key = (self.identity, number)
+        found = self.opened.get(key)
+        return self.opened.put(key, self._opened(number), int(self.table.sizes[number])) if found is None else found
 
     def _opened(self, number: int) -> Any:
         remote = self.table.remote(self.folder, number)

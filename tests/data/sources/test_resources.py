@@ -148,3 +148,13 @@ def test_threads_share_what_was_used_last_within_its_limit() -> None:
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(use, range(4)))
     assert sum(kept.get(key) is not None for key in range(20)) == 3
+
+
+def test_a_forked_process_begins_with_nothing_that_was_used_last() -> None:
+    kept = LastUsed(100)
+    kept.put("key", "value", 30)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if kept.get("key") is None and kept.put("key", "own", 30) == kept.get("key") else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert kept.get("key") == "value"

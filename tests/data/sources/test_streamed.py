@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import wait
 from contextlib import closing
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from threading import Event, Thread, current_thread
 from typing import Any
@@ -650,7 +651,7 @@ class Shards:
         self.held[shard] += 1
         self.most = max(self.most, sum(self.held.values()))
         self.changed.set()
-        return lambda: self.held.subtract([shard])
+        return lambda: self.held.update({shard: -self.held[shard]})
 
 
 def test_reading_ahead_stays_within_its_bytes_and_follows_the_batches() -> None:
@@ -673,3 +674,31 @@ def test_reading_ahead_stays_within_its_bytes_and_follows_the_batches() -> None:
     assert shards.most <= 6, "four within the budget, and those that are just let go"
     ahead.close()
     assert {shard for shard, _ in done} <= set(range(20))
+
+
+def test_a_shard_that_is_used_again_while_it_is_held_is_not_asked_for_again() -> None:
+    shards = Shards()
+    uses = (ShardUse(number % 3, number, number) for number in count())
+    done: list[tuple[int, int]] = []
+    ahead = ReadAhead(uses, shards.hold, np.full(3, 100), 300, lambda shard, batch: done.append((shard, batch)))
+    for batch in range(20):
+        wait([fetched for _, fetched in ahead._held])
+        ahead.reached(batch)
+    assert sorted(shards.fetched) == [0, 1, 2] and not done
+    ahead.close()
+    assert not any(shards.held.values()), "each is let go of at the end"
+
+
+def test_shards_stay_open_from_pass_to_pass_unless_workers_would_hold_them_too(store: ObjectStore) -> None:
+    source = open_source(FOLDER, streaming=True)
+
+    def opened_by_pass(**workers: Any) -> Any:
+        with closing(BatchLoader(Numbers(source), CyclicSampler(source, 10), **workers)) as loader:
+            next(iter(loader))
+        return source.opened
+
+    first = opened_by_pass()
+    assert first.get((source.identity, 0)) is not None
+    assert opened_by_pass() is first
+    assert opened_by_pass(num_workers=1, worker_type="thread") is first
+    assert opened_by_pass(num_workers=1) is not first
