@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Callable
 from urllib.parse import quote
 
-FAIL, CUT, STALL = "answers 500", "closes after half of the body", "answers half and waits"
+FAIL, BUSY, CUT, STALL = "answers 500", "answers 503", "closes after half of the body", "answers half and waits"
 SILENT, FLIP = "does not answer", "changes a byte"
 BUCKET = "bucket"
 CREDENTIALS = {
@@ -103,8 +103,8 @@ def _handler_of(store: ObjectStore, target: str) -> Any:
                 store.go_on.wait()
                 self.close_connection = True
                 return
-            if fault == FAIL:
-                self.send_error(500)
+            if fault in (FAIL, BUSY):
+                self.send_error(500 if fault == FAIL else 503)
                 return
             connection = http.client.HTTPConnection(target)
             connection.request(self.command, self.path, body, dict(self.headers))

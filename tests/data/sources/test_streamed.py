@@ -45,7 +45,7 @@ from libai_data.data.sources.remote import fetch
 from libai_data.errors import ConfigError, FormatError, SampleError, StorageError, bytes_in_words
 from libai_data.loader import BatchLoader
 from libai_data.mesh.parallel_mesh import ParallelMesh
-from tests.data.sources.object_store import BUCKET, CUT, FAIL, FLIP, SILENT, STALL, ObjectStore
+from tests.data.sources.object_store import BUCKET, BUSY, CUT, FAIL, FLIP, SILENT, STALL, ObjectStore
 from tests.data.sources.record_files import ENDINGS, WRITERS, same, texts, write
 from tests.full_disk import small_disk
 from tests.loader.streams import worker_pids
@@ -280,7 +280,7 @@ def test_workers_that_are_killed_while_they_fetch_or_read_change_no_sample(store
     assert store.sent.is_set()
 
 
-@pytest.mark.parametrize("faults", [slowly([FAIL, FAIL]), slowly([CUT]), [FLIP, FAIL]])
+@pytest.mark.parametrize("faults", [slowly([FAIL, FAIL]), slowly([CUT]), [FLIP, BUSY]])
 def test_a_store_that_fails_for_a_while_changes_nothing(store: ObjectStore, faults: list[str]) -> None:
     source = open_source(FOLDER, streaming=True)
     store.faults = list(faults)
