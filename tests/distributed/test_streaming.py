@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.distributed.launcher import launch_ranks
 from tests.distributed.namespaces import Node, two_nodes, why_not
 from tests.distributed.processes import BOOTSTRAP, command_of, ranks_environment
 from tests.distributed.scripts.stream_and_resume import BATCH, ORDER, Records, digest_of, stream
+from tests.distributed.scripts.stream_shards import loader_of
 from tests.properties import slowly
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -101,18 +102,41 @@ def check_taken(folder: Path, steps: int) -> None:
     assert taken == set(range(steps))
 
 
+WHOLE_CACHE = 100
+ALL_KINDS = "plain,blend,filter,packer"
+
+
 @pytest.mark.parametrize(
-    ("ranks", "meshes", "readers"), [(2, "2", "every_rank"), slowly(2, "2,1", EACH), slowly(4, "4,2", EACH)]
+    ("ranks", "meshes", "readers", "kinds", "cached"),
+    [
+        (2, "2", "every_rank", "plain", 18),
+        slowly(2, "2,1", EACH, "plain", 18),
+        slowly(4, "4,2", EACH, "plain", 18),
+        slowly(2, "2", EACH, ALL_KINDS, WHOLE_CACHE),
+        slowly(4, "4", "every_rank,node", ALL_KINDS, WHOLE_CACHE),
+    ],
 )
 def test_ranks_stream_the_batches_of_local_files_and_resume(
-    ranks: int, meshes: str, readers: str, store: ObjectStore, tmp_path: Path
+    ranks: int,
+    meshes: str,
+    readers: str,
+    kinds: str,
+    cached: int,
+    store: ObjectStore,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result = launch_ranks(SCRIPT, ranks, FOLDER, str(tmp_path / "taken.json"), meshes, readers, timeout=200)
+    """Also through blends, filters and packers: the rows of local files on a single rank."""
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(cached * (tmp_path / "local" / "00.parquet").stat().st_size))
+    # Ranks of a pool would have the environment, and so the store, of the test that started them.
+    arguments = FOLDER, str(tmp_path / "taken.json"), meshes, readers, kinds
+    result = launch_ranks(SCRIPT, ranks, *arguments, timeout=200, alone=True)
     assert result.returncode == 0, result.output
-    sampler = sampler_of(open_source(tmp_path / "local"))
-    expected = [indices_of(sampler, step) for step in range(EPOCH)]
-    for case, taken in json.loads((tmp_path / "taken.json").read_text()).items():
-        assert taken == expected, case
+    found = json.loads((tmp_path / "taken.json").read_text())
+    assert len(found) == (meshes.count(",") + 1) * (readers.count(",") + 1) * (kinds.count(",") + 1)
+    for case, taken in found.items():
+        with closing(loader_of(case.split()[-1], open_source(tmp_path / "local"))) as loader:
+            assert taken == [{name: field.numpy().tolist() for name, field in batch.items()} for batch in loader], case
 
 
 def kill(folder: Path, rank: int, worker: int | None) -> bool:
