@@ -19,8 +19,6 @@ from itertools import islice
 from time import perf_counter
 from typing import Any, Callable, NamedTuple
 
-import cloudpickle
-
 from libai_data.data.items import ReuseCheck, fields_in
 from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
@@ -43,6 +41,7 @@ from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.same_dataset import are_same, attributes_of
 from libai_data.loader.worker import JOB_VARIABLES
 from libai_data.loader.worker_info import WorkerInfo, get_worker_info, set_worker_info
+from libai_data.mesh.peers.pickling import pickled_by_value
 
 _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.02
@@ -229,7 +228,7 @@ class ShardedSource(WrappedSource):
         sharding = self._sharding
         self._attributes = attributes_of(self._thing)
         try:
-            pickled = cloudpickle.dumps((self._thing, sharding.worker_init_fn))
+            pickled = pickled_by_value((self._thing, sharding.worker_init_fn))
         except Exception as error:
             raise ConfigError(
                 f"{self.name} cannot be sent to the workers that read its shards: {error_text(error)}. Pass a function "

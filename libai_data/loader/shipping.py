@@ -13,11 +13,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Callable, NamedTuple
 
-import cloudpickle
 import numpy as np
 
 from libai_data.data.files.file_map import reduce_mapped
 from libai_data.errors import StorageError
+from libai_data.mesh.peers.pickling import PicklerByValue
 
 _HEADER = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
@@ -49,7 +49,7 @@ class Shipment:
         self.memory.close()
 
 
-class _Pickler(cloudpickle.CloudPickler):
+class _Pickler(PicklerByValue):
     """Pickles an array over a memory map as a reference to the open file, instead of copying its content."""
 
     def __init__(self, file: io.BytesIO, buffers: list[pickle.PickleBuffer]) -> None:
@@ -65,11 +65,6 @@ class _Pickler(cloudpickle.CloudPickler):
             reduced = reduce_mapped(obj) or self._reduce_map(obj)
             if reduced is not None:
                 return reduced
-        if isinstance(obj, memoryview):
-            # As cloudpickle does it, a view of numbers becomes bytes, whose items are others.
-            flat = obj.cast("B") if obj.c_contiguous and obj.nbytes else bytearray(obj.tobytes())
-            data = np.frombuffer(flat, np.uint8)
-            return _view_again, (data, obj.format, obj.shape, obj.readonly)
         return super().reducer_override(obj)
 
     def _reduce_map(self, array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
@@ -90,11 +85,6 @@ class _Pickler(cloudpickle.CloudPickler):
         form = array.dtype, array.shape, array.strides, array.flags.writeable
         about = {name: getattr(array, name, None) for name in _ABOUT_A_MEMMAP} if type(array) is np.memmap else {}
         return _open_map, (file, place, form, type(array), about)
-
-
-def _view_again(data: np.ndarray, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
-    view = memoryview(data).cast(form, shape) if data.size else memoryview(data).cast("B").cast(form)  # type: ignore
-    return view.toreadonly() if readonly else view
 
 
 _KINDS = np.ndarray, np.memmap, np.recarray

@@ -8,10 +8,11 @@ import os
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -390,3 +391,28 @@ def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseExcept
     with pytest.raises(SampleError, match=type(error).__name__):
         list(loader.numpy())
     loader.close()
+
+
+class ViewsAndLocals:
+    """Its rows hold what plain pickles refuse."""
+
+    def __init__(self) -> None:
+        class Pair(NamedTuple):
+            number: Any
+            text: Any
+
+        self.pair, self.view = Pair, memoryview(array("d", [0.5, 1.5, 2.5, 3.5]))
+
+    def __call__(self, shard: int, num_shards: int) -> Iterator[dict[str, Any]]:
+        for index in range(shard, 4, num_shards):
+            yield {"x": self.view[index], "y": self.view[index:], "pair": self.pair(index, f"text {index}")}
+
+
+def test_rows_of_classes_of_functions_and_views_come_from_processes_as_they_are() -> None:
+    rows = ViewsAndLocals()
+    loader = from_iterable(rows, 1, num_workers=1, num_shards=2)
+    batches = list(loader.numpy())
+    loader.close()
+    assert [batch["x"].tolist() for batch in batches] == [[0.5], [1.5], [2.5], [3.5]]
+    assert [batch["y"].tolist() for batch in batches] == [[[0.5, 1.5, 2.5, 3.5][index:]] for index in range(4)]
+    assert [type(batch["pair"]) for batch in batches] == [rows.pair] * 4

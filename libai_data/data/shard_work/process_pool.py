@@ -16,6 +16,7 @@ from typing import Any, Callable, Generic, TypeVar
 
 from libai_data.errors import DataPipelineError
 from libai_data.launch.parent_pipe import ParentPipe, die_with_parent
+from libai_data.mesh.peers.pickling import pickled
 
 Job = TypeVar("Job")
 Report = TypeVar("Report")
@@ -153,9 +154,12 @@ class ProcessPool(Generic[Job, Report]):
 def _start(parent_pipe: ParentPipe) -> subprocess.Popen[bytes]:
     # The tokenizers' own threads would make each process take all cores.
     environment: dict[str, str] = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
-    program = "import sys; sys.path[:] = {!r}; from libai_data.data.shard_work.process_pool import serve; serve({})"
+    program = (
+        "import sys; sys.path[:] = {!r}; sys.argv[:] = {!r}; "
+        "from libai_data.data.shard_work.process_pool import serve; serve({})"
+    )
     return subprocess.Popen(
-        [sys.executable, "-c", program.format(sys.path, parent_pipe.descriptor)],
+        [sys.executable, "-c", program.format(sys.path, [*map(str, sys.argv)], parent_pipe.descriptor)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         pass_fds=(parent_pipe.descriptor,),
@@ -187,8 +191,8 @@ def serve(parent_pipe: int) -> None:
         except EOFError:
             return
         try:
-            answer: Any = True, do(job)
+            answer = pickled((True, do(job)))
         except BaseException:  # Also sys.exit in the user's code, over which other processes would end as well.
-            answer = False, traceback.format_exc()
-        pickle.dump(answer, answers)
+            answer = pickled((False, traceback.format_exc()))
+        answers.write(answer)
         answers.flush()

@@ -11,6 +11,8 @@ import socket
 from contextlib import suppress
 from typing import Any
 
+from libai_data.mesh.peers.pickling import pickled
+
 _INLINE = 64 * 1024
 _MESSAGE = 2 * _INLINE
 
@@ -37,7 +39,7 @@ class Channel:
         Raises:
             OSError: The other end is gone.
         """
-        packed = _packed(message)
+        packed = pickled(message)
         if len(packed) <= _INLINE:
             self._end.sendall(b"i" + packed)
             return
@@ -112,17 +114,6 @@ class Channel:
     def close(self) -> None:
         """Close this end; the other one's `receive` raises EOFError."""
         self._end.close()
-
-
-def _packed(message: Any) -> bytes:
-    try:
-        return pickle.dumps(message, protocol=5)
-    except Exception:
-        import cloudpickle
-
-        # A class of the main script, or of a function, that a worker got by value: it becomes the trainer's own again.
-        packed: bytes = cloudpickle.dumps(message, protocol=5)
-        return packed
 
 
 def _descriptor_of(ancillary: Any) -> int | None:

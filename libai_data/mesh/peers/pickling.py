@@ -1,0 +1,45 @@
+"""Pickles for another process of the same program, which need not know the classes of the main script."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+
+class PicklerByValue(cloudpickle.CloudPickler):
+    """Pickles lambdas and classes of the main script by value, and views of numbers as such.
+
+    A class that went to a worker by value, and comes back, becomes again the class that was sent.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, memoryview):
+            # As cloudpickle does it, the view becomes bytes, whose items are others.
+            flat = obj.cast("B") if obj.c_contiguous and obj.nbytes else bytearray(obj.tobytes())
+            data = np.frombuffer(flat, np.uint8)
+            return _view_again, (data, obj.format, obj.shape, obj.readonly)
+        return super().reducer_override(obj)
+
+
+def pickled_by_value(thing: Any) -> bytes:
+    """A pickle that another process of this program can load with `pickle.loads`."""
+    packed = io.BytesIO()
+    PicklerByValue(packed, protocol=5).dump(thing)
+    return packed.getvalue()
+
+
+def pickled(thing: Any) -> bytes:
+    """A pickle of what mostly needs none by value, which takes more time."""
+    try:
+        return pickle.dumps(thing, protocol=5)
+    except Exception:
+        return pickled_by_value(thing)
+
+
+def _view_again(data: np.ndarray, form: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
+    view = memoryview(data).cast(form, shape) if data.size else memoryview(data).cast("B").cast(form)  # type: ignore
+    return view.toreadonly() if readonly else view
