@@ -24,6 +24,7 @@ from libai_data.data.shard_use import ShardPlan, bytes_a_batch, most_in_use
 from libai_data.delivery.read_plan import READERS, FieldSize, NodeTraffic, ReadPlan, node_traffic, read_mode, times_read
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError, bytes_in_words, numbers_in_words
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.reading import reads_parts
 from libai_data.loader.schema import Layout
 from libai_data.mesh.global_tensor import split_dims
@@ -53,7 +54,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
     try:
         (loader,) = opened.loaders
         rows = read_step(opened, "train", loader, 0, mesh.data_parallel_size, 1, rows=1)
-        dataset, order = getattr(loader, "dataset", None), getattr(getattr(loader, "stream", None), "order", None)
+        dataset, order = indexed_dataset_of(loader), getattr(getattr(loader, "stream", None), "order", None)
     finally:
         opened.close()
     fields = tuple(

@@ -20,6 +20,7 @@ from libai_data.engine.models import required_section
 from libai_data.engine.setup import set_key
 from libai_data.engine.step_plan import step_plan
 from libai_data.errors import ConfigError
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import get_data_parallel_size
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
     _scale_period(cfg, "train.evaluation.eval_period", "train.evaluation.eval_after_n_epoch", per_epoch)
     _scale_period(cfg, "train.checkpointer.period", "train.checkpointer.save_model_after_n_epoch", per_epoch)
     logger.info("Training takes %d steps, %d of them to warm up.", train.train_iter, train.warmup_iter)
-    log_blend(getattr(data_loader, "dataset", None), train.samples, schedule.position_of)
+    log_blend(indexed_dataset_of(data_loader), train.samples, schedule.position_of)
 
 
 def _steps_of(places: int, data_loader: Any, schedule: StepSchedule) -> int:
@@ -157,7 +158,7 @@ def _samples_per_epoch(data_loader: Any) -> int:
     if state is not None:
         # What a stream transform makes of an epoch is not known in advance.
         return state.order.epoch_size if state.start is None else 0
-    dataset = getattr(data_loader, "dataset", None)
+    dataset = indexed_dataset_of(data_loader)
     return len(dataset) if dataset is not None and hasattr(dataset, "__len__") else 0
 
 

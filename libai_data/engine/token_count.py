@@ -15,6 +15,7 @@ from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.samplers.stream_state import StreamState
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.mesh.current import broadcast_py_object, get_data_parallel_size, is_main_process, tensor_to_rank0
 
 _TOKEN_FIELDS = ("input_ids", "tokens", "token_ids", "encoder_input_ids")
@@ -72,7 +73,7 @@ class TokenCounter:
         """Whether the tokens of several datasets are counted apart. The first call is collective."""
         if self._is_combined is None:
             # A rank that does not read has no dataset.
-            self._is_combined = bool(broadcast_py_object(bool(parts_of(getattr(self._loader, "dataset", None)))))
+            self._is_combined = bool(broadcast_py_object(bool(parts_of(indexed_dataset_of(self._loader)))))
         return self._is_combined
 
     def take(self, samples: int, new_samples: int) -> tuple[int, int]:
@@ -103,7 +104,7 @@ class TokenCounter:
         before, self._mark = self._mark, stream_state_of(self._loader)
         if before is None or self._mark is None or not is_main_process():
             return
-        parts = parts_of(getattr(self._loader, "dataset", None))
+        parts = parts_of(indexed_dataset_of(self._loader))
         if parts and before.order.size == self._mark.order.size:
             self._add_sources(parts, *self._tokens_since(before, self._mark, rows))
 
@@ -158,7 +159,7 @@ def tokens_per_sample(loader: Any, inputs: Mapping[str, Any]) -> int:
     The dataset's attribute `tokens_per_sample`, or else the length of the model's input that is called like tokens.
     With a collator, lengths may change from batch to batch and from mesh to mesh.
     """
-    declared = getattr(getattr(loader, "dataset", None), "tokens_per_sample", None)
+    declared = getattr(indexed_dataset_of(loader), "tokens_per_sample", None)
     if isinstance(declared, int):
         return declared
     if getattr(loader, "collates", True):

@@ -207,5 +207,10 @@ class IterableLoader(OfOneProcess):
         self._inner.close()
 
 
+def indexed_dataset_of(loader: Any) -> Any:
+    """The dataset that a loader reads by index; None of a loader over an iterable, or of no dataset."""
+    return None if isinstance(loader, IterableLoader) else getattr(loader, "dataset", None)
+
+
 def _ranks(chosen: np.ndarray) -> list[int]:
     return [int(rank) for rank in np.flatnonzero(chosen)]

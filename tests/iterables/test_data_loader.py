@@ -17,6 +17,7 @@ from libai_data import DataLoader, get_worker_info
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.structures import batch_info
 from tests.loader.test_fields import plain
 from tests.properties import slowly
@@ -328,6 +329,8 @@ def test_a_loader_of_an_iterable_has_the_attributes_of_pytorchs() -> None:
     loader = DataLoader(numbers, 2)
     assert (loader.dataset, loader.batch_size, loader.num_workers, loader.drop_last) == (numbers, 2, 0, False)
     assert (loader.sampler, loader.batch_sampler) == (None, None)
+    # Its length, where it has one, may count batches.
+    assert indexed_dataset_of(loader) is None and indexed_dataset_of(DataLoader([1], fields=["x"])) == [1]
 
 
 @pytest.mark.parametrize("name", ["weights", "num_samples", "lanes", "block"])

@@ -13,6 +13,7 @@ from libai_data.config.lazy_config import load_config
 from libai_data.delivery.read_plan import READERS, read_mode
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.errors import ConfigError
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.launch.job_environment import SECRET_VARIABLE, job_key
 from libai_data.loader.worker import JOB_VARIABLES
 from libai_data.mesh.current import set_mesh
@@ -95,4 +96,4 @@ class Examined:
     @property
     def dataset(self) -> Any:
         """The training's dataset; None of a loader that has none."""
-        return getattr(self.opened.loaders[0], "dataset", None)
+        return indexed_dataset_of(self.opened.loaders[0])

@@ -17,6 +17,7 @@ from libai_data.engine.data_state import OVERRIDE_KEY
 from libai_data.engine.models import build_configured_tokenizer
 from libai_data.engine.saved_state import SavedState
 from libai_data.errors import ConfigError, nearest
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.reading import SampleReader
 from libai_data.loader.schema import array_of
@@ -117,7 +118,7 @@ def _described(
     sizes = (
         f"data {mesh.data_parallel_size} x tensor {mesh.tensor_parallel_size} x pipeline {mesh.pipeline_parallel_size}"
     )
-    dataset: Any = getattr(loader, "dataset", None)
+    dataset: Any = indexed_dataset_of(loader)
     length = f", {len(dataset):,} samples" if hasattr(dataset, "__len__") else ""
     facts = [
         ("split", split),
@@ -156,7 +157,7 @@ def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | Non
 
 
 def _stages(loader: Any, rows: StepRows, shown: Sequence[int]) -> dict[int, list[Stage]]:
-    dataset, seed = getattr(loader, "dataset", None), getattr(loader, "seed", 0)
+    dataset, seed = indexed_dataset_of(loader), getattr(loader, "seed", 0)
     told: dict[int, list[Stage]] = {}
     for origin in (rows.origins[row] for row in shown):
         if origin.index is None or origin.epoch is None:

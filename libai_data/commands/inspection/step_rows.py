@@ -19,6 +19,7 @@ from libai_data.data.samplers.ledger import Ledger
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.saved_state import source_of
 from libai_data.errors import ConfigError
+from libai_data.iterables.iterable_loader import indexed_dataset_of
 from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.schema import Layout, array_of, layout_of
 from libai_data.structures import batch_info, fields_of
@@ -157,7 +158,7 @@ def _take(found: StepRows, chunk: _Chunk, data_parallel_size: int, sources: list
 
 def _sources(loader: Any) -> list[tuple[str, int]]:
     """Names and lengths of the datasets that a dataset puts one behind the other; none where it is a single one."""
-    parts = getattr(getattr(loader, "dataset", None), "datasets", None)
+    parts = getattr(indexed_dataset_of(loader), "datasets", None)
     if not isinstance(parts, (list, tuple)) or sum(map(len, parts)) != len(loader.dataset):
         return []
     return [(type(part).__name__, len(part)) for part in parts]
