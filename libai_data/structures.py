@@ -328,6 +328,7 @@ class Agreement:
         fields_agree: all ranks have the same fields.
         batches: the number of batches that were made global. It is counted here, because all ranks must compare at the
             same time even if one of them is at another position.
+        witness: epoch, index and checksum of a sample that every rank has read, to see whether they have equal data.
     """
 
     per_batch: bool = False
@@ -336,6 +337,7 @@ class Agreement:
     data_parallel_size: int | None = None
     fields_agree: bool = False
     batches: int = 0
+    witness: tuple[int, int, int] | None = None
 
 
 class Origin(NamedTuple):

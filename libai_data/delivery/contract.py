@@ -15,7 +15,7 @@ from libai_data.mesh.current import broadcast_py_object, get_mesh
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import DistTensorData, Origin, RowIndices
 
-_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS = range(9)
+_STEP, _EPOCH, _POSITION, _SIZE, _VALID, _NEXT_START, _HAS_ROWS, _ORDER, _FIELDS, _WITNESS = range(10)
 _ABSENT = -1
 _NAMES = ("step", "epoch", "position", "global batch size", "number of valid rows", "place behind the batch")
 
@@ -63,7 +63,7 @@ def check_places(fields: Mapping[str, Any], origin: Origin) -> np.ndarray:
     # Ranks with batches of different sizes differ in their shapes only because of that.
     if len(set(heads[:, _FIELDS].tolist())) > 1 and len(set(heads[:, _SIZE].tolist())) == 1:
         raise_differences(signature)
-    _refuse(heads, [*_different_orders(heads, _order(origin)), *_different_places(heads)])
+    _refuse(heads, [*_different_orders(heads, _order(origin)), *_different_places(heads), *_different_data(heads)])
     return heads
 
 
@@ -79,7 +79,8 @@ def _order(origin: Origin) -> str:
 def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
     place = [0] * len(_NAMES) if origin.info is None else [word or 0 for word in origin.info]
     words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
-    return np.array([*place, origin.rows is not None, *words], dtype=np.int64)
+    witness = None if origin.agreement is None else origin.agreement.witness
+    return np.array([*place, origin.rows is not None, *words, *(witness or 3 * [_ABSENT])], dtype=np.int64)
 
 
 def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -> np.ndarray:
@@ -111,6 +112,22 @@ def _different_places(heads: np.ndarray) -> list[str]:
     if len(set(heads[:, _SIZE].tolist())) > 1:
         found.append("lists of a batch_sampler of your own must be equally long on all ranks")
     return found
+
+
+def _different_data(heads: np.ndarray) -> list[str]:
+    """Compare what ranks have read of one sample; some ranks may have read none, or another one."""
+    seen: dict[tuple[int, int], tuple[int, int]] = {}
+    for rank, (epoch, index, checksum) in enumerate(heads[:, _WITNESS:].tolist()):
+        if checksum == _ABSENT:
+            continue
+        other, expected = seen.setdefault((epoch, index), (rank, checksum))
+        if checksum != expected:
+            return [
+                f"sample {index} of epoch {epoch} has other values on rank {rank} than on rank {other}, so their "
+                "datasets or seeds differ, or they use their loaders in another order; give each rank the whole "
+                "dataset, which the loader divides among them (check_every=0 compares nothing)"
+            ]
+    return []
 
 
 def _different_bytes(table: np.ndarray, names: list[str], mesh: ParallelMesh) -> list[str]:

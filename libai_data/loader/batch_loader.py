@@ -35,6 +35,7 @@ from libai_data.loader.batch_reader import BatchReader, ReadyBatch, assemble, in
 from libai_data.loader.collate import Collator, trivial_batch_collator
 from libai_data.loader.executor import Executor, InProcessExecutor
 from libai_data.loader.failures import ErrorPolicy, FailureLog
+from libai_data.loader.first_sample import read_by_all
 from libai_data.loader.iteration import Iteration, Pass, refuse_in_fork
 from libai_data.loader.processes import ProcessExecutor
 from libai_data.loader.reading import reads_parts
@@ -176,6 +177,7 @@ class BatchLoader(ResumableLoader):
             None if fields is None else tuple(fields),
             worker_init_fn,
             threads_per_worker,
+            reads_first_twice=check_every > 0 and (num_workers > 0 or get_mesh().world_size > 1),
         )
         self._layouts = parse_layouts(layouts)
         self.check_every = check_every
@@ -222,6 +224,7 @@ class BatchLoader(ResumableLoader):
             return None
         rows = RowIndices(batch.index_batch.epochs, batch.index_batch.indices)
         info = info_of(batch.index_batch)
+        agreement.witness = self._reader.witness if self._reader is not None else None
         origin = Origin(info, rows, agreement, batch.parts)
         return assemble(batch.arrays, batch.layouts, batch.skeleton, origin, as_numpy), self.stream.after(info)
 
@@ -251,6 +254,7 @@ class BatchLoader(ResumableLoader):
             self._end_workers()
             self._renew_memory()
             self._reader = self._start()
+        self._reader.first_read = read_by_all(self.stream, self.dataset, position) if self.check_every else None
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
         self._read_ahead(position)

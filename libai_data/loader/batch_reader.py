@@ -11,6 +11,7 @@ import numpy as np
 
 from libai_data.data.datasets.stream_transform import place_and_offset
 from libai_data.data.nesting import Leaf, Skeleton, TupleFields, array_to_text, put_together
+from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.sampler import IndexBatch
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError, SchemaError, nearest
@@ -86,6 +87,10 @@ class BatchReader:
         tensor_part: this rank's place on the tensor axis, if the dataset can read parts of samples.
         batch_transform: what the executor applies to the rows of a task.
         shards: data-parallel ranks that a global batch is cut into.
+
+    Attributes:
+        first_read: epoch and index of a sample that every rank reads first; None for the first of this rank.
+        witness: epoch, index and checksum of the sample that was read first; None before, or without a checksum.
     """
 
     def __init__(
@@ -102,6 +107,8 @@ class BatchReader:
         shards: int = 1,
     ) -> None:
         self.times = times
+        self.witness: tuple[int, int, int] | None = None
+        self.first_read: tuple[int, int] | None = None
         self.is_torn = False
         self._executor = executor
         self._slot_list = slot_list
@@ -147,8 +154,10 @@ class BatchReader:
     def _begin(self, pending: PendingBatch) -> None:
         """Read the very first sample, from which all else is laid out, and then the rest of its batch."""
         batch = pending.index_batch
+        own = int(batch.epochs[0]), int(batch.indices[0])
+        first = self.first_read or own
         try:
-            sample = self._executor.first_sample(int(batch.epochs[0]), int(batch.indices[0]))
+            sample = self._executor.first_sample(*first)
             schema = SampleSchema.of(sample)
             if self._tensor_part is not None:
                 schema = schema.for_tensor_part(self._tensor_part, self._layouts)
@@ -156,6 +165,10 @@ class BatchReader:
         except Exception as error:
             pending.error = error
             return
+        if sample.warning:
+            tell_once("%s", sample.warning)
+        if sample.checksum is not None:
+            self.witness = *first, sample.checksum
         self._schema, self._read_in_part = schema, frozenset(schema.parts)
         self._executor.use_schema(schema)
         if schema.has_text:
@@ -163,14 +176,14 @@ class BatchReader:
             self._send_whole(pending)
             return
         slot = self._prepare_slot(pending, schema)
+        if self._transforms or first != own:
+            # It is read again, with those that it is transformed with; or it is another rank's.
+            self._send_parts(pending, first_row=0)
+            return
         arrays = self._slot_list.arrays(slot, schema.batch_specs(pending.rows))
         row_writer(schema, arrays)(0, fields)
-        if self._transforms:
-            # It is read again, with those that it is transformed with.
-            self._send_parts(pending, first_row=0)
-        else:
-            pending.skipped += sample.skipped
-            self._send_parts(pending, first_row=1)
+        pending.skipped += sample.skipped
+        self._send_parts(pending, first_row=1)
 
     def _prepare_slot(self, pending: PendingBatch, schema: SampleSchema) -> Slot:
         rows = pending.rows

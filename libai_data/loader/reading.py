@@ -11,14 +11,15 @@ from typing import Any, Callable, TypeVar
 
 import numpy as np
 
-from libai_data.data.items import ReuseCheck, contents_of, selected
-from libai_data.data.random.global_generators import WHAT_TO_WRITE, GlobalDraws, tell_once
+from libai_data.data.items import ReuseCheck, selected
+from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
 from libai_data.data.transforms.timing import take_transform_time
 from libai_data.errors import SampleError, SchemaError, error_text
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.filling import BatchFiller
+from libai_data.loader.first_sample import compared
 from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.sample_form import SampleForm, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
@@ -41,7 +42,12 @@ class SampleReader:
         seed: with epoch and index it decides what random transforms draw.
         policy: what to do about a sample that fails.
         names: of the fields of samples that have none, or those to take; see `named`.
+
+    Attributes:
+        reads_first_twice: whether the first sample is read again, and compared.
     """
+
+    reads_first_twice = False
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None = None) -> None:
         self.dataset = dataset
@@ -115,31 +121,17 @@ class SampleReader:
             raise self._failure(f"sample {index}", error) from error
         # Told with the sample, as its reader may end before it has another report to make.
         form = form._replace(skipped=self._skipped[noted:])
-        if not form.skipped:
-            self._tell_if_it_changes(sample, epoch, index)
+        if self.reads_first_twice and not form.skipped:
+            form = self._compared(sample, form, epoch, index)
         self.forget_skipped(noted)
         return form
 
-    def _tell_if_it_changes(self, sample: Any, epoch: int, index: int) -> None:
-        """Warn of a sample that differs when it is read again: it depends on more than its key."""
+    def _compared(self, sample: Any, form: SampleForm, epoch: int, index: int) -> SampleForm:
         times, self._times = self._times, StageTimes()
         try:
-            before = contents_of(sample)
-            again = contents_of(self._get(epoch, index))
-        except Exception:  # It is no more than a warning.
-            return
+            return compared(sample, form, lambda: self._get(epoch, index), type(self.dataset).__name__, index)
         finally:
             self._times = times
-        changed = [name for name in before if again.get(name) != before[name]]
-        if changed:
-            tell_once(
-                "%s returns another %s each time that sample %d is read. So batches depend on who reads them and how "
-                "often, and a resumed run gets others. If it draws, %s; if it counts or reads the clock, use the index",
-                type(self.dataset).__name__,
-                " and ".join(map(repr, changed[:3])),
-                index,
-                WHAT_TO_WRITE,
-            )
 
     def samples_to_collate(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
         """Read some samples, in this order, with the fields that were asked for."""

@@ -20,12 +20,16 @@ class SampleForm(NamedTuple):
         skeleton: how a batch is nested (see `taken_apart`); None if fields are tensors all.
         has_text: it holds strings, which only a collator can put into a batch.
         skipped: failing samples whose place it takes.
+        checksum: of its tensors, if they are the same each time that it is read, and that was tried.
+        warning: what to tell the user if they are not.
     """
 
     fields: dict[str, Any]
     skeleton: Skeleton | None = None
     has_text: bool = False
     skipped: Sequence[SkippedSample] = ()
+    checksum: int | None = None
+    warning: str = ""
 
 
 def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:

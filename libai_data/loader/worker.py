@@ -58,11 +58,13 @@ class Payload:
     names: tuple[str, ...] | None = None
     init: Callable[[int], Any] | None = None
     threads: int = 1
+    reads_first_twice: bool = False
 
     def runner(self, slot_list: SlotList) -> TaskRunner:
         """Make what does tasks, for one process or thread."""
         common = self.dataset, self.seed, self.policy, self.names
         reader = ThreadedReader(*common, self.threads) if self.threads > 1 else SampleReader(*common)
+        reader.reads_first_twice = self.reads_first_twice
         return TaskRunner(reader, self.collator, slot_list, self.batch_transform, self.names)
 
 

@@ -52,7 +52,7 @@ def test_a_rank_that_leaves_early_ends_all_and_is_named(
 
 
 FAILING = [
-    ("by hand", 2, "sample:1", "iterable", "OSError: sample 2 cannot be read"),
+    ("by hand", 2, "sample:1", "iterable", "OSError: sample 0 cannot be read"),
     slowly("by hand", 2, "raise:1", "node", "a hook of the user's own: the model is broken"),
 ]
 

@@ -138,7 +138,7 @@ CHANGING: dict[str, Any] = {
 def test_a_sample_that_differs_each_time_it_is_read_is_told_once(
     function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with loading(Calls(function)) as loader:
+    with loading(Calls(function), num_workers=1, worker_type="thread") as loader:
         list(islice(iter(loader), 5))
         assert loader.stats()["samples"] == 20, "what is read to compare does not count"
     told = [record.getMessage() for record in caplog.records if "returns another" in record.getMessage()]
@@ -149,7 +149,7 @@ def test_a_sample_that_differs_each_time_it_is_read_is_told_once(
 def test_a_sample_that_is_the_same_each_time_it_is_read_is_not_told_of(
     function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with loading(Calls(function)) as loader:
+    with loading(Calls(function), num_workers=2, worker_type="thread") as loader:
         list(islice(iter(loader), 5))
     assert "returns another" not in caplog.text
 

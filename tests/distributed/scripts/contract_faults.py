@@ -156,11 +156,13 @@ def rank_state() -> Batches:
     return batches_of(Samples(alter=alter))
 
 
-def neighbour_sample() -> Batches:
-    def alter(index: int, arrays: dict[str, np.ndarray]) -> None:
-        arrays["number"] += 1
+def next_number(index: int, arrays: dict[str, np.ndarray]) -> None:
+    arrays["number"] += 1
 
-    return batches_of(Samples(alter=alter if on(3) else None))
+
+def swapped_loaders() -> Batches:
+    of_samples, of_others = batches_of(), batches_of(Samples(alter=next_number))
+    return of_others if on(2, 3) else of_samples
 
 
 def listed(change: Callable[[list[list[int]]], None]) -> Plant:
@@ -201,7 +203,9 @@ FAULTS: dict[str, Plant] = {
     "another dtype, later": changing(another_dtype, 2, 3),
     "a transform that draws from the rank's state": rank_state,
     "one altered sample on a tensor peer": changing(flip_a_bit, 1),
-    "a neighbour's sample": neighbour_sample,
+    "a neighbour's sample": lambda: batches_of(Samples(alter=next_number if on(3) else None)),
+    "other data on a data-parallel rank": lambda: batches_of(Samples(alter=next_number if on(2, 3) else None)),
+    "two loaders in another order": swapped_loaders,
     "another epoch": lambda: batches_of(consumed=56 * on(2, 3)),
     "overlapping shards": lambda: batches_of(shard=0),
     "another shard than the tensor peer": lambda: batches_of(shard=0 if on(3) else -1),
