@@ -14,7 +14,9 @@ WATCHDOG = 200.0
 DIFFERENT, WAITING = "the ranks have come to different collectives: ", "all ranks wait, and none can continue: "
 CASES = [
     ("read modes", DIFFERENT, "a comparison of a loader's arguments, its collective number 1"),
-    ("one step more", "the ranks do not get the same data at step ", "the step differs: 6 on rank 0, but 5 on rank 1"),
+    slowly(
+        "one step more", "the ranks do not get the same data at step ", "the step differs: 6 on rank 0, but 5 on rank 1"
+    ),
     slowly("one to_global more", DIFFERENT, "synchronize, its collective number"),
     slowly("one batch more", WAITING, "a batch of rank 0, after"),
     slowly("one step less", WAITING, "in OneFlow, after"),

@@ -105,6 +105,7 @@ def test_a_launcher_that_is_told_to_stop_stops_all(tmp_path: Path) -> None:
         check_end(job.wait(WATCHDOG), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("absent", [slowly(0), 1])
 def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(absent: int, tmp_path: Path) -> None:
     with Job() as job:

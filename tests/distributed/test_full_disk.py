@@ -26,6 +26,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.slow
 def test_a_training_on_a_full_disk_says_so_and_goes_on_and_resumes_when_there_is_room(small_disk: Path) -> None:
     # The fourth checkpoint does not fit; from step 8 on, no byte does.
     full = launch_ranks(SCRIPT, RANKS, str(small_disk), str(HIDDEN), "8", timeout=90, env=JOB, end_on_error=False)

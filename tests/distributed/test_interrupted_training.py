@@ -145,6 +145,7 @@ def check_killed_training(folder: Path, whole: Path, seed: int, kills: int = KIL
     assert not [name for name in left if name.endswith((".partial", ".replaced"))]
 
 
+@pytest.mark.slow
 def test_an_uninterrupted_training_takes_the_order_as_it_is(whole: Path) -> None:
     assert steps_taken(whole) == uninterrupted()
 
@@ -154,6 +155,7 @@ def test_dropout_changes_the_losses(whole: Path, plain: Path) -> None:
     assert losses(whole) != losses(plain)
 
 
+@pytest.mark.slow
 def test_a_training_killed_at_random_moments_is_bit_for_bit_the_uninterrupted_one(tmp_path: Path, whole: Path) -> None:
     check_killed_training(tmp_path, whole, seed=0, kills=1)
 

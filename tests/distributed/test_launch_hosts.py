@@ -146,6 +146,7 @@ def test_every_read_mode_takes_the_samples_of_the_order_also_over_a_link_that_ta
     assert "Mesh: data 2 x tensor 2 x pipeline 1, 4 rank(s) on 2 node(s), cpu." in ended.output
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster: Cluster) -> None:
     write_config(cluster.folder, STEPS)
     output = cluster.folder / "output"

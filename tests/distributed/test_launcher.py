@@ -41,6 +41,7 @@ def test_a_rank_that_raises_ends_the_job_with_its_traceback(script: Path) -> Non
     assert "ValueError: culprit" in result.output
 
 
+@pytest.mark.slow
 def test_ranks_that_hang_print_their_stacks_and_are_killed(script: Path, tmp_path: Path) -> None:
     script.write_text(
         LISTEN

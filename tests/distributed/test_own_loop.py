@@ -112,6 +112,7 @@ def test_ranks_that_should_not_have_met_end_at_their_first_collective(
     assert "is at its end" not in ended.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["return:1", slowly("return:0"), slowly("_exit:2")])
 def test_a_rank_that_ends_well_before_it_imports_oneflow_ends_all_and_is_named(case: str, tmp_path: Path) -> None:
     rank = int(case.partition(":")[2])
@@ -125,6 +126,7 @@ def test_a_rank_that_ends_well_before_it_imports_oneflow_ends_all_and_is_named(c
     assert f"local rank {waiting} waits for it" in ended.output
 
 
+@pytest.mark.slow
 def test_a_signal_to_stop_ends_ranks_that_wait_in_the_import_of_oneflow(tmp_path: Path) -> None:
     with Job() as job:
         command = [*launch_command(2, "--stop_grace_seconds", "1000"), str(NEVER_JOINS), "work on:1", str(tmp_path)]

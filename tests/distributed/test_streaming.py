@@ -158,6 +158,7 @@ TWO_JOBS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "kills"), [(ONE_JOB, 1), *(slowly(jobs, 5) for jobs in TWO_JOBS)])
 def test_processes_that_are_killed_while_they_stream_change_no_byte(
     jobs: list[tuple[int, str, int]], kills: int, store: ObjectStore, tmp_path: Path

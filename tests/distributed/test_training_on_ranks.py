@@ -140,6 +140,7 @@ def test_a_rank_that_fails_ends_the_training_with_its_traceback(tmp_path: Path) 
     assert time.monotonic() - start < 40
 
 
+@pytest.mark.slow
 def test_a_rank_that_exits_with_code_0_in_the_middle_ends_the_training_and_is_named(tmp_path: Path) -> None:
     result = launch_ranks(SCRIPTS / "fail_in_training.py", 2, str(tmp_path), "exit", timeout=60, end_on_error=False)
     assert result.returncode != 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.distributed.launcher import launch_ranks
 
 SCRIPT = Path(__file__).parent / "scripts" / "load_with_workers.py"
 
 
+@pytest.mark.slow
 def test_every_kind_of_worker_serves_four_ranks() -> None:
     result = launch_ranks(SCRIPT, 4, timeout=150)
     assert result.returncode == 0, result.output

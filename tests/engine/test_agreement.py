@@ -61,6 +61,7 @@ def test_comparing_takes_a_fraction_of_a_second(told: dict[str, Any]) -> None:
     assert told["same again"][1] < 1
 
 
+@pytest.mark.slow
 def test_what_is_compared_is_the_same_in_another_process(repository: Path) -> None:
     code = (
         "from libai_data.config import LazyConfig; from libai_data.engine.agreement import *; "
@@ -141,6 +142,7 @@ def test_a_mesh_whose_tensor_groups_stay_on_their_nodes_is_not(mesh: Any) -> Non
     assert mesh_warnings(ParallelMesh(*mesh)) == []
 
 
+@pytest.mark.slow
 def test_a_training_whose_ranks_have_other_configs_ends_before_it_builds_anything(
     repository: Path, tmp_path: Path
 ) -> None:

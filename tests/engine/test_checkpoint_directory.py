@@ -99,6 +99,7 @@ for number, cut in enumerate(sys.argv[2:]):
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_one(tmp_path: Path) -> None:
     cuts = [f"{at} {when}" for at in range(1, 12) for when in ("before", "after")]
     for number in range(len(cuts)):

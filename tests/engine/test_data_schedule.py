@@ -31,7 +31,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", ["micro batches grow", *map(slowly, list(SIZES)[1:])])
 @pytest.mark.parametrize("cut", [None, slowly(1), 3, slowly(5)])
 def test_a_growing_global_batch_keeps_the_stream_and_the_schedule(sizes: str, cut: Any, tmp_path: Path) -> None:
     def config() -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import oneflow as flow
+import pytest
 
 from configs.models.vit import VisionTransformer
 from libai_data.delivery import to_global
@@ -43,6 +44,7 @@ def parameters_after_two_steps(graph_mode: bool) -> dict[str, np.ndarray]:
     return {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}
 
 
+@pytest.mark.slow
 def test_a_graph_accumulates_the_gradients_that_eager_mode_accumulates() -> None:
     eager, graph = parameters_after_two_steps(False), parameters_after_two_steps(True)
     for name, value in eager.items():

@@ -265,7 +265,9 @@ def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(argument
 @pytest.mark.parametrize(
     ("source", "arguments"),
     [
-        (Pictures(), {"batch_size": 2, "seed": 3, "num_workers": 1, "start_method": "spawn", "prefetch_factor": 2}),
+        slowly(
+            Pictures(), {"batch_size": 2, "seed": 3, "num_workers": 1, "start_method": "spawn", "prefetch_factor": 2}
+        ),
         (Pictures(), {"global_batch_size": 2, "weights": np.ones(10), "num_samples": 8, "check_every": 3}),
         (lambda: iter(Pictures()), {"batch_size": 2, "shuffle_buffer": 4, "seed": 3}),
         (Pictures(), {"batch_size": 2, "readers": "node", "timeout": 60.0}),

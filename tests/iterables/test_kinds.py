@@ -288,6 +288,7 @@ def test_it_resumes_at_every_cut_point(kind: Kind) -> None:
         assert resumed(kind.make, cut, 3, micro_batch_size=4, ends="cycle", **kind.options) == whole[cut : cut + 3], cut
 
 
+@pytest.mark.slow
 def test_rounds_resume_too(kind: Kind) -> None:
     loader = from_iterable(kind.make(), 4, ends="drop", **kind.options)
     whole = taken(loader)

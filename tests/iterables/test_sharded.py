@@ -27,10 +27,10 @@ from tests.properties import examples, slowly
 
 torch: Any = pytest.importorskip("torch")
 
-READERS: list[dict[str, Any]] = [
+READERS: list[Any] = [
     {"num_workers": 0},
     {"num_workers": 1},
-    {"num_workers": 2},
+    slowly({"num_workers": 2}),
     {"num_workers": 3, "worker_type": "thread"},
 ]
 NAMES = ["in turn", "one process", "two processes", "threads"]
@@ -216,7 +216,7 @@ class AsksUs:
         return iter([{"y": number} for number in range(info.id, 30, info.num_workers)])
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, slowly(2)])
 def test_iterables_that_ask_which_worker_they_are_in_yield_their_shards(num_workers: int) -> None:
     theirs = torch.utils.data.DataLoader(Asks(), batch_size=None, num_workers=3)
     expected = [int(item["y"]) for item in theirs]

@@ -167,7 +167,7 @@ def test_a_killed_trainer_takes_stopped_workers_along(start: Any, workers: dict[
 
 
 @PROCESSES
-@pytest.mark.parametrize("how", ["be_interrupted", "go_on_for_ever"])
+@pytest.mark.parametrize("how", ["be_interrupted", slowly("go_on_for_ever")])
 def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: dict[str, Any], how: str) -> None:
     trainer = start(how, **workers)
     trainer.wait_until_begun()

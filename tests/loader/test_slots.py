@@ -299,6 +299,7 @@ def test_a_slow_trainer_costs_no_memory(start_method: str) -> None:
         assert shared_megabytes(loader) < (3 + 3) * 4.3
 
 
+@pytest.mark.slow
 def test_thousands_of_kept_batches_need_no_descriptors() -> None:
     script = """
 import resource, sys

@@ -150,6 +150,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [slowly(True), False], ids=["with the main guard", "without the main guard"])
 def test_classes_and_functions_of_the_main_script_travel(tmp_path: Path, guarded: bool) -> None:
     script = tmp_path / "train.py"

@@ -33,7 +33,7 @@ def stacked(samples: list[Any]) -> Any:
     return {name: np.stack([sample[name] for sample in samples]) for name in ("x", "n")}
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=WORKER_NAMES)
+@pytest.mark.parametrize("workers", [*WORKERS[:-1], slowly(WORKERS[-1])], ids=WORKER_NAMES)
 @pytest.mark.parametrize("options", [slowly({}), {"collate_fn": stacked}], ids=["stacked", "collated"])
 def test_threads_read_what_one_thread_reads(workers: dict[str, Any], options: dict[str, Any]) -> None:
     for dataset in (Drawn(), DrawnFromNumpy()):

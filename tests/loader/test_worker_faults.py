@@ -111,7 +111,7 @@ CASES: dict[str, Any] = {
     "spawned": (Slow(401, 0.0005), {"start_method": "spawn"}, 15),
     "spawned and collated": (Slow(401, 0.0005), {"start_method": "spawn", "collate_fn": stack_dicts}, 10),
 }
-SHORT = ("whole batches", "collated and growing", "many workers, short", "spawned")
+SHORT = ("whole batches", "collated and growing")
 """Cases of the short run."""
 
 
@@ -359,6 +359,7 @@ def test_stopped_workers_are_found_by_the_timeout(workers: int, moment: str, mon
     assert not any(is_running(pid) for pid in stopped)
 
 
+@pytest.mark.slow
 def test_workers_stopped_at_random_moments_do_not_stop_the_stream(monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
     monkeypatch.setattr(retry, "DEATHS_ALLOWED", 1000)

@@ -82,6 +82,7 @@ def test_a_missing_library_is_named_with_what_to_install(apart: dict[str, Path])
     assert 'pip install nvidia-cublas-cu11 "nvidia-cudnn-cu11<9"' in output
 
 
+@pytest.mark.slow
 def test_every_rank_finds_the_libraries_in_a_script_that_imports_oneflow_alone(
     apart: dict[str, Path], tmp_path: Path
 ) -> None:

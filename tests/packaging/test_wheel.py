@@ -46,6 +46,7 @@ def in_installed(installed: Path, code: str) -> str:
     return run(sys.executable, str(script), PYTHONPATH=str(installed))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_module_and_the_type_marker(installed: Path) -> None:
     def files(root: Path) -> set[str]:
         return {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".py", ".typed")}

@@ -98,6 +98,7 @@ def test_a_checkout_elsewhere_is_asked_for(tmp_path: Path) -> None:
     assert "submit from the checkout, or set LIBAI_DATA_ROOT to it" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(why_no_slurm() is not None, reason=why_no_slurm() or "")
 def test_a_job_that_slurm_stops_is_queued_again_and_goes_on_exactly(tmp_path: Path) -> None:
     """Two ranks on the one machine; SLURM sends the job the signal that it sends before the time limit."""

@@ -179,6 +179,7 @@ convert(Conversion([sys.argv[1]], "webdataset", sys.argv[2], records_per_shard=2
 """
 
 
+@pytest.mark.slow
 def test_after_kill_9_the_same_call_keeps_the_finished_shards_and_gives_the_same_bytes(tmp_path: Path) -> None:
     write("jsonl", tmp_path / "a.jsonl", texts(800))
     converted(tmp_path, output=tmp_path / "whole")

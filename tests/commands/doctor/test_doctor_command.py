@@ -92,6 +92,7 @@ def test_each_sick_rank_is_named_in_one_table() -> None:
     assert not any("Traceback" in output for output in ended.outputs)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_comes_and_one_that_is_stuck_are_told_apart() -> None:
     start = time.monotonic()
     ended = look_at([{}, {SICK: "stuck"}, None, {}], seconds=6)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from libai_data.data.random.generator_states import marks_and_states, watched
+from tests.properties import slowly
 
 SCRIPT = """
 import gc, sys, threading, time
@@ -37,7 +38,7 @@ print("all have their states")
 """
 
 
-@pytest.mark.parametrize(("library", "times"), [("torch", 5000), ("oneflow", 300)])
+@pytest.mark.parametrize(("library", "times"), [("torch", 5000), slowly("oneflow", 300)])
 def test_threads_that_ask_for_a_state_while_garbage_is_collected_do_not_wait_for_ever(library: str, times: int) -> None:
     pytest.importorskip(library)
     code = SCRIPT.format(library=library, times=times)

@@ -15,7 +15,6 @@ from libai_data.errors import ConfigError
 from tests.data.transforms import foreign_transforms
 from tests.data.transforms.foreign_transforms import Photographs
 from tests.data.transforms.pictures import as_sample, photograph
-from tests.properties import slowly
 
 MAKERS = [
     foreign_transforms.flowvision_transform,
@@ -35,7 +34,8 @@ def samples(transform: Any, micro_batch: int = 4, **arguments: Any) -> list[byte
     return found
 
 
-@pytest.mark.parametrize("make", [MAKERS[0], *map(slowly, MAKERS[1:])], ids=["flowvision", "albumentations", "torch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", MAKERS, ids=["flowvision", "albumentations", "torch"])
 def test_other_libraries_draw_the_same_whoever_reads_the_sample(make: Callable[[], Any]) -> None:
     expected = samples(make())
     assert len(set(expected)) == 24, "each sample is drawn anew in each epoch"

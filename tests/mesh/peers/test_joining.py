@@ -15,6 +15,7 @@ from libai_data.launch.launcher import free_port
 from libai_data.launch.ports import listen
 from libai_data.mesh.peers import liveness
 from libai_data.mesh.peers.liveness import SECONDS_TO_JOIN_VARIABLE, seconds_to_join
+from tests.properties import slowly
 
 
 def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
@@ -22,7 +23,7 @@ def alone_of_two(rank: int, seconds: str) -> dict[str, str]:
     return {**os.environ, **job, "LOCAL_RANK": str(rank), SECONDS_TO_JOIN_VARIABLE: seconds}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [slowly(0), 1])
 def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, repository: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(repository / "tools" / "train_net.py"), str(repository / "configs/vit_digits.py")]
     start = time.monotonic()
