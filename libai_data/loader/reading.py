@@ -7,16 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable
 
 import numpy as np
 
 from libai_data.data.items import ReuseCheck, selected
-from libai_data.data.random.global_generators import GlobalDraws
 from libai_data.data.random.sample_random import SampleKey, SampleKeys, reading_samples
 from libai_data.data.random.substitute import SUBSTITUTES, substitute_index
-from libai_data.data.transforms.timing import take_transform_time
-from libai_data.errors import SampleError, SchemaError, error_text
+from libai_data.errors import SampleError, SchemaError
 from libai_data.loader.failures import ErrorPolicy, SkippedSample
 from libai_data.loader.filling import BatchFiller
 from libai_data.loader.first_sample import compared
@@ -24,14 +22,13 @@ from libai_data.loader.row_writer import Rows, RowWriter, row_writer
 from libai_data.loader.sample_form import SampleForm, form_of
 from libai_data.loader.schema import SampleSchema, SchemaMismatch
 from libai_data.loader.stage_times import StageTimes
+from libai_data.loader.watched_dataset import Result, WatchedDataset, started
 from libai_data.structures import Instance, fields_of
-
-Result = TypeVar("Result")
 
 _WORKERS_ENDED = "workers ended over it", "a worker that died or hung"
 
 
-class SampleReader:
+class SampleReader(WatchedDataset):
     """Reads samples of one dataset; each process or thread that reads has its own.
 
     Args:
@@ -50,42 +47,14 @@ class SampleReader:
     reads_first_twice = False
 
     def __init__(self, dataset: Any, seed: int, policy: ErrorPolicy, names: Sequence[str] | None = None) -> None:
-        self.dataset = dataset
-        self.seed = seed
-        self.draws = GlobalDraws(type(dataset).__name__)
+        super().__init__(dataset, seed)
         self._policy = policy
         self._names = names
         # It fills in all fields.
         read_batch = getattr(dataset, "read_batch", None) if names is None else None
         self._read_batch = None if read_batch is None else BatchFiller(read_batch)
         self._reuse = ReuseCheck(type(dataset).__name__)
-        self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
         self._reads_parts = reads_parts(dataset, names)
-        self._skipped: list[SkippedSample] = []
-        self._times = StageTimes()
-
-    def take_report(self) -> tuple[StageTimes, list[SkippedSample]]:
-        """Times and skipped samples since the last call."""
-        report = self._times, self._skipped
-        self._times, self._skipped = StageTimes(), []
-        return report
-
-    @property
-    def skipped(self) -> int:
-        """Skipped samples since the last report."""
-        return len(self._skipped)
-
-    def forget_skipped(self, count: int) -> None:
-        """Keep the first skipped samples since the last report; what came after them is read again."""
-        del self._skipped[count:]
-
-    def count_idle(self, seconds: float) -> None:
-        """Count time in which there was nothing to read."""
-        self._times.idle += seconds
-
-    def count_transform(self) -> None:
-        """Count the time in which this thread has transformed what it had read."""
-        self._times.transform += take_transform_time()
 
     def sample(self, epoch: int, index: int) -> Any:
         """Read one sample, or its substitute.
@@ -215,7 +184,7 @@ class SampleReader:
             return
         dataset, is_plain = self.dataset, schema.skeleton is None
         keys = SampleKey(self.seed, epochs, indices)
-        copy, begin = 0.0, _started()
+        copy, begin = 0.0, started()
         with reading_samples(keys) as reading:
             for row, index in enumerate(indices.tolist()):
                 keys.row = row
@@ -278,67 +247,9 @@ class SampleReader:
             return result
         raise SampleError(f"{reason}; {SUBSTITUTES} samples tried in its place failed as well")
 
-    def _get(self, epoch: int, index: int) -> Any:
-        key = self.seed, epoch, index
-        return self.draws.around(partial(self._get_watched, key), key)
-
-    def _get_watched(self, key: tuple[int, int, int]) -> Any:
-        start = _started()
-        try:
-            with reading_samples((key,)) as reading:
-                sample = self.dataset[key[2]]
-            self._note_replaced(reading)
-            return sample
-        except Exception as error:
-            raise self._failure(f"sample {key[2]}", error) from error
-        finally:
-            self._count_source(start, 1)
-
-    def _note_replaced(self, reading: reading_samples) -> None:
-        self._skipped += [SkippedSample(*note) for note in reading.replaced]
-
-    def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
-        """Read samples by one call, or by a call for each if they draw from generators that all code shares.
-
-        Args:
-            read: given a slice of the samples and their keys.
-            epochs: int64 [n].
-            indices: int64 [n].
-        """
-
-        def read_rows(rows: slice) -> Result:
-            return read(rows, SampleKeys(self.seed, epochs[rows], indices[rows]))
-
-        def read_all() -> list[Result]:
-            if not self.draws.found:
-                return [read_rows(slice(0, len(indices)))]
-            keys = SampleKeys(self.seed, epochs, indices)
-            return [
-                self.draws.around(partial(read_rows, slice(row, row + 1)), keys[row]) for row in range(len(indices))
-            ]
-
-        return self.draws.around(read_all)
-
-    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
-        def get(rows: slice, keys: SampleKeys) -> list[Any]:
-            start, asked = _started(), indices[rows].tolist()
-            try:
-                with reading_samples(keys):
-                    samples = list(self._get_items(asked))  # type: ignore[misc]
-            except Exception as error:
-                raise self._failure(f"one of the samples {asked}", error) from error
-            finally:
-                self._count_source(start, len(asked))
-            if len(samples) != len(asked):
-                wrong = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
-                raise self._failure(f"samples {asked}", wrong)
-            return samples
-
-        return [sample for samples in self._together(get, epochs, indices) for sample in samples]
-
     def _fill_together(self, schema: SampleSchema, rows: Rows, epochs: np.ndarray, indices: np.ndarray) -> None:
         def fill(some: slice, keys: SampleKeys) -> None:
-            start, reading = _started(), reading_samples(keys)
+            start, reading = started(), reading_samples(keys)
             whole = len(keys) == len(indices)
             out = rows if whole else {name: array[some] for name, array in rows.items()}
             parts = (schema.parts,) if self._reads_parts else ()
@@ -394,25 +305,6 @@ class SampleReader:
 
     def _fields(self, schema: SampleSchema, sample: Any) -> dict[str, Any]:
         return fields_of(sample) if schema.skeleton is None else form_of(sample, self._names).fields
-
-    def _count_source(self, start: float, samples: int) -> None:
-        self._count(perf_counter() - start, 0.0, samples)
-
-    def _count(self, source: float, copy: float, samples: int) -> None:
-        times, transform = self._times, take_transform_time()
-        times.source += source - transform
-        times.transform += transform
-        times.copy += copy
-        times.samples += samples
-
-    def _failure(self, which: str, error: Exception) -> SampleError:
-        return SampleError(f"{which} of {type(self.dataset).__name__}: {error_text(error)}")
-
-
-def _started() -> float:
-    """The time, at which reading begins; what this thread transformed before was not for the loader."""
-    take_transform_time()
-    return perf_counter()
 
 
 def reads_parts(dataset: Any, names: Sequence[str] | None = None) -> bool:

@@ -1,0 +1,135 @@
+"""Calls of a dataset: in the context of the samples they are for, timed, and with errors that name them."""
+
+from __future__ import annotations
+
+from functools import partial
+from time import perf_counter
+from typing import Any, Callable, TypeVar
+
+import numpy as np
+
+from libai_data.data.random.global_generators import GlobalDraws
+from libai_data.data.random.sample_random import SampleKeys, reading_samples
+from libai_data.data.transforms.timing import take_transform_time
+from libai_data.errors import SampleError, SchemaError, error_text
+from libai_data.loader.failures import SkippedSample
+from libai_data.loader.stage_times import StageTimes
+
+Result = TypeVar("Result")
+
+
+class WatchedDataset:
+    """A dataset whose draws belong to its samples, and whose calls are timed.
+
+    Args:
+        dataset: see `SampleReader`.
+        seed: with epoch and index it decides what a sample draws.
+    """
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+        self.draws = GlobalDraws(type(dataset).__name__)
+        self._get_items: Callable[..., Any] | None = getattr(dataset, "__getitems__", None)
+        self._skipped: list[SkippedSample] = []
+        self._times = StageTimes()
+
+    def take_report(self) -> tuple[StageTimes, list[SkippedSample]]:
+        """Times and skipped samples since the last call."""
+        report = self._times, self._skipped
+        self._times, self._skipped = StageTimes(), []
+        return report
+
+    @property
+    def skipped(self) -> int:
+        """Skipped samples since the last report."""
+        return len(self._skipped)
+
+    def forget_skipped(self, count: int) -> None:
+        """Keep the first skipped samples since the last report; what came after them is read again."""
+        del self._skipped[count:]
+
+    def count_idle(self, seconds: float) -> None:
+        """Count time in which there was nothing to read."""
+        self._times.idle += seconds
+
+    def count_transform(self) -> None:
+        """Count the time in which this thread has transformed what it had read."""
+        self._times.transform += take_transform_time()
+
+    def _get(self, epoch: int, index: int) -> Any:
+        key = self.seed, epoch, index
+        return self.draws.around(partial(self._get_watched, key), key)
+
+    def _get_watched(self, key: tuple[int, int, int]) -> Any:
+        start = started()
+        try:
+            with reading_samples((key,)) as reading:
+                sample = self.dataset[key[2]]
+            self._note_replaced(reading)
+            return sample
+        except Exception as error:
+            raise self._failure(f"sample {key[2]}", error) from error
+        finally:
+            self._count_source(start, 1)
+
+    def _note_replaced(self, reading: reading_samples) -> None:
+        self._skipped += [SkippedSample(*note) for note in reading.replaced]
+
+    def _together(self, read: Callable[..., Result], epochs: np.ndarray, indices: np.ndarray) -> list[Result]:
+        """Read samples by one call, or by a call for each if they draw from generators that all code shares.
+
+        Args:
+            read: given a slice of the samples and their keys.
+            epochs: int64 [n].
+            indices: int64 [n].
+        """
+
+        def read_rows(rows: slice) -> Result:
+            return read(rows, SampleKeys(self.seed, epochs[rows], indices[rows]))
+
+        def read_all() -> list[Result]:
+            if not self.draws.found:
+                return [read_rows(slice(0, len(indices)))]
+            keys = SampleKeys(self.seed, epochs, indices)
+            return [
+                self.draws.around(partial(read_rows, slice(row, row + 1)), keys[row]) for row in range(len(indices))
+            ]
+
+        return self.draws.around(read_all)
+
+    def _get_together(self, epochs: np.ndarray, indices: np.ndarray) -> list[Any]:
+        def get(rows: slice, keys: SampleKeys) -> list[Any]:
+            start, asked = started(), indices[rows].tolist()
+            try:
+                with reading_samples(keys):
+                    samples = list(self._get_items(asked))  # type: ignore[misc]
+            except Exception as error:
+                raise self._failure(f"one of the samples {asked}", error) from error
+            finally:
+                self._count_source(start, len(asked))
+            if len(samples) != len(asked):
+                wrong = SchemaError(f"__getitems__ returned {len(samples)} samples for {len(asked)} indices")
+                raise self._failure(f"samples {asked}", wrong)
+            return samples
+
+        return [sample for samples in self._together(get, epochs, indices) for sample in samples]
+
+    def _count_source(self, start: float, samples: int) -> None:
+        self._count(perf_counter() - start, 0.0, samples)
+
+    def _count(self, source: float, copy: float, samples: int) -> None:
+        times, transform = self._times, take_transform_time()
+        times.source += source - transform
+        times.transform += transform
+        times.copy += copy
+        times.samples += samples
+
+    def _failure(self, which: str, error: Exception) -> SampleError:
+        return SampleError(f"{which} of {type(self.dataset).__name__}: {error_text(error)}")
+
+
+def started() -> float:
+    """The time, at which reading begins; what this thread transformed before was not for the loader."""
+    take_transform_time()
+    return perf_counter()
