@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
-from libai_data.data.items import as_leaf, leaves_of_batch, named
+from libai_data.data.items import as_leaf, contents_of, leaves_of_batch, named
 from libai_data.data.nesting import TEXT, Skeleton, is_flat, is_texts, taken_apart
+from libai_data.data.random.global_generators import WHAT_TO_WRITE
 from libai_data.loader.default_collate import default_collate
 from libai_data.loader.failures import SkippedSample
 from libai_data.structures import Instance, fields_of
@@ -50,3 +52,32 @@ def form_of(sample: Any, names: Sequence[str] | None = None) -> SampleForm:
     if is_plain and names is None:
         return SampleForm(leaves)
     return SampleForm({path: as_leaf(value, path) for path, value in leaves.items()}, skeleton)
+
+
+def compared(sample: Any, form: SampleForm, read: Callable[[], Any], dataset: str, index: int) -> SampleForm:
+    """Read a sample again.
+
+    Args:
+        sample: what was read.
+        form: the same, taken apart.
+        read: reads it again.
+        dataset: name of its class, for the warning.
+        index: of the sample, for the warning.
+
+    Returns:
+        The form with its checksum, or with a warning if it is another one now; as it was, if that cannot be said.
+    """
+    try:
+        before, tensors = contents_of(sample), contents_of(form.fields)
+        again = contents_of(read())
+    except Exception:  # Nothing comes of it but a comparison.
+        return form
+    changed = [name for name in before if again.get(name) != before[name]]
+    if not changed:
+        return form._replace(checksum=zlib.crc32(repr(tensors).encode())) if tensors else form
+    warning = (
+        f"{dataset} returns another {' and '.join(map(repr, changed[:3]))} each time that sample {index} is read. So "
+        f"batches depend on who reads them and how often, and a resumed run gets others. If it draws, {WHAT_TO_WRITE}; "
+        "if it counts or reads the clock, use the index"
+    )
+    return form._replace(warning=warning)
