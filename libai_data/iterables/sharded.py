@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -40,7 +39,7 @@ from libai_data.iterables.shard_lanes import ShardLanes
 from libai_data.iterables.shuffle_buffer import ShuffleBuffer
 from libai_data.loader.same_dataset import are_same, attributes_of
 from libai_data.loader.worker import JOB_VARIABLES
-from libai_data.loader.worker_info import WorkerInfo, get_worker_info, set_worker_info
+from libai_data.loader.worker_info import WorkerInfo, being_worker
 from libai_data.mesh.peers.pickling import pickled_by_value
 
 _MOST_AT_ONCE = 64
@@ -167,26 +166,9 @@ class ShardReader:
             yield
             return
         # A process has one answer, so of the threads that read for several loaders one reads at a time.
-        with nullcontext() if self.is_process else _one_answer, self._answering(shard, thing):
+        info = WorkerInfo(shard, self._num_shards, self._seed, thing)
+        with nullcontext() if self.is_process else _one_answer, being_worker(info):
             yield
-
-    @contextmanager
-    def _answering(self, shard: int, thing: Any) -> Iterator[None]:
-        before = get_worker_info()
-        set_worker_info(WorkerInfo(shard, self._num_shards, self._seed, thing))
-        torchs = sys.modules.get("torch.utils.data._utils.worker")
-        torchs_before = getattr(torchs, "_worker_info", None)
-        if torchs is not None:
-            seed = combine64(self._seed, shard) >> 1
-            torchs._worker_info = torchs.WorkerInfo(  # type: ignore[attr-defined]
-                id=shard, num_workers=self._num_shards, seed=seed, dataset=thing
-            )
-        try:
-            yield
-        finally:
-            set_worker_info(before)
-            if torchs is not None:
-                torchs._worker_info = torchs_before  # type: ignore[attr-defined]
 
 
 class ShardedSource(WrappedSource):

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+from libai_data.data.random.hashing import combine64
+
+_OTHERS = ("torch.utils.data._utils.worker", "oneflow.utils.data._utils.worker")
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,31 @@ def get_worker_info() -> WorkerInfo | None:
     return _here
 
 
-def set_worker_info(info: WorkerInfo | None) -> None:
-    """Say which worker this process is, or that it is none."""
+def set_worker_info(info: WorkerInfo) -> None:
+    """Say which worker this process is; also to `get_worker_info` of PyTorch and OneFlow, if these are imported."""
     global _here
     _here = info
+    for module in _others():
+        # Theirs have a seed for each worker.
+        seed = combine64(info.seed, info.id) >> 1
+        module._worker_info = module.WorkerInfo(
+            id=info.id, num_workers=info.num_workers, seed=seed, dataset=info.dataset
+        )
+
+
+@contextmanager
+def being_worker(info: WorkerInfo) -> Iterator[None]:
+    """Say for a while which worker this process is."""
+    global _here
+    here, others = _here, [(module, module._worker_info) for module in _others()]
+    set_worker_info(info)
+    try:
+        yield
+    finally:
+        _here = here
+        for module, other in others:
+            module._worker_info = other
+
+
+def _others() -> list[Any]:
+    return [sys.modules[name] for name in _OTHERS if name in sys.modules]

@@ -166,6 +166,37 @@ def test_workers_are_prepared_and_know_which_they_are(context: str) -> None:
         next(iter(DataLoader(Announced(), worker_init_fn=refuse, **with_two)))
 
 
+class AnnouncedByOthers(Pictures):
+    """Asks PyTorch and OneFlow which worker it is in."""
+
+    def __getitem__(self, index: int) -> Any:
+        import oneflow.utils.data
+
+        infos = torch.utils.data.get_worker_info(), oneflow.utils.data.get_worker_info(), get_worker_info()
+        if infos == (None, None, None):
+            return {"worker": -1, "of": 0, "seen": 0}
+        assert all(info.dataset is infos[0].dataset for info in infos)
+        assert len({(info.id, info.num_workers) for info in infos}) == 1
+        return {"worker": infos[0].id, "of": infos[0].num_workers, "seen": infos[0].dataset.seen}
+
+
+def note_in_dataset(number: int) -> None:
+    torch.utils.data.get_worker_info().dataset.seen = 7 + number
+
+
+@pytest.mark.parametrize("context", ["fork", slowly("spawn")])
+def test_workers_know_which_they_are_from_pytorch_and_oneflow_too(context: str) -> None:
+    import oneflow.utils.data  # noqa: F401
+
+    loader = DataLoader(
+        AnnouncedByOthers(), 5, num_workers=2, multiprocessing_context=context, worker_init_fn=note_in_dataset
+    )
+    for batch in loader:
+        assert (batch["seen"] == batch["worker"] + 7).all() and (batch["of"] == 2).all()
+    loader.close()
+    assert all((batch["worker"] == -1).all() for batch in DataLoader(AnnouncedByOthers(), 5))
+
+
 class Unseeded(torch.utils.data.Sampler):
     """Another order in each process, and in each run."""
 
