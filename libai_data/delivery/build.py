@@ -20,6 +20,7 @@ from libai_data.config import LazyCall, instantiate
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
 from libai_data.data.datasets.document_parts import split_documents
+from libai_data.data.items import fields_in
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.data.samplers.sampler import StreamSampler
 from libai_data.data.transforms.batch import BatchTransform
@@ -32,7 +33,6 @@ from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.schema import Overrides, TensorPart
 from libai_data.mesh.current import get_data_parallel_size, get_mesh
-from libai_data.structures import Instance
 
 _PARTS = ("training", "validation", "testing")
 Mixer = Callable[[list[Any]], Any]
@@ -359,8 +359,16 @@ def _datasets(dataset: Any) -> list[Any]:
 
 
 def _is_sample(item: Any) -> bool:
-    """Whether an item of a list is a sample, and the list a dataset, or one of several datasets."""
-    return isinstance(item, (tuple, Mapping, Instance, np.ndarray)) or is_dataclass(item)
+    """Whether an item of a list is a sample, and the list a dataset; otherwise it is one of several datasets."""
+    if isinstance(item, (list, ListConfig)):  # A list of samples with fields is a dataset.
+        return len(item) > 0 and not _has_fields(item[0])
+    return _has_fields(item) or isinstance(item, (str, bytes, Real, np.generic, np.ndarray)) or hasattr(item, "detach")
+
+
+def _has_fields(item: Any) -> bool:
+    if is_dataclass(item):
+        return not hasattr(item, "__getitem__")
+    return isinstance(item, tuple) or fields_in(item) is not None
 
 
 def _one_dataset(dataset: Any, mixer: Mixer) -> Any:

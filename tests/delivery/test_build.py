@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Callable
 
 import numpy as np
+import oneflow as flow
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +66,58 @@ def tensor_parallel() -> Iterator[None]:
     set_mesh(ParallelMesh(1, 2, 1))
     yield
     set_mesh(before)
+
+
+@dataclass
+class Point:
+    x: int
+
+
+@dataclass
+class Points:
+    """A dataset that is a dataclass."""
+
+    size: int = 6
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": index}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: number,
+        lambda number: f"text {number}",
+        lambda number: np.full(3, number),
+        lambda number: flow.full((3,), number),
+        lambda number: [number, 2 * number],
+        lambda number: [flow.full((3,), number)],
+        lambda number: (number,),
+        lambda number: {"x": number},
+        lambda number: Instance(x=number),
+        Point,
+    ],
+    ids=["int", "str", "array", "tensor", "list", "list of tensors", "tuple", "dict", "Instance", "dataclass"],
+)
+def test_a_list_of_samples_of_any_form_is_a_dataset(make: Callable[[int], Any]) -> None:
+    samples = [make(number) for number in range(6)]
+
+    def plain(batch: Any) -> Any:
+        return batch["x"] if isinstance(batch["x"], list) else batch["x"].numpy().tolist()
+
+    expected = [plain(batch) for batch in libai_data.DataLoader(samples, 2, fields=["x"])]
+    for builder in TEST_BUILDERS:
+        loader = builder(samples, 2, num_workers=0, fields=["x"], sampler=LazyCall(SingleRoundSampler)(shuffle=False))
+        assert [plain(batch) for batch in loader] == expected
+
+
+@pytest.mark.parametrize("datasets", [[[{"x": 1}, {"x": 2}], [{"x": 3}]], [Points(2), Points(1)], [range(2), [(2,)]]])
+def test_a_list_of_datasets_is_several(datasets: Any) -> None:
+    loader = build_nlp_test_loader(datasets, 1, num_workers=0, fields=["x"])
+    assert len(list(loader)) == 3
 
 
 def labels_of(loader: Any, batches: int = 10**6) -> list[int]:
