@@ -100,7 +100,7 @@ class DistTensorData:
 class _UnlessAField:
     """A method that gives way to a field of the same name: models have arguments named `values`."""
 
-    def __init__(self, method: Callable[[Any], Any]) -> None:
+    def __init__(self, method: Callable[..., Any]) -> None:
         self._method, self._name, self.__doc__ = method, method.__name__, method.__doc__
 
     def __get__(self, instance: Instance | None, owner: type) -> Any:
@@ -116,8 +116,9 @@ class Instance:
     Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline.
 
     It can be read like a dict, too: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
-    `values`, `items`, ``dict(batch)`` and ``model(**batch)``. Values come without their layouts then: what is a
-    `DistTensorData` comes as its tensor. `get` and attributes give fields as they were set.
+    `values`, `items`, `pop`, ``dict(batch)`` and ``model(**batch)``. Values come without their layouts then: what is a
+    `DistTensorData` comes as its tensor. ``batch["x"] = tensor`` keeps the layout of the field. `get` and attributes
+    give fields as they were set.
 
     A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
     Iterating over it gives its values instead of the names.
@@ -158,13 +159,15 @@ class Instance:
         """Set field `name`."""
         self._fields[name] = value
 
-    def get(self, name: str) -> Any:
-        """Return field `name`, as it was set.
+    def get(self, name: str, *default: Any) -> Any:
+        """Return field `name`, as it was set; of a field that does not exist the default.
 
         Raises:
-            KeyError: There is no such field.
+            KeyError: There is no such field, and no default.
         """
         if name not in self._fields:
+            if default:
+                return default[0]
             raise KeyError(f"no field '{name}'; there are {list(self._fields)}.{nearest(name, self._fields)}")
         return self._fields[name]
 
@@ -189,6 +192,15 @@ class Instance:
             name = [*self._fields][name]
         return _without_layout(self.get(name))  # type: ignore[arg-type]
 
+    def __setitem__(self, name: str, value: Any) -> None:
+        old = self._fields.get(name)
+        if isinstance(old, DistTensorData) and not isinstance(value, DistTensorData):
+            value = DistTensorData(value, old.sbp_list, old.placement_idx)
+        self.set(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        self.remove(name)
+
     def __contains__(self, name: object) -> bool:
         return name in self._fields
 
@@ -208,6 +220,15 @@ class Instance:
     def items(self) -> list[tuple[str, Any]]:
         """Names and values of the fields, without their layouts."""
         return [(name, self[name]) for name in self._fields]
+
+    @_UnlessAField
+    def pop(self, name: str, *default: Any) -> Any:
+        """Delete field `name`, and return its value without its layout; of a field that does not exist the default."""
+        if name not in self._fields and default:
+            return default[0]
+        value = self[name]
+        del self[name]
+        return value
 
     def __repr__(self) -> str:
         return f"Instance({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"

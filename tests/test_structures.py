@@ -282,6 +282,22 @@ def test_an_instance_reads_like_a_dict_of_bare_values() -> None:
     assert dict(of_attention) == {"keys": 1, "values": 2, "items": 3}
 
 
+def test_an_instance_changes_like_a_dict_and_keeps_layouts() -> None:
+    last = DistTensorData(np.arange(3), ["split_0", "split_1"], -1)
+    instance = Instance(x=last, y=2)
+    instance["x"], instance["z"] = np.ones(3), "text"
+    assert instance["x"].sum() == 3 and instance["z"] == "text"
+    assert (instance.x.sbp_list, instance.x.placement_idx) == (["split_0", "split_1"], -1)
+    assert last.tensor.tolist() == [0, 1, 2]
+    assert instance.pop("x").sum() == 3 and instance.pop("x", None) is None and instance.get("x", 5) == 5
+    del instance["z"]
+    assert dict(instance) == {"y": 2}
+    for missing in (lambda: instance.pop("x"), lambda: instance.get("x"), lambda: instance.__delitem__("x")):
+        with pytest.raises(KeyError, match="no field 'x'"):
+            missing()
+    assert Instance(pop=3).pop == 3
+
+
 @pytest.mark.parametrize("clone", CLONES)
 def test_an_instance_survives_copying_and_pickling(clone: Callable[[Any], Any]) -> None:
     instance = Instance(x=DistTensorData(np.arange(3), ["split_0", "split_1"], -1))
