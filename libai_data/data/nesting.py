@@ -42,11 +42,10 @@ def is_numbers(value: Any) -> bool:
     """Whether a value is a (nested) list of numbers, and so an array; an empty list is, a tuple is not."""
     if not isinstance(value, list):
         return False
-    while isinstance(value, list):
-        if not value:
-            return True
+    while value and isinstance(value[0], list):
         value = value[0]
-    return isinstance(value, (bool, int, float, np.generic)) and not isinstance(value, TEXT)
+    kinds = {*map(type, value)}
+    return all(issubclass(kind, (bool, int, float, np.generic)) and not issubclass(kind, TEXT) for kind in kinds)
 
 
 def is_texts(value: Any) -> bool:
