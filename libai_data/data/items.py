@@ -52,8 +52,8 @@ def named(item: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
                 )
         if not used:
             raise SchemaError(
-                f"the item is a {type(item).__name__} without a field: {list(fields)} (names that begin with '__' do "
-                "not count); each sample needs at least one field"
+                f"the item is without a field: {list(fields)} (names that begin with '__' do not count); each sample "
+                "needs at least one field"
             )
         return kind(used)
     for name in names:
@@ -90,8 +90,8 @@ def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
         names = names[: len(values)]
     if names is None and not several:
         raise SchemaError(
-            f"the item is a {type(item).__name__} without a name; name it after an argument of model.forward, with "
-            "fields=['...']"
+            f"the item is of type {type(item).__name__}, without a name; name it after an argument of "
+            "model.forward, with fields=['...']"
         )
     names = [str(number) for number in range(len(values))] if names is None else names
     if len(values) != len(names):

@@ -31,7 +31,12 @@ _RULES = {
     "pin_memory": FLAG,
     "persistent_workers": FLAG,
     "in_order": FLAG,
-    "generator": or_none(Rule("a Generator of OneFlow or PyTorch", lambda value: hasattr(value, "initial_seed"))),
+    "generator": or_none(
+        Rule(
+            "a Generator of OneFlow or PyTorch",
+            lambda value: hasattr(value, "initial_seed") and not isinstance(value, type),
+        )
+    ),
     "multiprocessing_context": or_none(
         Rule("a text or a context", lambda value: isinstance(value, str) or hasattr(value, "get_start_method"))
     ),
@@ -59,7 +64,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
 
     Args:
         dataset: gives samples by their index, or is an iterable of samples (see `from_iterable`).
-        batch_size: samples of a batch for one data-parallel rank; None if the dataset yields batches.
+        batch_size: samples of a batch for one data-parallel rank; None if each item of the dataset is a batch of all
+            ranks.
         shuffle: another order each epoch.
         sampler: yields the index of each sample of an epoch, for all ranks together; rank 0 asks it. Its own `seed` or
             `generator` must decide its order, if the job is to resume.
@@ -165,13 +171,18 @@ class DataLoader(_Made, metaclass=ABCMeta):
             "timeout": timeout,
             "seed": seed,
         }
+        if not is_map_style(dataset) and (callable(dataset) or hasattr(dataset, "__iter__")):
+            for name, value in (("sampler", sampler), ("batch_sampler", batch_sampler)):
+                if value is not None and not isinstance(value, StreamSampler):
+                    raise ConfigError(
+                        f"{name} names samples by their index, but {dataset_name(dataset)} is a stream without an "
+                        f"index; remove {name}"
+                    )
         if sampler is not None:
             if batch_size is None:
-                raise ConfigError("batch_size is None, but a sampler names single samples; give a batch_size")
-            if not is_map_style(dataset) and (callable(dataset) or hasattr(dataset, "__iter__")):
                 raise ConfigError(
-                    f"sampler names samples by their index, but {dataset_name(dataset)} is a stream without an index; "
-                    "remove sampler"
+                    "batch_size is None, but a sampler names single samples; give a batch_size, or pass a sampler of "
+                    "lists as batch_sampler (a dataset with __getitems__ gets each list)"
                 )
             if hasattr(sampler, "weights"):
                 tell_once(

@@ -29,6 +29,7 @@ from libai_data.errors.argument_rules import (
     whole,
 )
 from libai_data.iterables.collation import PieceCollator
+from libai_data.iterables.indexed_batches import IndexedBatches
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.kinds import dataset_name, is_map_style
@@ -109,7 +110,7 @@ def from_iterable(
             many rows count; "short" repeats at most `data_parallel_size - 1` rows, so that all ranks have equally many.
             "drop" drops these rows. "cycle" makes an endless stream: the source restarts within the batch. A function
             with `shard` needs "drop" or "cycle".
-        shuffle: use another order in each epoch. Only for sources with an index.
+        shuffle: use another order in each epoch, of the samples or of the batches. Only for sources with an index.
         seed: of this order, and of random transforms.
         num_workers: processes that read the samples, or the shards of a stream. With 0, a thread reads a stream ahead.
         readers: who reads: "every_rank" (every rank), "node" or "rank0"; see `ReadPlan`.
@@ -157,7 +158,7 @@ def from_iterable(
         worker_type, init = (loader_options.get(name) for name in ("worker_type", "worker_init_fn"))
         check(_RULES, worker_type=worker_type or "process", worker_init_fn=init)
         sharding = Sharding(num_shards, shuffle_buffer, seed, num_workers, worker_type or "process", init, skips)
-    opened, summary = _open(plan, source, batches, sharding, skips)
+    opened, summary = _open(plan, source, batches, sharding, skips, shuffle, seed)
     if summary.is_map_style:
         for name, given in (("num_shards", num_shards), ("shuffle_buffer", shuffle_buffer)):
             if given:
@@ -178,7 +179,7 @@ def from_iterable(
             "on_error='quarantine' lists samples by their index, and a stream has none; use on_error='skip'"
         )
     failures = FailureLog(ErrorPolicy(**policy), summary.name)
-    _refuse_for_streams(shuffle=shuffle, **drawing, **loader_options)
+    _refuse_for_streams(shuffle=shuffle and not summary.is_shuffled, **drawing, **loader_options)
     if num_workers > (num_shards or 1):
         tell_once(
             f"{summary.name} is read by {num_shards or 1} of num_workers={num_workers}: it has no more shards. Set "
@@ -208,11 +209,12 @@ class _SourceSummary:
     dataset_name: str = ""
     batches: bool = False
     takes_shard: bool = False
+    is_shuffled: bool = False
     problem: str = ""
 
 
 def _open(
-    plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None, skips: bool
+    plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None, skips: bool, shuffle: bool, seed: int
 ) -> tuple[Any, _SourceSummary]:
     """Open the source on the ranks that read it, and send all ranks a summary, or the error.
 
@@ -229,8 +231,12 @@ def _open(
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
                 opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
             else:
+                by_index = is_map_style(thing) and (shuffle or not hasattr(thing, "__iter__"))
+                if by_index:
+                    thing = IndexedBatches(thing, shuffle, seed)
                 opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
-                summary = _SourceSummary(False, opened.name, dataset_name(thing), opened.batches, opened.takes_shard)
+                kinds = opened.batches, opened.takes_shard, by_index
+                summary = _SourceSummary(False, opened.name, dataset_name(thing), *kinds)
         except Exception as error:
             failure = error
             summary = _SourceSummary(problem=in_one_line(error))

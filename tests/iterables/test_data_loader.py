@@ -123,6 +123,9 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
             ConfigError, match=f"{next(iter(refused))}=.* is for sources that give samples by their index"
         ):
             DataLoader(Numbers(), batch_size=4, **refused)
+    for name, value in {"sampler": [0], "batch_sampler": [[0]]}.items():
+        with pytest.raises(ConfigError, match=f"but Numbers is a stream without an index; remove {name}"):
+            DataLoader(Numbers(), **{name: value})
 
 
 def test_a_loader_without_ends_goes_on_in_the_next_epoch() -> None:
@@ -137,6 +140,33 @@ def test_a_dataset_of_batches_needs_no_batch_size() -> None:
     assert [batch["x"].numpy().tolist() for batch in DataLoader(batches, batch_size=None)] == [
         batch["x"].tolist() for batch in batches
     ]
+
+
+class Batched(Pictures):
+    """Ends only by its length, as datasets of PyTorch may."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {"n": np.arange(3) + 3 * index}
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_shards": 2}, {"num_shards": 2, "num_workers": 2}])
+def test_a_dataset_of_batches_by_index_ends_by_its_length_and_is_shuffled(arguments: dict[str, Any]) -> None:
+    in_order = [[3 * index, 3 * index + 1, 3 * index + 2] for index in range(6)]
+    loader = DataLoader(Batched(6), batch_size=None, **arguments)
+    assert [batch["n"].numpy().tolist() for batch in loader] == in_order
+    loader.close()
+    shuffled = DataLoader(Batched(6), batch_size=None, shuffle=True, seed=1, **arguments)
+    epochs = [[batch["n"].numpy().tolist() for batch in shuffled] for _ in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == in_order
+    assert epochs[0] != epochs[1] != in_order
+    next(iter(shuffled))
+    resumed = DataLoader(Batched(6), batch_size=None, shuffle=True, seed=1, **arguments)
+    resumed.load_state_dict(shuffled.state_dict())
+    third = [batch["n"].numpy().tolist() for batch in resumed]
+    shuffled.set_epoch(2)
+    assert third == [batch["n"].numpy().tolist() for batch in shuffled][1:]
+    for each in (shuffled, resumed):
+        each.close()
 
 
 class Announced(Pictures):
@@ -285,6 +315,7 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
         ({"no_such_argument": 1}, "no_such_argument"),
         *(({name: np.zeros(2)}, f"{name} is array") for name in ("pin_memory", "in_order", "ends", "timeout")),
         ({"generator": np.random.default_rng(0)}, "generator is Generator"),
+        ({"generator": torch.Generator}, "generator is <class"),
         ({"multiprocessing_context": 3}, "multiprocessing_context is 3"),
     ],
 )

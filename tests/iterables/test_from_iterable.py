@@ -421,7 +421,7 @@ def test_what_cannot_be_is_refused_before_anything_is_read(source: Any, options:
     [
         ([(1, 2)], ["x"], r"1 name\(s\) \['x'\] for 2 value"),
         ([{"xs": 1}], ["x"], "Did you mean 'xs'"),
-        ([np.ones(2)], None, "ndarray without a name"),
+        ([np.ones(2)], None, "ndarray, without a name"),
     ],
 )
 def test_samples_without_names_are_named(samples: list[Any], fields: list[str] | None, message: str) -> None:
