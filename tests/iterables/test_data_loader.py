@@ -123,7 +123,8 @@ def test_an_iterable_dataset_is_read_in_its_order() -> None:
             ConfigError, match=f"{next(iter(refused))}=.* is for sources that give samples by their index"
         ):
             DataLoader(Numbers(), batch_size=4, **refused)
-    for name, value in {"sampler": [0], "batch_sampler": [[0]]}.items():
+    indices: dict[str, Any] = {"sampler": [0], "batch_sampler": [[0]]}
+    for name, value in indices.items():
         with pytest.raises(ConfigError, match=f"but Numbers is a stream without an index; remove {name}"):
             DataLoader(Numbers(), **{name: value})
 
@@ -202,7 +203,7 @@ class AnnouncedByOthers(Pictures):
     def __getitem__(self, index: int) -> Any:
         import oneflow.utils.data
 
-        infos = torch.utils.data.get_worker_info(), oneflow.utils.data.get_worker_info(), get_worker_info()
+        infos: Any = torch.utils.data.get_worker_info(), oneflow.utils.data.get_worker_info(), get_worker_info()
         if infos == (None, None, None):
             return {"worker": -1, "of": 0, "seen": 0}
         assert all(info.dataset is infos[0].dataset for info in infos)
