@@ -161,7 +161,7 @@ _TRAIN: dict[str, Key] = {
         True,
         FLAG,
         "Stop if a loss is NaN or infinite. Losses are read every `log_period` steps, at least every 100, and before "
-        "each periodic checkpoint.",
+        "each evaluation and checkpoint.",
     ),
     "scheduler": Key(
         None,

@@ -365,8 +365,8 @@ class DefaultTrainer(RunsStages, TrainerBase):
             trainer = EagerTrainer(self.model, loader, self.optimizer, steps, check_inputs)
         train = self.cfg.train
         trainer.on_inputs = self.tokens.add
-        # Before a checkpoint is written too, so that none follows a loss that stops the training.
-        trainer.losses.periods = (train.log_period, train.checkpointer.period)
+        # The hooks read them before each checkpoint and evaluation, too.
+        trainer.losses.periods = (train.log_period,)
         trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss
         trainer.losses.samples_of = partial(samples_in_words, loader)
         self.losses = trainer.losses

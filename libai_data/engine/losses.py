@@ -70,6 +70,8 @@ class LossBuffer:
 
     def read_into(self, storage: EventStorage, prefix: str = "") -> None:
         """Wait for the losses and put them on rank 0, each with its step, and their sum as "total_loss". Collective."""
+        if not self._unread:
+            return
         problem = ""
         for iteration, losses in self._unread:
             values = {name: number_on_rank0(losses[name]) for name in losses}

@@ -11,6 +11,8 @@ import pytest
 
 from libai_data.data.samplers import Ledger
 from libai_data.engine import DefaultTrainer, default_setup
+from libai_data.engine.checkpoint import Checkpointer
+from libai_data.engine.hooks import PeriodicCheckpointer
 from libai_data.engine.losses import LossBuffer
 from libai_data.engine.train_loop import TrainerBase
 from libai_data.errors import NonFiniteLossError
@@ -66,6 +68,28 @@ def test_a_nan_loss_stops_the_training_with_its_step_and_samples(tmp_path: Path,
     # No checkpoint holds what came of it.
     kept = [int(path.name[-7:]) for path in tmp_path.glob("model_0*")]
     assert all(iteration < step for iteration in kept)
+
+
+def test_no_best_checkpoint_follows_a_nan_loss(tmp_path: Path) -> None:
+    """With an evaluation before the next log line and checkpoint: its accuracy is finite even so."""
+    cfg = tiny_config(str(tmp_path), log_period=1000, checkpointer={"period": 1000}, evaluation={"eval_period": 1})
+    cfg.dataloader.train.dataset._target_ = Poisoned
+    default_setup(cfg)
+    trainer = DefaultTrainer(cfg)
+    step = step_of_the_bad_sample(trainer)
+    with pytest.raises(NonFiniteLossError, match=f"^step {step} "):
+        trainer.train()
+    best = Checkpointer(trainer.model).peek(str(tmp_path / "model_best"))
+    assert trainer.iter == step > best["iteration"] >= 0
+
+
+def test_a_checkpoint_hook_of_another_period_reads_the_losses_first(tmp_path: Path) -> None:
+    trainer = poisoned(tmp_path, log_period=1000, checkpointer={"period": 1000})
+    trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 1, file_prefix="own")])
+    step = step_of_the_bad_sample(trainer)
+    with pytest.raises(NonFiniteLossError):
+        trainer.train()
+    assert max(int(path.name[-7:]) for path in tmp_path.glob("own_0*")) == step - 1
 
 
 def test_the_key_lets_a_training_go_on(tmp_path: Path) -> None:

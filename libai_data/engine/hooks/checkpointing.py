@@ -50,6 +50,7 @@ class PeriodicCheckpointer(HookBase):
         iteration = self.trainer.iter
         if (iteration + 1) % self._period:
             return
+        self.trainer.losses.read_into(self.trainer.storage)
         try:
             self._save(iteration)
         except CheckpointError as error:
@@ -97,6 +98,8 @@ class _OnEvaluations(HookBase):
         """Act, where it is due; what is due after the last step is left to `after_train`."""
         done = self.trainer.iter + 1
         if self._period > 0 and done % self._period == 0 and done != self.trainer.max_iter:
+            # First, so that a loss that stops the training is never followed by a best checkpoint.
+            self.trainer.losses.read_into(self.trainer.storage)
             self._act()
             self._acted_after = done
 
