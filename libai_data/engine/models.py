@@ -20,7 +20,9 @@ def required_section(cfg: Any, key: str, method: str) -> Any:
     """The LazyCall at a key of the config, without which the trainer's `method` would have to be overridden."""
     section = try_get_key(cfg, key)
     if section is None:
-        raise ConfigError(f"the config has no '{key}', and {method} is not overridden")
+        raise ConfigError(
+            f"the config has no '{key}', such as {key} = LazyCall(...)(...), and {method} is not overridden"
+        )
     check_is_call(section, key)
     return section
 

@@ -169,6 +169,21 @@ def test_a_model_without_scores_is_told_what_is_missing(model: TinyModel) -> Non
         inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", evaluator)
 
 
+@pytest.mark.parametrize(
+    ("scores", "labels", "message"),
+    [
+        ((4, 5), np.zeros((4, 8), np.int64), r"shapes are \[4, 5\] and \[4, 8\].*PerplexityEvaluator"),
+        ((4, 8, 5), np.zeros((4, 8), np.int64), r"shapes are \[4, 8, 5\] and \[4, 8\]"),
+        ((4, 5), np.full(4, 5), "'labels' has values from 5 to 5, but 'prediction_scores' has 5 classes, 0 to 4"),
+        ((4, 5), np.array([0, -1, 2, 3]), "'labels' has values from -1 to 3"),
+    ],
+)
+def test_scores_and_labels_that_do_not_fit_are_refused_by_name(scores: Any, labels: Any, message: str) -> None:
+    evaluator = ClsEvaluator(topk=(1,))
+    with pytest.raises(SchemaError, match=message):
+        evaluator.process({"labels": flow.tensor(labels)}, {"prediction_scores": flow.zeros(*scores)})
+
+
 def test_top_0_is_refused() -> None:
     with pytest.raises(ConfigError, match="topk"):
         ClsEvaluator((0,))

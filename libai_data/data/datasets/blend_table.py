@@ -105,10 +105,13 @@ def _passes_of(dataset: Any) -> float:
     return 1.0 if tokens is None else max(1.0, tokens / len(dataset.source.tokens))
 
 
+_WRAPPERS = ("libai_data.", "torch.utils.data.", "oneflow.utils.data.")
+
+
 def name_of(dataset: Any) -> str:
-    """The files of a dataset, or else its class."""
+    """The files of a dataset, or else its class; of a part or a map of a dataset, those of the whole."""
     source = getattr(dataset, "source", None)
-    inner = getattr(dataset, "dataset", None)
+    inner = getattr(dataset, "dataset", None) if type(dataset).__module__.startswith(_WRAPPERS) else None
     if source is not None and hasattr(source, "prefix"):
         return str(source.prefix)
     return name_of(inner) if inner is not None else type(dataset).__name__

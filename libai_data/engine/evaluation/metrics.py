@@ -161,7 +161,18 @@ class ClsEvaluator(DatasetEvaluator):
                 "classes]; set scores_name of ClsEvaluator"
             )
         scores = np.asarray(outputs[self._scores_name].numpy())
-        labels = np.asarray(inputs[self._labels_name].numpy()).reshape(-1)
+        labels = np.asarray(inputs[self._labels_name].numpy())
+        if scores.ndim != 2 or labels.size != len(scores):
+            raise SchemaError(
+                f"top-k accuracy needs '{self._scores_name}' [samples, classes] and '{self._labels_name}' [samples]; "
+                f"their shapes are {list(scores.shape)} and {list(labels.shape)}. For tokens, use PerplexityEvaluator"
+            )
+        labels = labels.reshape(-1)
+        if labels.size and not 0 <= labels.min() <= labels.max() < scores.shape[1]:
+            raise SchemaError(
+                f"'{self._labels_name}' has values from {labels.min()} to {labels.max()}, but '{self._scores_name}' "
+                f"has {scores.shape[1]} classes, 0 to {scores.shape[1] - 1}"
+            )
         self._samples += len(labels)
         for k in self.topk:
             self._correct[k] += correct_in_top_k(scores, labels, k)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from libai_data.data.datasets import BlendedDataset, ConcatDataset, GPTDataset, Map, PackedDataset
-from libai_data.data.datasets.blend_table import log_blend
+from libai_data.data.datasets import BlendedDataset, ConcatDataset, GPTDataset, Map, PackedDataset, Subset
+from libai_data.data.datasets.blend_table import log_blend, name_of
 from tests.data.datasets.gpt_corpora import write
 
 
@@ -37,6 +37,17 @@ def test_the_table_names_corpora_and_a_small_one_that_repeats_is_warned_of(
         log_blend(BlendedDataset([large, small], [1, 1], changes_at_steps={5: [1, 0]}), 100, lambda step: 4 * step)
         log_blend(rows(3), 100, lambda step: step)
     assert "1.00" in caplog.text and "more than" not in caplog.text
+
+
+def test_a_dataset_is_named_by_its_class_and_a_part_of_it_by_the_whole() -> None:
+    class Texts:
+        def __init__(self) -> None:
+            self.dataset = np.zeros((4, 2))
+
+        def __len__(self) -> int:
+            return len(self.dataset)
+
+    assert name_of(Texts()) == name_of(Subset(Texts(), 1, 3)) == "Texts"
 
 
 def test_the_table_says_where_max_epochs_ends_a_dataset_and_counts_repeats_of_a_corpus(
