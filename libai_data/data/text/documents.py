@@ -66,6 +66,7 @@ def count_lines(piece: Piece) -> int:
 
 def _unmarked(data: bytes) -> bytes:
     """Without the byte order mark of UTF-8, which also begins the second of two files that were joined."""
+    data = data.replace(b"\n" + _BYTE_ORDER_MARK, b"\n")
     return data[len(_BYTE_ORDER_MARK) :] if data.startswith(_BYTE_ORDER_MARK) else data
 
 

@@ -173,11 +173,12 @@ def foreign_encoding(data: bytes) -> str:
     for magic, suffix in _MAGIC.items():
         if data.startswith(magic):
             return f"the file is compressed; rename it so that its name ends with {suffix}"
-    # Of ASCII characters in UTF-16 every second byte is 0, and in UTF-32 three of four; text in UTF-8 has none.
+    # In UTF-16, text of any script has characters of ASCII, such as spaces and ends of lines: one byte of each is 0, on
+    # the same side. In UTF-32, three of four are; text in UTF-8 has none.
     fewer, more = sorted((data[0::2].count(0), data[1::2].count(0)))
-    few = max(1, len(data) // 8)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or more > few:
-        bits = 32 if fewer > few else 16
+    is_marked = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    if is_marked or fewer > len(data) // 8 or more > max(2, len(data) // 256, 4 * fewer):
+        bits = 32 if fewer > max(1, len(data) // 8) else 16
         return f"the file is UTF-{bits}, not UTF-8; convert it, as by `iconv -f UTF-{bits} -t UTF-8`"
     return ""
 

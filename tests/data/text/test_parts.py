@@ -19,6 +19,7 @@ from libai_data.data.text.documents import BadLine, Document, read_piece
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.parts import DOCUMENTS, Cutting, cut_into_parts
 from libai_data.errors import ConfigError
+from tests.data.text.scripts import SCRIPTS, sentences
 from tests.properties import examples
 
 LINES = st.lists(st.sampled_from(["", " ", "\r", "word", "two words\r", "ü" * 9, " 中文 "]), max_size=30)
@@ -130,12 +131,35 @@ def test_utf_16_is_recognised_with_its_mark_and_without(tmp_path: Path, encoding
     assert len(bad) == 1 and f"iconv -f {encoding[:6].upper()} -t" in bad[0]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("script", [script for script, (_, space, _) in SCRIPTS.items() if space])
+def test_utf_16_without_a_mark_is_recognised_in_every_script_with_spaces(
+    tmp_path: Path, encoding: str, script: str
+) -> None:
+    # Few spaces: as words are longer than those of `sentences`.
+    lines = [line.replace(" ", "", line.count(" ") * 2 // 3) for line in sentences(script, 20)]
+    (tmp_path / "x.txt").write_bytes(("\n".join(lines) + "\n").encode(encoding))
+    found, bad = read_all([tmp_path / "x.txt"], Cutting())
+    assert not found
+    assert len(bad) == 1 and "UTF-16" in bad[0]
+
+
+def test_a_few_zeros_and_short_lines_are_utf_8(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("\0\n" + "a\n" * 3000 + "bc\0\n")
+    found, bad = read_all([tmp_path / "x.txt"], Cutting())
+    assert (len(found), bad) == (3002, [])
+
+
 @pytest.mark.parametrize("documents", DOCUMENTS)
 def test_byte_order_marks_of_files_that_were_joined_are_no_text(tmp_path: Path, documents: str) -> None:
     marked = "\ufeffone\n\n\ufefftwo\n\nthree\n"
+    (tmp_path / "lines.txt").write_text("\ufeffone\n\ufefftwo\n", "utf-8")
+    assert "\ufeff" not in "".join(text for (text,) in read_all([tmp_path / "lines.txt"], Cutting(documents))[0])
     (tmp_path / "x.txt").write_text(marked, "utf-8")
     found, _ = read_all([tmp_path / "x.txt"], Cutting(documents))
-    assert [text for (text,) in found] == ([marked[1:]] if documents == "file" else ["one", "two", "three"])
+    assert [text for (text,) in found] == (
+        [marked.replace("\ufeff", "")] if documents == "file" else ["one", "two", "three"]
+    )
     (tmp_path / "x.jsonl").write_text('\ufeff{"text": "one"}\n\ufeff{"text": "two"}\n', "utf-8")
     assert read_all([tmp_path / "x.jsonl"], Cutting()) == ([("one",), ("two",)], [])
 
