@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +14,8 @@ from libai_data.data.sources.storage import cache_home
 from libai_data.errors import ConfigError
 
 _UNKNOWN = "[UNK]"
+# What jieba cuts into words, one stretch of these characters by itself; its time grows with the square of a stretch.
+_STRETCHES = re.compile(r"[^\u4E00-\u9FD5a-zA-Z0-9+#&._%\-]*[\u4E00-\u9FD5a-zA-Z0-9+#&._%\-]{0,1024}")
 
 
 class Encoder(Protocol):
@@ -192,7 +196,7 @@ class ChineseWordEncoder:
             return ids
         inner = bytearray(len(text))
         place = 0
-        for word in self._cut(text):
+        for word in chain.from_iterable(map(self._cut, _STRETCHES.findall(text))):
             if len(word) > 1 and all(map(is_chinese, word)):
                 inner[place + 1 : place + len(word)] = b"\1" * (len(word) - 1)
             place += len(word)

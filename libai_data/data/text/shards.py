@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -203,10 +204,19 @@ def _batches(part: Part, task: Task, report: ShardReport) -> Iterator[list[Docum
         report.characters += characters
 
 
-def _encoded(text: str, tokenizer: TextTokenizer, writer: IndexedWriter) -> np.ndarray:
-    """The tokens of a long text, of one piece after the other: tokenizers need 100 bytes and more a character."""
-    pieces = pieces_of(text, LONGEST_TEXT)
-    return np.concatenate([np.array(tokenizer.encode_batch([piece])[0], writer.dtype) for piece in pieces])
+def _encoded(texts: Sequence[str], tokenizer: TextTokenizer, dtype: Any) -> Iterator[np.ndarray]:
+    """The tokens of each text, of a few characters at once: tokenizers need 100 bytes and more for each."""
+    pieces = [list(pieces_of(text, LONGEST_TEXT)) for text in texts]
+    tokens = _encoded_pieces([piece for own in pieces for piece in own], tokenizer)
+    for own in pieces:
+        yield np.concatenate([np.array(next(tokens), dtype) for _ in own])
+
+
+def _encoded_pieces(pieces: Sequence[str], tokenizer: TextTokenizer) -> Iterator[list[int]]:
+    ends = np.cumsum([len(piece) for piece in pieces]) // _CHARACTERS_AT_ONCE
+    bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(pieces)]
+    for start, stop in zip(bounds, bounds[1:]):
+        yield from tokenizer.encode_batch(pieces[start:stop])
 
 
 def _write(
@@ -219,16 +229,12 @@ def _write(
 ) -> int:
     """Write documents of one key; returns the number of tokens."""
     texts = [text for document in documents for text in document]
-    encoded = iter(tokenizer.encode_batch([text for text in texts if len(text) <= LONGEST_TEXT]))
+    encoded = _encoded(texts, tokenizer, writer.dtype)
     begin, end = (np.array(ids, writer.dtype) for ids in ends)
     unknown = [tokenizer.get_vocab()[token] for token in _UNKNOWN if token in tokenizer.get_vocab()]
     total = 0
     for document in documents:
-        found = [
-            np.array(next(encoded), writer.dtype) if len(text) <= LONGEST_TEXT else _encoded(text, tokenizer, writer)
-            for text in document
-        ]
-        sequences = [ids for ids in found if len(ids)]
+        sequences = [ids for ids in islice(encoded, len(document)) if len(ids)]
         report.unknown += sum(int(np.count_nonzero(ids == ident)) for ids in sequences for ident in unknown)
         if sequences:
             sequences[0] = np.concatenate([begin, sequences[0]])

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from libai_data.data.text.parts import Cutting, cut_into_parts
 from libai_data.data.text.preprocessing import BadLines, preprocess
 from libai_data.data.text.sentences import pieces_of, split_sentences
 from libai_data.data.text.shards import Task, TokenizingError
-from libai_data.data.text.tokenizer import TokenizerFiles
+from libai_data.data.text.tokenizer import TextTokenizer, TokenizerFiles
 from libai_data.data.text.tokenizer_training import Training, train_tokenizer
 from libai_data.errors import ConfigError
 from tests.data.text.corpora import bpe_tokenizer, content, documents_of, texts, write_json_lines
@@ -96,6 +97,27 @@ def test_a_long_document_is_tokenized_in_pieces_with_the_same_tokens(
     (only,) = cut_into_parts([corpus], Cutting(part_bytes=1 << 20))
     shards.write_shard(part, only, Task(TokenizerFiles(tokenizer)), TokenizerFiles(tokenizer).load())
     assert content(str(part / "00000000-0")) == content(whole.prefixes["text"])
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_tokenizer_is_given_a_few_characters_at_once_however_long_a_document_is(
+    tmp_path: Path, tokenizer: str, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", [" ".join(texts(500)), *texts(300)])
+    monkeypatch.setattr(shards, "LONGEST_TEXT", 2000)
+    monkeypatch.setattr(shards, "_CHARACTERS_AT_ONCE", 2000)
+    given: list[int] = []
+    plain = TextTokenizer.encode_batch
+
+    def counting(self: TextTokenizer, some: Sequence[str]) -> list[list[int]]:
+        given.append(sum(map(len, some)))
+        return plain(self, some)
+
+    monkeypatch.setattr(TextTokenizer, "encode_batch", counting)
+    (only,) = cut_into_parts([corpus], Cutting(part_bytes=1 << 20))
+    task = Task(TokenizerFiles(tokenizer), split_sentences=split)
+    shards.write_shard(tmp_path, only, task, task.tokenizer.load())
+    assert max(given) <= 4000 < sum(given)
 
 
 @given(st.text(" \nab中", max_size=200), st.integers(2, 40))
