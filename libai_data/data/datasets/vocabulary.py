@@ -90,7 +90,8 @@ def vocabulary_tables(tokenizer: Any) -> VocabularyTables:
         elif byte_level:
             continues[ident] = not (token.startswith(_BYTE_LEVEL_SPACE) or _begins_word(_bytes_of(token)))
     special = {getattr(tokenizer, f"{role}_token_id", None) for role in _ROLES}
-    special |= set(getattr(tokenizer, "additional_special_tokens_ids", None) or ())
+    for name in ("additional_special_tokens_ids", "special_ids"):
+        special |= set(getattr(tokenizer, name, None) or ())
     ordinary = np.array(sorted(set(vocabulary.values()) - special), np.int64)
     if not len(ordinary):
         raise ConfigError("the tokenizer's vocabulary has no tokens but special ones")

@@ -27,6 +27,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "sep": ("[SEP]", "</s>"),
     "mask": ("[MASK]", "<mask>"),
     "pad": ("[PAD]", "<pad>"),
+    "unk": ("[UNK]", "<unk>"),
     "bos": _BEGINS,
     "eos": _ENDS,
 }

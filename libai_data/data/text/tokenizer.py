@@ -138,6 +138,7 @@ class TextTokenizer:
     sep_token_id = property(lambda self: self._special.get("sep"), doc="Id of [SEP] or </s>, or None.")
     mask_token_id = property(lambda self: self._special.get("mask"), doc="Id of [MASK] or <mask>, or None.")
     pad_token_id = property(lambda self: self._special.get("pad"), doc="Id of [PAD] or <pad>, or None.")
+    unk_token_id = property(lambda self: self._special.get("unk"), doc="Id of [UNK] or <unk>, or None.")
     bos_token_id = property(lambda self: self._special.get("bos"), doc="Id of what begins a text, or None.")
     eos_token_id = property(lambda self: self._special.get("eos"), doc="Id of what ends a text, or None.")
     eod_token_id = property(lambda self: self._special.get("eod"), doc="Id of what ends a document, or None.")

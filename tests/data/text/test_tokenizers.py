@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from libai_data.commands.train_tokenizer import main
+from libai_data.data.datasets.vocabulary import vocabulary_tables
+from libai_data.data.text.encoders import ChineseWordEncoder, open_encoder
 from libai_data.data.text.sentences import split_sentences
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.data.text.tokenizer_training import Training, train_tokenizer
@@ -124,6 +127,37 @@ def test_characters_of_a_chinese_word_behind_its_first_are_marked_where_the_voca
     ]
     with pytest.raises(ConfigError, match="BERT's vocabularies"):
         TokenizerFiles(bpe_tokenizer(tmp_path), chinese_words=True)
+
+
+def test_jieba_is_given_short_stretches_however_long_a_text_without_punctuation_is(tmp_path: Path) -> None:
+    jieba = pytest.importorskip("jieba")
+    encoder = open_encoder([bert_vocabulary(tmp_path)], True, chinese_words=True)
+    assert isinstance(encoder, ChineseWordEncoder)
+    given: list[str] = []
+
+    def noting(text: str) -> Any:
+        given.append(text)
+        return jieba.cut(text)
+
+    encoder._cut = noting
+    long = "好" * 5000 + "。" + "你好世界hello，" * 100
+    encoder.encode([long])
+    assert "".join(given) == long
+    assert max(map(len, given)) <= 1024
+    ordinary = "你好世界。我来到北京清华大学，卡拉OK 3.14 hello。他来到了网易杭研大厦"
+    given.clear()
+    encoder.encode([ordinary])
+    assert [word for text in given for word in jieba.cut(text)] == list(jieba.cut(ordinary))
+
+
+@pytest.mark.parametrize("model", ["bpe", "wordpiece"])
+def test_random_replacements_are_never_special_tokens(tmp_path: Path, model: str) -> None:
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(50))
+    train_tokenizer([str(corpus)], str(tmp_path / "x.json"), Training(model, vocab_size=300, extra_ids=3))
+    for path in (tmp_path / "x.json", bert_vocabulary(tmp_path)):
+        tokenizer = TokenizerFiles(str(path)).load()
+        drawn = {tokenizer.id_to_token(ident) for ident in vocabulary_tables(tokenizer).ordinary.tolist()}
+        assert not drawn & {"[UNK]", "<unk>", *map(tokenizer.id_to_token, tokenizer.special_ids)}
 
 
 def test_files_that_define_no_tokenizer_are_refused_by_name(tmp_path: Path) -> None:
