@@ -89,6 +89,11 @@ class BertDataset(SentenceDataset):
         arguments = {"masking": [masking_style, mask_lm_prob, max_ngrams, whole_words], **self._pairs()}
         super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, separators=True, **arguments)
 
+    @property
+    def repeated_by(self) -> str:
+        of_another = self.binary_head and self.pair_task == "next"
+        return super().repeated_by or ("pair_task='next'" if of_another else "")
+
     def _pairs(self) -> dict[str, Any]:
         """What the fingerprint says of pairs."""
         return {"pairs": self.pair_task if self.binary_head else None}

@@ -96,7 +96,8 @@ def refuse_repeated(dataset: Any) -> None:
     if repeated:
         raise ConfigError(
             f"{type(dataset).__name__} has {repeated}, by which a document may be in several samples; cut into parts, "
-            "these would share documents. Leave the argument out: a loader's stream repeats the samples by itself"
+            "these would share documents. Leave the argument out (a loader's stream repeats the samples by itself), or "
+            "give the dataset itself to build_nlp_train_val_test_loader, which divides its documents"
         )
     inner = getattr(dataset, "datasets", None)
     for each in [getattr(dataset, "dataset", None), *(inner if isinstance(inner, (list, tuple)) else ())]:

@@ -120,4 +120,8 @@ def test_repeated_documents_within_other_datasets_are_refused(corpus: IndexedSou
         cut(ConcatDataset([once, repeated]), [1, 1])
     with pytest.raises(ConfigError, match="max_num_samples=900"):
         random_split(DATASETS["t5"](corpus), [1, 1])
+    pairs = BertDataset("x", TOKENIZER, corpus, pair_task="next")
+    for split in (lambda: random_split(pairs, [1, 1]), lambda: cut(ConcatDataset([pairs]), [1, 1])):
+        with pytest.raises(ConfigError, match="pair_task='next'"):
+            split()
     assert sum(map(len, random_split(once, [1, 1]))) == len(once)
