@@ -195,7 +195,12 @@ _TRAIN: dict[str, Key] = {
         None, or_none(whole(0)), "Steps of warm-up; set either this or `warmup_ratio`.", is_computed=True
     ),
     "samples": Key(None, _SIZE, "Samples of the whole training.", is_computed=True),
-    "computed": Key(None, _checked_later(_CALL), "What the trainer computed, by key.", is_computed=True),
+    "computed": Key(
+        None,
+        or_none(_CALL._replace(allowed="what a trainer wrote")),
+        "What the trainer computed, by key.",
+        is_computed=True,
+    ),
     "dist.num_nodes": Key(None, _SIZE, "Machines of the job.", is_computed=True),
     "dist.num_gpus_per_node": Key(None, _SIZE, "Ranks on each machine.", is_computed=True),
     "dist.auto_pipeline_stage_id": Key(

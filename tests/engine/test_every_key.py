@@ -275,6 +275,7 @@ def test_a_training_runs_with_odd_values_that_are_allowed(tmp_path: Path, change
         ({"train_iter": 0}, r"train.train_iter is 0 and train.train_epoch 0: there is nothing to train"),
         ({"global_batch_size": None}, r"neither train.train_micro_batch_size nor train.global_batch_size"),
         ({"train_epoch": 1e9}, None),
+        ({"computed": []}, r"train.computed is \[\]; it must be what a trainer wrote"),
         ({"scheduler.warmup_factor": float("nan")}, r"warmup_factor is nan"),
         ({"scheduler.warmup_method": "cubic"}, r"warmup_method is 'cubic'"),
         ({"scheduler.max_iter": 0}, r"train.scheduler"),
