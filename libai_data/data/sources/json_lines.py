@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,9 +14,13 @@ from libai_data.atomic_files import PathLike
 from libai_data.data.sources.mapped_file import MappedFile
 from libai_data.data.sources.record_index import record_index
 from libai_data.data.sources.sharded import Paths, ShardedSource, opened
+from libai_data.data.sources.storage import listed, patterns_of
 from libai_data.errors import ConfigError, FormatError
 
+logger = logging.getLogger(__name__)
+
 _KIND = "jsonl 1"
+_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SCANNED_AT_ONCE = 1 << 24
@@ -30,7 +36,7 @@ class JsonLinesSource(ShardedSource):
     or modification time changes, the index is built again.
 
     Args:
-        paths: files, globs or folders; see `storage.listed`.
+        paths: files, globs or folders; see `storage.listed`. Of a folder with JSON lines, other files are skipped.
         cache_dir: folder for index files; see `record_index`.
 
     Raises:
@@ -39,11 +45,30 @@ class JsonLinesSource(ShardedSource):
     """
 
     def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:
-        files = opened(paths)
+        files = opened(paths if isinstance(paths, MappedFile) else _listed(paths))
         for file in files:
-            if file.source.lower().endswith(_COMPRESSED):
+            if _compression(file.source):
                 raise ConfigError(f"{file.source} is compressed, so no line can be read by itself; decompress it first")
         super().__init__(files, [_Shard(file, cache_dir) for file in files])
+
+
+def _listed(paths: Paths) -> list[str]:
+    """The files that paths name; of a folder, those with a suffix of JSON lines, if there are any."""
+    found: list[str] = []
+    for pattern in patterns_of(paths):
+        files = listed(pattern)
+        known = [path for path in files if path.lower().removesuffix(_compression(path)).endswith(_SUFFIXES)]
+        if known and len(known) < len(files) and os.path.isdir(pattern):
+            others = sorted(set(files) - set(known))
+            words = "%d of %d files in %s are skipped, such as %s; to read them, name them by a glob."
+            logger.warning(words, len(others), len(files), pattern, others[0])
+            files = known
+        found += files
+    return list(dict.fromkeys(found))
+
+
+def _compression(path: str) -> str:
+    return next((suffix for suffix in _COMPRESSED if path.lower().endswith(suffix)), "")
 
 
 class _Shard:

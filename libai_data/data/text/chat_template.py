@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from libai_data.errors import ConfigError, FormatError, installed
 
 Message = Mapping[str, Any]
-_GENERATION = re.compile(r"\{%(-?)\s*(end)?generation\s*(-?)%\}")
+_GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 class Span(NamedTuple):

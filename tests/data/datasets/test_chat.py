@@ -286,6 +286,34 @@ def test_a_template_that_changes_what_is_before_is_refused(tokenizer: TextTokeni
     assert ChatDataset([conversation("a", "b")], tokenizer, 128, chat_template=thinking)[0] is not None
 
 
+@pytest.mark.parametrize("sign", ["", "-", "+"])
+def test_marks_of_what_an_assistant_says_may_have_either_sign(tokenizer: TextTokenizer, sign: str) -> None:
+    template = "{% for m in messages %}{{ m.role }}: {%* generation %}{{ m.content }}{%* endgeneration %};{% endfor %}"
+    for marks in (
+        template.replace("*", sign),
+        template.replace("{%*", "{%").replace("generation %", f"generation {sign}%"),
+    ):
+        dataset = ChatDataset([conversation("the fox", "over")], tokenizer, 64, chat_template=marks)
+        assert dataset[0].loss_mask.tensor.any()
+
+
+def test_of_a_folder_conversations_are_read_and_what_is_skipped_is_told(
+    tokenizer: TextTokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a.jsonl", "sub/B.NDJSON"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(conversation("the fox", "over")) + "\n")
+    for name in ("README.md", "LICENSE"):
+        (tmp_path / name).write_text("# A dataset\n")
+    with caplog.at_level("WARNING"):
+        dataset = ChatDataset(str(tmp_path), tokenizer, 64, chat_template=CHATML)
+    assert len(dataset) == 2 and all(dataset[number] is not None for number in range(2))
+    assert "2 of 4 files" in caplog.text
+    (tmp_path / "c.jsonl.gz").write_bytes(b"")
+    with pytest.raises(ConfigError, match="is compressed"):
+        ChatDataset(str(tmp_path), tokenizer, 64, chat_template=CHATML)
+
+
 def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Path, folder: Path) -> None:
     path = tokenizer_folder(tmp_path / "other")
     config = json.loads((path / "tokenizer_config.json").read_text())
