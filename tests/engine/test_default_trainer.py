@@ -434,6 +434,14 @@ def test_an_evaluation_changes_nothing_in_a_runs_folder_but_a_log_of_its_own(tmp
     assert after == before
 
 
+def test_an_evaluation_needs_no_folder_to_write_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command(tmp_path / "run", "train.train_iter=2")
+    (tmp_path / "file").touch()
+    weights = f"train.load_weight={tmp_path}/run/model_final"
+    assert "Acc@1" in command(tmp_path / "file" / "run", "--eval-only", weights)
+    assert f"log lines cannot be written to {tmp_path}/file/run/log_eval.txt" in capfd.readouterr().err
+
+
 def test_an_evaluation_without_weights_says_how_to_give_them(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.load_weight"):
         command(tmp_path, "--eval-only")
