@@ -17,7 +17,7 @@ from libai_data.errors.argument_rules import BATCH_SIZE, FLAG, Rule, check, or_n
 from libai_data.iterables.from_iterable import from_iterable
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.kinds import dataset_name, is_map_style
-from libai_data.loader.batch_loader import BatchLoader
+from libai_data.loader.batch_loader import MOST_PREFETCHED, BatchLoader
 from libai_data.loader.collate import Collator
 from libai_data.loader.default_collate import default_collate
 from libai_data.mesh.current import get_data_parallel_rank, get_data_parallel_size
@@ -80,7 +80,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         worker_init_fn: called in each worker process with its number.
         multiprocessing_context: "spawn" or "fork", or a context of these; by default whichever fits the dataset.
         generator: its initial seed is used as `seed`.
-        prefetch_factor: batches that each worker reads ahead.
+        prefetch_factor: batches that each worker reads ahead; all together, at most 256.
         persistent_workers: workers always live until `close`.
         in_order: batches always come in order.
         global_batch_size: samples of a batch of all ranks, instead of `batch_size`.
@@ -162,7 +162,7 @@ class DataLoader(_Made, metaclass=ABCMeta):
         if worker_init_fn is not None:
             options["worker_init_fn"] = worker_init_fn
         if prefetch_factor is not None:
-            options.setdefault("prefetch", prefetch_factor * max(1, num_workers))
+            options.setdefault("prefetch", min(prefetch_factor * max(1, num_workers), MOST_PREFETCHED))
         if global_batch_size is not None:
             batch_size = _share(global_batch_size)
         shared: dict[str, Any] = {

@@ -51,9 +51,10 @@ from libai_data.mesh.current import get_data_parallel_size, get_mesh
 from libai_data.structures import Agreement, Instance, Origin, RowIndices
 
 WORKER_TYPES = ("process", "thread")
+MOST_PREFETCHED = 256
 RULES = {
     "num_workers": whole(0, 1024),
-    "prefetch": whole(1, 256),
+    "prefetch": whole(1, MOST_PREFETCHED),
     "threads_per_worker": whole(1, 256),
     "timeout": real(0, 10**9, "seconds; 0 waits forever"),
     "worker_type": one_of(*WORKER_TYPES),

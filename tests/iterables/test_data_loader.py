@@ -375,6 +375,7 @@ def test_loaders_of_all_kinds_are_instances_and_samplers_of_this_package_are_tak
         {"batch_size": 3, "sampler": torch.utils.data.SequentialSampler(Pictures())},
         {"batch_sampler": [[3, 1], [0, 0, 5]]},
         {"batch_size": 2, "num_workers": 2, "prefetch_factor": 3, "worker_init_fn": print},
+        {"batch_size": 2, "num_workers": 64, "prefetch_factor": 8},
     ],
 )
 def test_a_loader_has_the_attributes_of_pytorchs(arguments: dict[str, Any]) -> None:
