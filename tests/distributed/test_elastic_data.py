@@ -15,6 +15,8 @@ from tests.distributed.launcher import launch_ranks
 from tests.distributed.scripts.elastic_data import LEGS, LENGTH, RAMP, SKIPS, schedule_keys
 from tests.engine.data_runs import config_of, metric, train
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parent / "scripts" / "elastic_data.py"
 STEPS = 2 * len(LEGS)
 

@@ -37,7 +37,7 @@ RAISING = [
     slowly("launcher", 2, "dataset", "every_rank", 0, "OSError: sample 45 cannot be read", 1),
     slowly("by hand", 3, "dataset", "node", 0, "OSError: sample 45 cannot be read", 0),
     slowly("launcher", 3, "dataset", "rank0", 2, "OSError: sample 45 cannot be read", 0),
-    ("by hand", 2, "dataset", "every_rank", 2, "OSError: sample 45 cannot be read", 1),
+    slowly("by hand", 2, "dataset", "every_rank", 2, "OSError: sample 45 cannot be read", 1),
     ("launcher", 3, "raise:2", "node", 0, "RuntimeError: the model of rank 2 is broken", 2),
     slowly("by hand", 3, "raise:1", "rank0", 2, "RuntimeError: the model of rank 1 is broken", 1),
 ]

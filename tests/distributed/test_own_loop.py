@@ -87,6 +87,7 @@ def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_pat
     assert len(re.findall(r"^rank \d is at its end$", ended.output, re.M)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_of", "refusal"),
     [
@@ -94,7 +95,7 @@ def test_a_rank_that_needs_nobody_any_more_may_end_later_than_the_others(tmp_pat
             lambda rank: {SECRET_VARIABLE: f"of job {rank}"},
             r"rank 1 of job \w+ met rank 0 of job \w+ at 127\.0\.0\.1, port \d+; two jobs use one port",
         ),
-        slowly(
+        (
             lambda rank: {"LOCAL_RANK": "0", "NODE_SIZE": "2"},
             "rank 1 was started as local rank 0, but OneFlow found 1 node.*: OneFlow computes wrong sums",
         ),

@@ -216,6 +216,7 @@ main(trainer_class=FailsOnce)
 """
 
 
+@pytest.mark.slow
 def test_a_new_run_that_fails_before_its_first_checkpoint_is_restarted_at_step_0(used: Path, tmp_path: Path) -> None:
     """And not at the last checkpoint of the earlier run, which the folder held."""
     script = tmp_path / "script.py"

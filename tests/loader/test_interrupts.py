@@ -50,8 +50,8 @@ class Numbers:
 # One of so many lines, by what a loader of the kind costs; the long run takes them all where that is little.
 @pytest.mark.parametrize(
     ("arguments", "between"),
-    [(WORKERS[0], 3), slowly(WORKERS[0], 1), (WORKERS[1], 5), slowly(WORKERS[1], 1), (WORKERS[2], 17)]
-    + [slowly(WORKERS[3], 67)],
+    [(WORKERS[0], 3), slowly(WORKERS[0], 1), (WORKERS[1], 5), slowly(WORKERS[1], 1)]
+    + [slowly(WORKERS[2], 17), slowly(WORKERS[3], 67)],
     ids=["in-process", "in-process-all", "thread", "thread-all", "fork", "spawn"],
 )
 def test_an_interrupt_at_any_line_loses_no_batch(arguments: dict[str, Any], between: int) -> None:

@@ -180,6 +180,7 @@ def test_ctrl_c_ends_a_trainer_quickly_and_only_it_speaks(start: Any, workers: d
     assert (trainer.process.returncode == 0) == (how == "be_interrupted")
 
 
+@pytest.mark.slow
 @PROCESSES
 def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, Any]) -> None:
     trainer = start("be_interrupted", seconds=1.0, prefetch=8, **workers)

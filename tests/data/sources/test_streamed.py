@@ -303,18 +303,8 @@ def test_a_shard_that_changed_or_went_is_named(store: ObjectStore, tmp_path: Pat
 @pytest.mark.parametrize(
     "kind",
     [
-        "webdataset",
         "mds",
-        *map(
-            slowly,
-            (
-                "array_record",
-                "parquet",
-                "arrow",
-                "jsonl",
-                "numpy",
-            ),
-        ),
+        *map(slowly, ("webdataset", "array_record", "parquet", "arrow", "jsonl", "numpy")),
     ],
 )
 def test_shards_of_any_format_are_those_of_local_files_and_the_cache_stays_bounded(
@@ -344,7 +334,7 @@ def test_shards_of_any_format_are_those_of_local_files_and_the_cache_stays_bound
     assert not (tmp_path / "cache" / "indices").exists(), "indices go with their copies"
 
 
-@pytest.mark.parametrize("has_table", [True, False])
+@pytest.mark.parametrize("has_table", [slowly(True), False])
 def test_a_glob_streams_the_shards_that_it_names(has_table: bool, store: ObjectStore, tmp_path: Path) -> None:
     store.put("shards/deeper/02.parquet", (tmp_path / "local" / "07.parquet").read_bytes())
     if has_table:
