@@ -383,6 +383,8 @@ class BatchLoader(ResumableLoader):
             if self._streamed is not None:
                 self._streamed.end_read_ahead()
             self._end_workers()
+            if self._streamed is not None:
+                self._streamed.let_go()
             self._arena.close()
 
     def _end_workers(self) -> None:

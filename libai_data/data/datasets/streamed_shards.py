@@ -218,6 +218,11 @@ class StreamedShards:
         if self._log is not None:
             self._log.close()
 
+    def let_go(self) -> None:
+        """Let go of the shards that this process has open, so that other loaders find room in the cache."""
+        for source in self.sources:
+            source.opened.clear()
+
     def stats(self) -> dict[str, Any]:
         """What was fetched ahead of the newest pass, and the bytes that are held for its next batches."""
         return {} if self._log is None else self._log.stats()

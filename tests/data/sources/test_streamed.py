@@ -681,14 +681,14 @@ def test_a_shard_that_is_used_again_while_it_is_held_is_not_asked_for_again() ->
 
 def test_shards_stay_open_from_pass_to_pass_unless_workers_would_hold_them_too(store: ObjectStore) -> None:
     source = open_source(FOLDER, streaming=True)
+    shard = source.identity, 0
 
-    def opened_by_pass(**workers: Any) -> Any:
+    def opened_by_two_passes(**workers: Any) -> list[Any]:
         with closing(BatchLoader(Numbers(source), CyclicSampler(source, 10), **workers)) as loader:
-            next(iter(loader))
-        return source.opened
+            return [(next(iter(loader)), source.opened, source.opened.get(shard))[1:] for _ in range(2)]
 
-    first = opened_by_pass()
-    assert first.get((source.identity, 0)) is not None
-    assert opened_by_pass() is first
-    assert opened_by_pass(num_workers=1, worker_type="thread") is first
-    assert opened_by_pass(num_workers=1) is not first
+    [(first, opened), again] = opened_by_two_passes()
+    assert opened is not None and again == (first, opened)
+    assert first.get(shard) is None, "a closed loader leaves the room in the cache to others"
+    assert opened_by_two_passes(num_workers=1, worker_type="thread")[1][0] is first
+    assert all(each[0] is not first for each in opened_by_two_passes(num_workers=1))
