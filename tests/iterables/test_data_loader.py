@@ -200,10 +200,14 @@ def test_workers_are_prepared_and_know_which_they_are(context: str) -> None:
 class AnnouncedByOthers(Pictures):
     """Asks PyTorch and OneFlow which worker it is in."""
 
-    def __getitem__(self, index: int) -> Any:
+    def __init__(self) -> None:
         import oneflow.utils.data
 
-        infos: Any = torch.utils.data.get_worker_info(), oneflow.utils.data.get_worker_info(), get_worker_info()
+        super().__init__()
+        self.ask = torch.utils.data.get_worker_info, oneflow.utils.data.get_worker_info, get_worker_info
+
+    def __getitem__(self, index: int) -> Any:
+        infos: Any = tuple(ask() for ask in self.ask)
         if infos == (None, None, None):
             return {"worker": -1, "of": 0, "seen": 0}
         assert all(info.dataset is infos[0].dataset for info in infos)
@@ -217,8 +221,6 @@ def note_in_dataset(number: int) -> None:
 
 @pytest.mark.parametrize("context", ["fork", slowly("spawn")])
 def test_workers_know_which_they_are_from_pytorch_and_oneflow_too(context: str) -> None:
-    import oneflow.utils.data  # noqa: F401
-
     loader = DataLoader(
         AnnouncedByOthers(), 5, num_workers=2, multiprocessing_context=context, worker_init_fn=note_in_dataset
     )
