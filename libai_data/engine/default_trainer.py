@@ -366,7 +366,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         train = self.cfg.train
         trainer.on_inputs = self.tokens.add
         # The hooks read them before each checkpoint and evaluation, too.
-        trainer.losses.periods = (train.log_period,)
+        trainer.losses.period = train.log_period
         trainer.losses.stop_on_nonfinite = train.stop_on_nonfinite_loss
         trainer.losses.samples_of = partial(samples_in_words, loader)
         self.losses = trainer.losses

@@ -47,22 +47,22 @@ class LossBuffer:
     """The losses of the steps since they were last read.
 
     Args:
-        periods: the losses are read after every so many steps, for each of these numbers.
+        period: the losses are read after every so many steps.
 
     Attributes:
         stop_on_nonfinite: raise an error when a loss that is read is NaN or infinite.
         samples_of: a step -> its samples, in words for the error.
     """
 
-    def __init__(self, periods: tuple[int, ...] = (1,)) -> None:
-        self.periods = periods
+    def __init__(self, period: int = 1) -> None:
+        self.period = period
         self.stop_on_nonfinite = True
         self.samples_of: Callable[[int], str] = lambda step: ""
         self._unread: list[tuple[int, dict[str, Any]]] = []
 
     def is_due(self, iteration: int) -> bool:
         """Whether the losses are to be read after step `iteration`; the same answer on all ranks."""
-        return len(self._unread) >= _LONGEST_PERIOD or any((iteration + 1) % period == 0 for period in self.periods)
+        return len(self._unread) >= _LONGEST_PERIOD or (iteration + 1) % self.period == 0
 
     def add(self, iteration: int, losses: Mapping[str, Any]) -> None:
         """Keep the losses of a step, scalar tensors, global or local."""

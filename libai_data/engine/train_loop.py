@@ -159,7 +159,7 @@ class TrainerBase:
     def write_metrics(self, loss_dict: Mapping[str, Any], data_time: float, prefix: str = "") -> None:
         """Note the losses of this step, without waiting for the devices that still compute them.
 
-        They are read on logging steps (`LossBuffer.periods`), which is when they appear in the storage. Collective:
+        They are read on logging steps (`LossBuffer.period`), which is when they appear in the storage. Collective:
         every rank calls it at every step.
 
         Args:

@@ -121,7 +121,7 @@ def test_only_losses_must_be_finite_and_any_loop_is_stopped() -> None:
         trainer.train(0, 5)
     assert trainer.iter == 2
     trainer = Loop()
-    trainer.losses = LossBuffer((1000,))
+    trainer.losses = LossBuffer(1000)
     with pytest.raises(NonFiniteLossError, match="step 2 "):
         trainer.train(0, 5)
     assert trainer.iter == 4

@@ -27,7 +27,7 @@ class OneRank(TrainerBase):
     def __init__(self, inner: Any, optimizer: Any, lr_scheduler: Any, period: int = 1) -> None:
         super().__init__()
         self.inner, self.optimizer, self.lr_scheduler = inner, optimizer, lr_scheduler
-        inner.losses.periods = (period,)
+        inner.losses.period = period
 
     def run_step(self) -> None:
         self.inner.iter, self.inner.max_iter = self.iter, self.max_iter
@@ -92,7 +92,7 @@ def test_the_rate_of_a_step_is_the_one_it_was_made_with(reference: list[float]) 
 
 
 def test_unread_losses_do_not_pile_up() -> None:
-    buffer = LossBuffer((10**6,))
+    buffer = LossBuffer(10**6)
     for iteration in range(99):
         buffer.add(iteration, {"loss": flow.zeros(1)})
         assert not buffer.is_due(iteration)
