@@ -255,7 +255,9 @@ class BatchLoader(ResumableLoader):
             self._end_workers()
             self._renew_memory()
             self._reader = self._start()
-        self._reader.first_read = read_by_all(self.stream, self.dataset, position) if self.check_every else None
+        # Of streamed shards, a node need not have those of other ranks.
+        if self._reader.reads_first_sample and self.check_every and self._streamed is None:
+            self._reader.first_read = read_by_all(self.stream, position)
         # What a pass that was broken off has read ahead comes back while the new one reads ahead.
         self._slot_list.planned = 2 * self._ahead + _IN_USE + also_kept
         self._read_ahead(position)

@@ -128,6 +128,11 @@ class BatchReader:
         self._collated_form: tuple[Skeleton | None, dict[str, np.dtype]] | None = None
         self._rows_delivered = 0
 
+    @property
+    def reads_first_sample(self) -> bool:
+        """Whether the next batch begins with a sample that tells the schema."""
+        return self._schema is None and not self._collates
+
     def submit(self, index_batch: IndexBatch) -> PendingBatch:
         """Send out a batch's tasks.
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.samplers.cyclic import CyclicSampler
 from libai_data.data.samplers.single_round import SingleRoundSampler
 
 
-def read_by_all(stream: Any, dataset: Any, position: int) -> tuple[int, int] | None:
+def read_by_all(stream: Any, position: int) -> tuple[int, int] | None:
     """Epoch and index of the first sample of the global batch at a position, if every rank can be asked for that one.
 
-    With lanes, and of streamed shards, a rank or node need not have the files of other ranks.
+    With lanes, a rank or node need not have the files of other ranks.
     """
     if not isinstance(stream, (CyclicSampler, SingleRoundSampler)) or stream.makes_outputs or stream.order.lanes > 1:
         return None
-    batch = None if StreamedShards(dataset).sources else stream.serving((0,)).batch_at(position)
+    batch = stream.serving((0,)).batch_at(position)
     return None if batch is None else (int(batch.epochs[0]), int(batch.indices[0]))
