@@ -65,7 +65,10 @@ class BatchedShard:
 
 
 def _values_of(column: Any) -> Values:
-    """What gives the values of a column at some rows."""
+    """What gives the values of a column at some rows.
+
+    `to_numpy` and `pa.array` would import pandas where it is installed, and a worker needs less time to start.
+    """
     import pyarrow as pa
 
     kind = column.type
@@ -75,9 +78,16 @@ def _values_of(column: Any) -> Values:
         if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
             return _bytes_of(column, np.int64, pa.types.is_large_string(kind))
         if pa.types.is_integer(kind) or pa.types.is_float64(kind) or pa.types.is_float32(kind):
-            numbers = column.to_numpy(zero_copy_only=True)
+            dtype = np.dtype({"float": "f4", "double": "f8"}.get(str(kind), str(kind)))
+            numbers = np.frombuffer(column.buffers()[1], dtype)[column.offset : column.offset + len(column)]
             return lambda rows: list(numbers[rows].tolist())
-    return lambda rows: list(column.take(pa.array(rows)).to_pylist())
+
+    def values(rows: np.ndarray) -> list[Any]:
+        numbers = np.ascontiguousarray(rows, np.int64)
+        places = pa.Array.from_buffers(pa.int64(), len(rows), [None, pa.py_buffer(numbers)])
+        return list(column.take(places).to_pylist())
+
+    return values
 
 
 def _bytes_of(column: Any, offset_type: Any, text: bool) -> Values:

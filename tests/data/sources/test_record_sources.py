@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -96,6 +98,27 @@ def test_columns_are_chosen_and_misspelt_ones_answered(tmp_path: Path, kind: str
     assert list(SOURCES[kind](tmp_path / "a", columns=["number"])[8]) == ["number"]
     with pytest.raises(ConfigError, match=r"no column 'txt'.*Did you mean 'text'"):
         SOURCES[kind](tmp_path / "a", columns=["txt"])
+
+
+def test_columns_of_any_type_are_read_without_pandas(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    numbers = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64"]
+    columns = {name: pyarrow.array([3, 0, 1, 2], getattr(pyarrow, name)()) for name in numbers}
+    columns["half"] = pyarrow.array(np.array([0.5, 1, 2, 3], np.float16))
+    columns["flag"] = pyarrow.array([True, False, True, True])
+    columns["text"], columns["bytes"] = pyarrow.array(["a", "", "ä", "d"]), pyarrow.array([b"a", b"", b"\xff", b"d"])
+    columns["holes"], columns["lists"] = pyarrow.array([1, None, 3, 4]), pyarrow.array([[1], [], [2, 3], None])
+    columns["days"] = pyarrow.array([0, 1, 2, 3], pyarrow.date32())
+    table = pyarrow.table(columns)
+    parquet.write_table(table, tmp_path / "a.parquet", row_group_size=3)
+    with pyarrow.OSFile(str(tmp_path / "a.arrow"), "wb") as file, pyarrow.ipc.new_file(file, table.schema) as writer:
+        writer.write_batch(table.to_batches()[0].slice(1))
+    code = "import sys; from libai_data.data.sources import open_source; records = [*open_source(sys.argv[1])]; "
+    code += "assert 'pandas' not in sys.modules; print(repr(records))"
+    for name, expected in (("a.parquet", table.to_pylist()), ("a.arrow", table.to_pylist()[1:])):
+        ended = subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], capture_output=True, text=True)
+        assert ended.stdout.splitlines()[-1:] == [repr(expected)], ended.stderr
 
 
 def test_parquet_decodes_row_groups_again_that_found_no_room(tmp_path: Path) -> None:
