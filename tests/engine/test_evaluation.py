@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oneflow import nn
 
+from libai_data import from_iterable
 from libai_data.delivery import to_global
 from libai_data.delivery.build import build_image_test_loader
 from libai_data.engine.evaluation import (
@@ -116,6 +117,47 @@ def test_a_first_field_that_all_samples_share_does_not_decide_how_many_there_are
     assert sum(len(each["prediction_scores"]) for each in seen.outputs) == length
     assert {each["mask"].shape for each in seen.inputs} == {(mask_rows, 4)}
     assert f"Evaluated {length} samples" in caplog.text
+
+
+class HasATable(nn.Module):
+    """Returns a table that all samples share, and the same number for each sample."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Any) -> Any:
+        scores = self.model(inputs["points"])["prediction_scores"]
+        table = flow.arange(8, dtype=flow.float32, placement=scores.placement, sbp=scores.sbp).reshape(4, 2)
+        return {"prediction_scores": scores, "table": table, "alike": scores[:, :1] * 0}
+
+
+@pytest.mark.parametrize("length", [13, 15])
+@pytest.mark.parametrize("ends", ["pad", "short"])
+def test_a_table_with_as_many_rows_as_a_padded_batch_is_whole(
+    model: TinyModel, length: int, ends: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def get_batch(batch: Any) -> dict[str, Any]:
+        inputs = to_global(batch)
+        return {**inputs, "prior": flow.eye(4, placement=flow.placement("cpu", [0]), sbp=flow.sbp.broadcast)}
+
+    loader = from_iterable(TinyDataset(length), 4, ends=ends)
+    seen = Collecting()
+    inference_on_dataset(HasATable(model), loader, 4, 1e5, get_batch, "cpu", seen)
+    assert {each["prior"].shape for each in seen.inputs} == {(4, 4)}
+    assert {each["table"].shape for each in seen.outputs} == {(4, 2)}
+    for name in ("prediction_scores", "alike"):
+        assert sum(len(each[name]) for each in seen.outputs) == length
+    assert not caplog.records
+
+
+def test_a_warning_names_what_may_be_a_table_in_the_only_batch(
+    model: TinyModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = build_image_test_loader(TinyDataset(3), 4, num_workers=0)
+    inference_on_dataset(HasATable(model), loader, 4, 1e5, to_global, "cpu", Collecting())
+    assert caplog.text.count("as many rows as the batch (4), of which 3 count") == 1
+    assert "'table' has" in caplog.text
 
 
 def test_padding_that_cannot_be_told_apart_is_refused(model: TinyModel) -> None:

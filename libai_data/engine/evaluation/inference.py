@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
+import zlib
 from collections import Counter, abc
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, Callable, Union
 
@@ -42,7 +44,7 @@ def inference_on_dataset(
     Args:
         model: a `oneflow.nn.Module` or `nn.Graph` that returns a dict of tensors. It runs in eval mode.
         data_loader: any iterable of batches. All ranks must get the same number of batches. Before the evaluator gets
-            a tensor with as many rows as the batch, the rows that `BatchInfo` marks as padding are dropped.
+            a tensor with a row for each sample, the rows that `BatchInfo` marks as padding are dropped.
         batch_size: samples of a global batch, for the log.
         eval_iter: the largest number of batches to evaluate.
         get_batch: makes the model's arguments from a batch.
@@ -69,7 +71,7 @@ def inference_on_dataset(
         # The same samples and draws in each evaluation, however many there were before, also in another process.
         data_loader.set_epoch(0)  # type: ignore[attr-defined]
     start = time.perf_counter()
-    samples = 0
+    samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
     with inference_context(model), flow.no_grad():
         for step, batch in enumerate(_in_step(data_loader)):
             if step >= eval_iter:
@@ -82,7 +84,8 @@ def inference_on_dataset(
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
             chosen = evaluator.prepare(inputs, outputs)
-            valid_inputs, valid_outputs = _on_rank0(seen, rows, valid), _on_rank0(chosen, rows, valid)
+            valid_inputs = _on_rank0(seen, partial(inputs_without, rows=rows, valid=valid))
+            valid_outputs = _on_rank0(chosen, partial(outputs_without, rows=rows, valid=valid))
             samples += rows if valid is None else valid
             if is_main_process():
                 evaluator.process(valid_inputs, valid_outputs)
@@ -162,8 +165,64 @@ def _rows(inputs: dict[str, Any], info: BatchInfo | None) -> tuple[int, int | No
     return info.size, info.valid
 
 
-def _on_rank0(tensors: dict[str, Any], rows: int, valid: int | None) -> dict[str, Any]:
-    """Bring tensors, also nested ones, to rank 0, and cut those with the batch's rows to the valid ones.
+class _WithoutPadding:
+    """Cuts the padding off tensors with a row for each sample, and leaves alone what all samples share.
+
+    A table that all samples share may have as many rows as a padded batch. Then an earlier batch shows that the table
+    is shared: it has another number of rows than that batch, or the same contents as there, while its last rows do not
+    repeat the last sample, as padding does. Without an earlier batch, a warning names the table.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[str, int] = {}
+        self._shared: set[str] = set()
+        self._warned: set[str] = set()
+
+    def __call__(self, name: str, tensor: Any, rows: int, valid: int | None) -> Any:
+        """The rows that count of a local tensor.
+
+        Args:
+            name: of the tensor.
+            tensor: on this rank, whole.
+            rows: of the global batch.
+            valid: how many of them count; None for all.
+        """
+        if tensor.ndim == 0 or tensor.shape[0] != rows:
+            self._shared.add(name)
+            return tensor
+        if name in self._shared or valid in (None, rows):
+            self._first.setdefault(name, _checksum(tensor))
+            return tensor
+        if not _ends_alike(tensor, valid):
+            if self._first.get(name) == _checksum(tensor):
+                self._shared.add(name)
+                return tensor
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "'%s' has as many rows as the batch (%d), of which %d count, but its last rows do not repeat the "
+                    "last sample, as padding does. They are left out. If all samples share '%s', give it another first "
+                    "dim, such as [1, ...].",
+                    name,
+                    rows,
+                    valid,
+                    name,
+                )
+        return tensor[:valid]
+
+
+def _checksum(tensor: Any) -> int:
+    return zlib.crc32(tensor.numpy().tobytes())
+
+
+def _ends_alike(tensor: Any, valid: int) -> bool:
+    """Whether all rows after the last one that counts repeat that row."""
+    array = tensor.numpy()
+    return bool(np.allclose(array[valid:], array[valid - 1], rtol=1e-3, atol=1e-5, equal_nan=True))
+
+
+def _on_rank0(tensors: dict[str, Any], without_padding: Callable[[str, Any], Any]) -> dict[str, Any]:
+    """Bring tensors, also nested ones, to rank 0, without their padding.
 
     Strings, which never were of all ranks, are left out.
     """
@@ -180,7 +239,7 @@ def _on_rank0(tensors: dict[str, Any], rows: int, valid: int | None) -> dict[str
             )
         local = tensor_to_rank0(tensor, device="cpu", to_local=True)
         if is_main_process():
-            whole[name] = local[:valid] if local.ndim > 0 and local.shape[0] == rows else local
+            whole[name] = without_padding(name, local)
     if not is_main_process():
         return {}
     together = {name: put_together(part, lambda leaf: whole.get(leaf.path)) for name, part in skeleton.items()}
