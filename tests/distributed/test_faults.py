@@ -84,6 +84,14 @@ def test_a_rank_that_is_killed_ends_all(
         assert f"local rank {dead} ended with signal SIGKILL" in ended.output
 
 
+def test_a_rank_that_is_interrupted_is_named(tmp_path: Path) -> None:
+    ended = run("launcher", 2, "interrupt:1", "every_rank", 0, tmp_path)
+    check_end(ended, tmp_path)
+    assert ended.codes == [130]
+    assert "\nrank 1 was interrupted\n" in ended.output
+    assert "Traceback" not in ended.output
+
+
 @pytest.mark.parametrize("readers", [slowly("node"), "rank0"])
 def test_a_killed_worker_is_replaced_and_the_job_goes_on(readers: str, tmp_path: Path) -> None:
     ended = run("launcher", 2, "kill_worker:0", readers, 2, tmp_path)

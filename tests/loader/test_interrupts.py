@@ -151,7 +151,7 @@ def test_an_interrupt_while_workers_start_leaves_no_process_descriptor_or_blocke
 
 
 @pytest.mark.parametrize(
-    ("arguments", "between"), [(WORKERS[1], 1), (WORKERS[2], 61), slowly(WORKERS[2], 1), slowly(WORKERS[3], 29)]
+    ("arguments", "between"), [(WORKERS[1], 1), (WORKERS[2], 61), slowly(WORKERS[2], 5), slowly(WORKERS[3], 29)]
 )
 def test_a_close_that_is_interrupted_at_any_line_can_be_repeated(arguments: dict[str, Any], between: int) -> None:
     files = (LOADER, *(str(module.__file__) for module in (parent_pipe, channel)))

@@ -45,12 +45,29 @@ _forked = False
 def joining() -> Iterator[None]:
     """Around the import of OneFlow, which joins this process to the job: end it if the other ranks do not come in time.
 
-    From then on, or at once where OneFlow is imported already, it watches over them.
+    From then on, or at once where OneFlow is imported already, it watches over them. Ctrl-C raises a KeyboardInterrupt.
 
     Raises:
         ConfigError: Another program listens on the port of rank 0, which this is; or LIBAI_DATA_SECONDS_TO_JOIN is no
             positive number.
     """
+    with _taking_interrupts_back(), _joining_within_limits():
+        yield
+
+
+@contextmanager
+def _taking_interrupts_back() -> Iterator[None]:
+    """Let Ctrl-C raise a KeyboardInterrupt after OneFlow is imported, whose own handler ends the process with code 255
+    without a word.
+    """
+    yield
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is threading.main_thread() and handler is not None:
+        signal.signal(signal.SIGINT, handler)
+
+
+@contextmanager
+def _joining_within_limits() -> Iterator[None]:
     rank, world_size, port = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     if not (rank.isdigit() and world_size.isdigit() and port.isdigit() and int(world_size) > 1):
         yield  # One process alone, or something that OneFlow says better.
@@ -220,6 +237,8 @@ def watch_over_ranks() -> Liveness:
 
 
 def _end_after(print_exception: Callable[..., Any], rank: int, *exception: Any) -> None:
+    if not _forked and issubclass(exception[0], KeyboardInterrupt):
+        end_process(128 + signal.SIGINT, f"rank {rank} was interrupted")
     print_exception(*exception)
     if not _forked:
         end_process(1, f"rank {rank} ends: see the exception above")

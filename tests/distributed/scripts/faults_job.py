@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,8 @@ def go_wrong(kind: str, loader: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "term":
         os.kill(os.getpid(), signal.SIGTERM)
+    if kind == "interrupt":
+        os.kill(os.getpid(), signal.SIGINT)
     if kind == "exit":
         sys.exit(f"rank {RANK} has had enough")
     if kind == "hang":
@@ -100,7 +103,8 @@ def main() -> None:
     if kind == "absent" and rank == str(RANK):
         note_fault(FOLDER)
         time.sleep(1000)
-    with end_job_on_failure(RANK, WORLD_SIZE):
+    # A user's own loop has nothing around it.
+    with nullcontext() if kind == "interrupt" else end_job_on_failure(RANK, WORLD_SIZE):
         watch_over_ranks()
         assert get_mesh().num_nodes == flow.env.get_node_size()
         train(kind, rank)
