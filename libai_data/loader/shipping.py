@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, Callable, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from libai_data.mesh.peers.pickling import PicklerByValue
 
 _HEADER = struct.Struct("<QQ")
 _ENTRY = struct.Struct("<QQ")
-_ALIGNMENT = 4096
+_ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class _Pickler(PicklerByValue):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, np.ndarray):
-            reduced = reduce_mapped(obj) or self._reduce_map(obj)
+            reduced = reduce_mapped(obj) or self._reduce_map(obj) or _reduce_bytes(obj)
             if reduced is not None:
                 return reduced
         return super().reducer_override(obj)
@@ -73,7 +74,7 @@ class _Pickler(PicklerByValue):
         while isinstance(root, np.ndarray):
             root = root.base
         root = root.obj if isinstance(root, memoryview) else root
-        if not isinstance(root, mmap.mmap) or type(array) not in _KINDS or not array.size:
+        if not isinstance(root, mmap.mmap) or not _is_made_of_bytes(array):
             return None
         low, high = np.byte_bounds(array)
         region = next((region for region in self._regions if region.start <= low and high <= region.stop), None)
@@ -82,13 +83,74 @@ class _Pickler(PicklerByValue):
             return None
         self.maps.append(root)
         place = region.offset + low - region.start, high - low, array.__array_interface__["data"][0] - low
-        form = array.dtype, array.shape, array.strides, array.flags.writeable
-        about = {name: getattr(array, name, None) for name in _ABOUT_A_MEMMAP} if type(array) is np.memmap else {}
-        return _open_map, (file, place, form, type(array), about)
+        return _open_map, (file, place, _Form.of(array))
 
 
-_KINDS = np.ndarray, np.memmap, np.recarray
-_ABOUT_A_MEMMAP = "filename", "offset", "mode"
+class _Form(NamedTuple):
+    """What makes an array of bytes."""
+
+    kind: type[np.ndarray]
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    writeable: bool
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, array: np.ndarray) -> _Form:
+        attributes = {name: value for name, value in getattr(array, "__dict__", {}).items() if name != "_mmap"}
+        return cls(type(array), array.dtype, array.shape, array.strides, array.flags.writeable, attributes)
+
+    def over(self, buffer: Any, first: int) -> np.ndarray:
+        """The array over a buffer, in which its first item begins at the byte `first`."""
+        array: np.ndarray = np.ndarray.__new__(self.kind, self.shape, self.dtype, buffer, first, self.strides)
+        if self.attributes:
+            array.__dict__.update(self.attributes)
+        if isinstance(array, np.memmap) and isinstance(buffer, mmap.mmap):
+            array._mmap = buffer  # type: ignore[attr-defined]
+        array.flags.writeable &= self.writeable
+        return array
+
+
+_PICKLED_BY = "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"
+_MOST_BYTES_PER_BYTE = 2
+
+
+def _is_made_of_bytes(array: np.ndarray) -> bool:
+    """Whether its class, such as `np.recarray`, leaves pickling to numpy, which forgets attributes."""
+    is_numpys = all(getattr(type(array), name, None) is getattr(np.ndarray, name, None) for name in _PICKLED_BY)
+    return is_numpys and bool(array.size) and not array.dtype.hasobject
+
+
+def _reduce_bytes(array: np.ndarray) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
+    """How to make an array over bytes that all processes share; None if numpy's own way does so, or is needed.
+
+    Numpy's own way gives each process a copy of an array that has gaps, or is of a class of its own.
+    """
+    if type(array) is np.ma.MaskedArray and not array.dtype.hasobject:
+        mask = None if array.mask is np.ma.nomask else array.mask
+        return _masked, (array.data, mask, vars(array)["_fill_value"], array.hardmask)
+    if not _is_made_of_bytes(array) or (type(array) is np.ndarray and array.flags.forc):
+        return None
+    writeable = array.flags.writeable
+    low, high = np.byte_bounds(array)
+    if high - low > _MOST_BYTES_PER_BYTE * array.nbytes:
+        array = array.copy()
+        low, high = np.byte_bounds(array)
+    place = {"data": (low, not writeable), "shape": (high - low,), "typestr": "|u1", "version": 3}
+    content = np.asarray(SimpleNamespace(__array_interface__=place, array=array))
+    first = array.__array_interface__["data"][0] - low
+    return _over_bytes, (_Form.of(array)._replace(writeable=writeable), content, first)
+
+
+def _over_bytes(form: _Form, content: np.ndarray, first: int) -> np.ndarray:
+    return form.over(content, first)
+
+
+def _masked(data: np.ndarray, mask: Any, fill_value: Any, is_hard: bool) -> np.ndarray:
+    mask = np.ma.nomask if mask is None else mask
+    array: np.ndarray = np.ma.MaskedArray(data, mask, fill_value=fill_value, hard_mask=is_hard, keep_mask=False)
+    return array
 
 
 class _Region(NamedTuple):
@@ -146,36 +208,31 @@ def _open_file(region: _Region) -> _File | None:
     return exact[0] if len(exact) == 1 else None
 
 
-def _open_map(
-    file: _File, place: tuple[int, int, int], form: tuple[Any, ...], kind: type[np.ndarray], about: dict[str, Any]
-) -> np.ndarray:
+def _open_map(file: _File, place: tuple[int, int, int], form: _Form) -> np.ndarray:
     """Map the file that another process has open; what is written to the array, this process alone sees."""
-    (begin, length, first), (dtype, shape, strides, writeable) = place, form
+    begin, length, first = place
     aligned = begin % mmap.ALLOCATIONGRANULARITY
     try:
         with open(f"/proc/{file.process}/fd/{file.descriptor}", "rb") as opened:
             status = os.fstat(opened.fileno())
             if (status.st_dev, status.st_ino) != file.identity:
                 raise OSError("the trainer has closed it")
-            access = mmap.ACCESS_COPY if writeable else mmap.ACCESS_READ
+            access = mmap.ACCESS_COPY if form.writeable else mmap.ACCESS_READ
             mapped = mmap.mmap(opened.fileno(), aligned + length, access=access, offset=begin - aligned)
     except (OSError, ValueError) as error:
         raise StorageError(
             f"a worker cannot map {file.path}, bytes {begin} to {begin + length}, as the trainer does: {error}. Keep "
             "the file and the array over it as they are while workers start, or use start_method='fork'"
         ) from error
-    array: np.ndarray = np.ndarray(shape, dtype, mapped, aligned + first, strides)
-    if kind is not np.ndarray:
-        array = array.view(kind)
-        array.__dict__.update(about, **({"_mmap": mapped} if about else {}))
-    return array
+    return form.over(mapped, aligned + first)
 
 
-def ship(payload: Any) -> Shipment:
+def ship(payload: Any, weigh: Callable[[int], None] = lambda _: None) -> Shipment:
     """Pickle an object into shared memory.
 
     Args:
         payload: the object; lambdas, and classes of the main script, travel by value.
+        weigh: called with `pickled_bytes` before arrays are copied; may raise an exception.
 
     Raises:
         Exception: It cannot be pickled; the type of the exception is up to what refuses.
@@ -184,6 +241,7 @@ def ship(payload: Any) -> Shipment:
     packed = io.BytesIO()
     pickler = _Pickler(packed, buffers)
     pickler.dump(payload)
+    weigh(packed.tell())
     views = [buffer.raw() for buffer in buffers]
     # In one line, so that no interrupt leaves a descriptor behind.
     file = open(os.memfd_create("libai_data_dataset", os.MFD_CLOEXEC), "wb")  # noqa: SIM115

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import json
 import logging
@@ -10,6 +11,7 @@ import multiprocessing.process
 import multiprocessing.util
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -36,6 +38,10 @@ _LAST_WORDS, _MOST_STDERR = 40_000, 1 << 20
 _PICKLED_BYTES_WORTH_A_FORK = 4 * 2**20
 _BYTES_OF_OBJECTS_PER_PICKLED_BYTE = 10
 _THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class _TooManyObjects(Exception):
+    pass
 
 
 class WorkerStarter:
@@ -66,7 +72,9 @@ class WorkerStarter:
 
     def _ship(self) -> None:
         try:
-            self._shipment = ship(self._payload)
+            self._shipment = ship(self._payload, self._weigh)
+        except _TooManyObjects as many:
+            self.fork_instead(f"{self.dataset_name} has {many}, again for each worker")
         except Exception as error:
             reason = f"{self.dataset_name} cannot be sent to a worker process: {error_text(error)}"
             if not self.fork_instead(reason):
@@ -74,13 +82,11 @@ class WorkerStarter:
                     f"{reason}. Open files, connections and locks in the first __getitem__ instead of __init__, or use "
                     "start_method='fork', worker_type='thread' or num_workers=0"
                 ) from error
-            return
-        pickled = self._shipment.pickled_bytes
-        if pickled > _PICKLED_BYTES_WORTH_A_FORK:
-            megabytes = pickled * _BYTES_OF_OBJECTS_PER_PICKLED_BYTE / 1e6
-            self.fork_instead(
-                f"{self.dataset_name} has Python objects of about {megabytes:.0f} MB, again for each worker"
-            )
+
+    def _weigh(self, pickled_bytes: int) -> None:
+        if self._method == "auto" and pickled_bytes > _PICKLED_BYTES_WORTH_A_FORK:
+            megabytes = pickled_bytes * _BYTES_OF_OBJECTS_PER_PICKLED_BYTE / 1e6
+            raise _TooManyObjects(f"Python objects of about {megabytes:.0f} MB")
 
     def fork_instead(self, reason: str) -> bool:
         """Fork workers from now on, if the method is "auto"; returns whether it is.
@@ -141,6 +147,7 @@ class WorkerStarter:
         try:
             os.dup2(stderr.descriptor, STDERR)
             sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+            _open_files_again()
             _run_only_new_exit_handlers()
             # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
             # lacks.
@@ -162,6 +169,26 @@ class WorkerStarter:
         if self._shipment is not None:
             self._shipment.close()
             self._shipment = None
+
+
+def _open_files_again() -> None:
+    """Open what the trainer reads anew under the same numbers: a fork shares even the position in a file.
+
+    Without this, the reads of a dataset that has a file open would disturb those of all other workers.
+    """
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # It was the listing's own, or may not be opened again.
+            path, flags = f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL)
+            is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & (os.O_APPEND | os.O_PATH)
+            if number > STDERR and is_read and stat.S_ISREG(os.fstat(number).st_mode) and not _is_memory(path):
+                own = os.open(path, flags & (os.O_ACCMODE | os.O_DIRECT) | os.O_CLOEXEC)
+                os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
+                os.dup2(own, number, os.get_inheritable(number))
+                os.close(own)
+
+
+def _is_memory(path: str) -> bool:
+    return os.readlink(path).startswith("/memfd:")
 
 
 def _run_only_new_exit_handlers() -> None:

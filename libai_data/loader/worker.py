@@ -135,7 +135,9 @@ def work(handles: WorkerHandles, payload: Payload) -> None:
         return
     with suppress(_TrainerGone):
         _Worker(handles.number, channel, task_queue, arena, runner).run()
-    # The trainer sees by this that the process is about to end, and waits longer for it.
+    # The trainer sees by this that the process is about to end, and waits longer for it. A child process of the dataset
+    # may hold the channel too, so that closing it would not be seen.
+    channel.finish()
     channel.close()
 
 

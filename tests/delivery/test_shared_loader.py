@@ -7,30 +7,15 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Callable
 
-import numpy as np
 import pytest
 
 from libai_data.delivery.build import build_nlp_test_loader, build_nlp_train_loader
 from libai_data.errors import CheckpointError, ConfigError, PassError, PeerError
 from libai_data.structures import batch_info
+from tests.loader.sample_datasets import Rows
 from tests.loader.streams import content, descriptors, eventually, loader_threads
 
 SHARED = ["node", "rank0"]
-
-
-class Rows:
-    """50 samples; some may be broken."""
-
-    def __init__(self, broken: int = -1) -> None:
-        self.broken = broken
-
-    def __len__(self) -> int:
-        return 50
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if index == self.broken:
-            raise OSError(f"sample {index} cannot be read")
-        return {"x": np.full((2, 3), index, dtype=np.float32), "y": index}
 
 
 @pytest.fixture

@@ -359,3 +359,57 @@ class Tidying(Numbers):
     def tidy(self) -> None:
         time.sleep(self.seconds)
         (self.marks / f"worker-{os.getpid()}").unlink()
+
+
+class OnlyHere(Numbers):
+    """Raises an error in the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return _refuse, ()
+
+
+def _refuse() -> Any:
+    raise OSError("only here")
+
+
+class DeadlyToUnpack(Numbers):
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return _die, ()
+
+
+def _die() -> Any:
+    os._exit(9)
+
+
+class Scaled:
+    """A dataset, or the function of one, that its user changes between epochs."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+        self.table = [0]
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self({"x": index + self.table[0]})
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": sample["x"] * self.factor}
+
+
+class Rows:
+    """50 samples; some may be broken."""
+
+    def __init__(self, broken: int = -1) -> None:
+        self.broken = broken
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == self.broken:
+            raise OSError(f"sample {index} cannot be read")
+        return {"x": np.full((2, 3), index, dtype=np.float32), "y": index}

@@ -22,14 +22,21 @@ import pytest
 from libai_data import DataLoader
 from libai_data.data.datasets.combine import Subset
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, StorageError
+from libai_data.loader import shipping
+from libai_data.loader.failures import ErrorPolicy
 from libai_data.loader.shipping import ship, unship
+from libai_data.loader.starting import WorkerStarter
+from libai_data.loader.worker import Payload
 from tests.loader.sample_datasets import (
     Arrays,
+    DeadlyToUnpack,
     Describing,
     FlowTensors,
     Hashing,
     Numbers,
+    OnlyHere,
     OpenFile,
+    Scaled,
     WithFunction,
     flow_collator,
 )
@@ -168,6 +175,18 @@ def test_an_open_file_makes_workers_fork_and_says_so(tmp_path: Path, caplog: pyt
     [record] = [record for record in caplog.records if record.name == "libai_data.loader.starting"]
     assert "OpenFile cannot be sent to a worker process" in record.message
     assert "forked" in record.message
+
+
+def test_forks_read_an_open_file_each_at_a_place_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(100)))
+    file = path.open("rb", buffering=0)
+    file.seek(7)
+    dataset = WithFunction(lambda index: file.read(1)[0], size=64)
+    assert min(values(dataset, "value", num_workers=1)) >= 7
+    # Nothing that a worker read has moved the place of the trainer, which all forks would share.
+    assert file.tell() == 7
+    file.close()
 
 
 def test_an_open_file_is_refused_by_spawn_with_advice(tmp_path: Path) -> None:
@@ -317,6 +336,62 @@ def test_arrays_arrive_as_they_were(dtype: str, shape: Any) -> None:
         assert (copy["a"] == view).all()
 
 
+class Noted(np.ndarray):
+    note = ""
+
+
+def arrays_of_other_forms() -> dict[str, Any]:
+    records = np.zeros(5000, RECORD)
+    records["label"] = np.arange(5000)
+    rows = np.arange(20_000).reshape(200, 100)
+    noted = rows.view(Noted)
+    noted.note = "a note"
+    constant = rows[:, :-1]
+    constant.flags.writeable = False
+    return {
+        "records": records.view(np.recarray),
+        "field": records["label"],
+        "masked": np.ma.MaskedArray(rows, rows % 2 == 0, fill_value=7, hard_mask=True),
+        "columns": rows[:, :-1],
+        "backwards": rows[::-1, 1:],
+        "constant": constant,
+        "sparse": rows[::50],
+        "windows": np.lib.stride_tricks.sliding_window_view(np.arange(10_000), 1000),
+        "repeated": np.broadcast_to(rows[0], (10**9, 100)),
+        "noted": noted,
+    }
+
+
+@pytest.mark.parametrize("form", list(arrays_of_other_forms()))
+def test_arrays_of_any_class_and_any_strides_are_shared_bytes(form: str) -> None:
+    array = arrays_of_other_forms()[form]
+    shipment = ship(array)
+    size = os.fstat(shipment.descriptor).st_size
+    copy = unship(shipment.descriptor)
+    shipment.close()
+    # What is pickled, each process would have for itself.
+    assert shipment.pickled_bytes < 1000
+    assert size < 400_000
+    assert (type(copy), copy.dtype, copy.shape) == (type(array), array.dtype, array.shape)
+    assert copy.flags.writeable == array.flags.writeable
+    assert copy[:1000].tobytes() == array[:1000].tobytes()
+    assert getattr(copy, "note", "") == getattr(array, "note", "")
+    assert getattr(copy, "hardmask", None) == getattr(array, "hardmask", None)
+
+
+def test_many_small_arrays_need_little_memory() -> None:
+    shipment = ship([np.arange(10) for _ in range(1000)])
+    assert os.fstat(shipment.descriptor).st_size < 300_000
+    shipment.close()
+
+
+def test_arrays_are_not_copied_where_workers_are_forked(monkeypatch: Any) -> None:
+    many = [*map(str, range(10**6))], np.zeros(10)
+    monkeypatch.setattr(shipping.os, "memfd_create", lambda *_: pytest.fail("it was copied"))
+    starter = WorkerStarter(Payload(many, None, 0, ErrorPolicy("raise", None)), "auto")
+    assert starter._shipment is None
+
+
 @pytest.mark.parametrize(
     "of",
     [
@@ -369,15 +444,6 @@ def test_a_dataset_that_cannot_be_unpacked_in_a_worker_says_why() -> None:
         stream(OnlyHere(), batches=1, num_workers=2, start_method="spawn")
 
 
-class OnlyHere(Numbers):
-    def __reduce__(self) -> Any:
-        return refuse, ()
-
-
-def refuse() -> Any:
-    raise OSError("only here")
-
-
 def test_workers_that_die_as_they_start_end_the_run() -> None:
     with pytest.raises(SampleError, match=r"exit code 9|died 3 times"):
         stream(DeadlyToUnpack(), batches=1, num_workers=2, start_method="spawn")
@@ -422,15 +488,6 @@ def test_a_dataset_of_many_python_objects_is_forked_not_sent(caplog: pytest.LogC
     assert descriptors() == before
 
 
-class DeadlyToUnpack(Numbers):
-    def __reduce__(self) -> Any:
-        return die, ()
-
-
-def die() -> Any:
-    os._exit(9)
-
-
 @pytest.mark.parametrize("workers", [*WORKERS[1:3], slowly(WORKERS[3])], ids=WORKER_NAMES[1:])
 def test_a_loader_made_and_used_in_a_thread_works(workers: dict[str, Any]) -> None:
     dataset, found = Numbers(), []
@@ -470,23 +527,6 @@ def test_a_loader_leaves_no_descriptor_open(workers: dict[str, Any]) -> None:
     for _ in range(3):
         stream(dataset, batches=3, **workers)
     assert descriptors() == before
-
-
-class Scaled:
-    """A dataset, or the function of one, that its user changes between epochs."""
-
-    def __init__(self) -> None:
-        self.factor = 1
-        self.table = [0]
-
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self({"x": index + self.table[0]})
-
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {"x": sample["x"] * self.factor}
 
 
 @pytest.mark.parametrize("workers", [*WORKERS[:3], slowly(WORKERS[3])], ids=WORKER_NAMES)
