@@ -268,6 +268,14 @@ def _refuse_pairs(sampler: Any, batch_sampler: Any, **given: bool) -> None:
             f"sampler is a {type(sampler).__name__}, which splits samples over ranks. Remove it and set shuffle=True: "
             "the loader splits the samples over the mesh"
         )
+    inner = getattr(batch_sampler, "sampler", None)
+    place = getattr(inner, "rank", None), getattr(inner, "num_replicas", None)
+    if place not in ((None, None), (get_data_parallel_rank(), get_data_parallel_size())):
+        raise ConfigError(
+            f"the sampler of batch_sampler is a {type(inner).__name__} for rank {place[0]} of {place[1]}, but this is "
+            f"data-parallel rank {get_data_parallel_rank()} of {get_data_parallel_size()}; give it rank and "
+            "num_replicas of the data axis, or use shuffle=True, with which the loader splits the samples"
+        )
 
 
 def _share(global_batch_size: int) -> int:

@@ -183,7 +183,7 @@ def _torch_lists(name: str, seed: int) -> Any:
     samplers = {
         "weighted": lambda: data.WeightedRandomSampler([1.0] * 20, 20, generator=generator),
         "shuffled": lambda: data.RandomSampler(range(20), generator=generator),
-        "distributed": lambda: data.DistributedSampler(range(20), 2, 0, shuffle=True, seed=seed),
+        "distributed": lambda: data.DistributedSampler(range(20), 1, 0, shuffle=True, seed=seed),
     }
     return data.BatchSampler(samplers[name](), 3, drop_last=False)
 
