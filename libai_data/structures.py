@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MethodType
@@ -116,9 +117,9 @@ class Instance:
     Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline.
 
     It can be read like a dict, too: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
-    `values`, `items`, `pop`, ``dict(batch)`` and ``model(**batch)``. Values come without their layouts then: what is a
-    `DistTensorData` comes as its tensor. ``batch["x"] = tensor`` keeps the layout of the field. `get` and attributes
-    give fields as they were set.
+    `values`, `items`, `pop`, `update`, `copy`, ``dict(batch)`` and ``model(**batch)``. Values come without their
+    layouts then: what is a `DistTensorData` comes as its tensor. ``batch["x"] = tensor`` keeps the layout of the field.
+    `get` and attributes give fields as they were set.
 
     A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
     Iterating over it gives its values instead of the names.
@@ -135,9 +136,9 @@ class Instance:
         self.__dict__["_fields"] = fields
 
     def __copy__(self) -> Instance:
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__, _fields=dict(self._fields))
-        return copy
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__, _fields=dict(self._fields))
+        return other
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -230,6 +231,17 @@ class Instance:
         del self[name]
         return value
 
+    @_UnlessAField
+    def update(self, fields: Any = (), /, **named: Any) -> None:
+        """Set fields as ``batch[name] = value`` does, from a mapping or pairs, and by keyword."""
+        for name, value in dict(fields, **named).items():
+            self[name] = value
+
+    @_UnlessAField
+    def copy(self) -> Instance:
+        """The same fields in another Instance."""
+        return copy.copy(self)
+
     def __repr__(self) -> str:
         return f"Instance({', '.join(f'{name}={value!r}' for name, value in self._fields.items())})"
 
@@ -257,7 +269,26 @@ class Instance:
         return batch
 
 
+class NamedBatch(Instance):
+    """A batch of samples that have names, as loaders yield it: an Instance that other people's code finds a `Mapping`.
+
+    A batch of tuples is none, since iterating over it gives values. `get` is that of every Instance.
+
+    Args:
+        fields: name -> value, for code that makes a mapping again of its changed items, ``type(batch)({...})``.
+        **named: the same by keyword.
+    """
+
+    def __init__(self, fields: Mapping[str, Any] | None = None, /, **named: Any) -> None:
+        super().__init__(**{**(fields or {}), **named})
+
+
+Mapping.register(NamedBatch)
+
+
 def _without_layout(value: Any) -> Any:
+    if isinstance(value, Instance):
+        return value
     if isinstance(value, DistTensorData):
         return value.tensor
     if isinstance(value, Mapping):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, Callable
 
@@ -13,12 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from libai_data import DataLoader
+from libai_data.delivery import to_global
+from libai_data.engine.batches import join_micro_batches
 from libai_data.errors import SchemaError
+from libai_data.iterables.combined import CombinedLoader
 from libai_data.structures import (
     DEFAULT_SBP,
     BatchInfo,
     DistTensorData,
     Instance,
+    NamedBatch,
     Origin,
     as_array,
     batch_info,
@@ -296,6 +302,46 @@ def test_an_instance_changes_like_a_dict_and_keeps_layouts() -> None:
         with pytest.raises(KeyError, match="no field 'x'"):
             missing()
     assert Instance(pop=3).pop == 3
+    instance.x = last
+    copied = instance.copy()
+    copied.update({"x": np.zeros(2), "y": 4}, z=5)
+    copied.update([("w", 6)])
+    assert dict(instance)["y"] == 2 and instance["x"] is last.tensor
+    assert (copied.x.placement_idx, copied["x"].tolist(), copied["z"], copied["w"]) == (-1, [0, 0], 5, 6)
+    assert Instance(copy=3, update=4).copy == 3
+
+
+def moved(batch: Any) -> Any:
+    """What Hugging Face and Lightning do to each batch."""
+    if isinstance(batch, Mapping):
+        return type(batch)({name: moved(value) for name, value in batch.items()})  # type: ignore[call-arg]
+    return [moved(value) for value in batch] if isinstance(batch, (list, tuple)) else batch
+
+
+def test_a_batch_of_samples_with_names_is_a_mapping_to_other_peoples_code() -> None:
+    sample = {"x": 1, "of": {"y": 2.0, "name": "a"}}
+    for batch in DataLoader([sample, sample], 2):
+        again = moved(batch)
+        assert isinstance(again, Instance) and list(again) == ["x", "of"] and batch_info(batch) is not None
+        assert to_global(again)["of"]["y"].numpy().tolist() == [2, 2]
+    (unnamed,) = DataLoader([(1, 2), (1, 2)], 2)
+    assert not isinstance(unnamed, Mapping) and moved(unnamed) is unnamed
+    for clone in CLONES:
+        cloned = clone(NamedBatch({"x": 1}, y=2))
+        assert isinstance(cloned, Mapping) and dict(cloned) == {"x": 1, "y": 2}
+
+
+def test_a_batch_within_a_batch_stays_one() -> None:
+    both = CombinedLoader({"a": DataLoader([{"x": 1}] * 2, 2), "b": DataLoader([(1, 2)] * 2, 2)})
+    batch = next(iter(both))
+    assert isinstance(batch, Mapping) and isinstance(batch["a"], Mapping) and not isinstance(batch["b"], Mapping)
+    assert to_global(batch)["a"]["x"].is_global
+    x, y = to_global(batch)["b"]
+    assert x.is_global and y.is_global
+    joined = join_micro_batches([batch, batch])
+    assert isinstance(joined, Mapping) and joined["a"]["x"].numpy().tolist() == [1] * 4
+    x, y = joined["b"]
+    assert y.numpy().tolist() == [2] * 4
 
 
 @pytest.mark.parametrize("clone", CLONES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import abc, namedtuple
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -11,9 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.nesting import TEXT, TupleFields, is_named_tuple, is_numbers, taken_apart
+from libai_data.data.nesting import (
+    TEXT,
+    TupleFields,
+    fields_of_dataclass,
+    is_dataclass,
+    is_named_tuple,
+    is_numbers,
+    is_texts,
+    taken_apart,
+)
 from libai_data.errors import SchemaError, nearest
-from libai_data.mesh.arrays import as_array, is_flow_tensor
+from libai_data.mesh.arrays import as_array, as_dict, is_flow_tensor
 from libai_data.structures import DistTensorData, Instance, fields_of
 
 
@@ -74,8 +82,8 @@ def fields_in(item: Any) -> Mapping[str, Any] | None:
         return item
     if is_named_tuple(item):
         return item._asdict()
-    if dataclasses.is_dataclass(item) and not isinstance(item, (type, DistTensorData)):
-        return {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+    if is_dataclass(item):
+        return fields_of_dataclass(item)
     return fields_of(item) if callable(getattr(item, "get_fields", None)) else None  # LiBai's Instance
 
 
@@ -89,10 +97,10 @@ def _given_names(item: Any, names: Sequence[str] | None) -> dict[str, Any]:
         names.given_to = type(item)
         names = names[: len(values)]
     if names is None and not several:
-        raise SchemaError(
-            f"the item is of type {type(item).__name__}, without a name; name it after an argument of "
-            "model.forward, with fields=['...']"
-        )
+        remedy = "name it after an argument of model.forward, with fields=['...']"
+        if as_dict(item):
+            remedy = f"return {as_dict(item)}"
+        raise SchemaError(f"the item is of type {type(item).__name__}, without a name; {remedy}")
     names = [str(number) for number in range(len(values))] if names is None else names
     if len(values) != len(names):
         raise SchemaError(f"fields has {len(names)} name(s) {list(names)} for {len(values)} value(s)")
@@ -245,8 +253,6 @@ def as_leaf(value: Any, path: str) -> Any:
             f"field '{path}' is {value!r:.40}, which is no tensor; select the other fields with fields=[...]"
         )
     try:
-        if hasattr(value, "detach") and hasattr(value, "cpu"):
-            value = value.detach().cpu()
         if hasattr(value, "as_array"):  # DALI's lists of tensors
             return np.asarray(value.as_array())
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -265,11 +271,25 @@ def leaves_of_batch(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[s
         fields: the batch's, by name.
         leaves: is filled: path -> array or `DistTensorData` [rows, ...], or list of strings.
     """
-    skeleton = taken_apart(fields, leaves)
+    skeleton = taken_apart({name: _texts_in_lists(value) for name, value in fields.items()}, leaves)
+    if isinstance(fields, TupleFields):
+        skeleton = TupleFields(skeleton)
     for path, value in leaves.items():
         if not isinstance(value, list) or is_numbers(value):
             leaves[path] = as_leaf(value, path)
     return skeleton
+
+
+def _texts_in_lists(value: Any) -> Any:
+    """A value of a batch with lists of strings where PyTorch's collation makes tuples of them, one for each row."""
+    if isinstance(value, abc.Mapping):
+        return {key: _texts_in_lists(item) for key, item in value.items()}
+    if not isinstance(value, (list, tuple)) or is_numbers(value) or is_texts(value):
+        return value
+    if type(value) is tuple and is_texts([*value]):
+        return [*value]
+    parts = [*map(_texts_in_lists, value)]
+    return type(value)(*parts) if is_named_tuple(value) else parts if isinstance(value, list) else tuple(parts)
 
 
 def array_in(value: Any) -> Any:

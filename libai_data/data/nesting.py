@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import abc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from libai_data.errors import SchemaError
+from libai_data.structures import DistTensorData, Instance
 
 TEXT = (str, bytes)
 _MOST_LOOKED_AT = 64
@@ -39,6 +41,16 @@ def is_named_tuple(value: Any) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
+def is_dataclass(value: Any) -> bool:
+    """Whether a value is an object of a user's dataclass; its fields are read like those of a dict."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, (type, DistTensorData))
+
+
+def fields_of_dataclass(value: Any) -> dict[str, Any]:
+    """The fields of an object of a dataclass, as they are."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def is_numbers(value: Any) -> bool:
     """Whether a value is a (nested) list of numbers, and so an array; an empty list is, a tuple is not."""
     if not isinstance(value, list):
@@ -57,7 +69,9 @@ def is_texts(value: Any) -> bool:
 
 def is_nest(value: Any) -> bool:
     """Whether a value of a batch has leaves, or is text, rather than being a tensor."""
-    if isinstance(value, abc.Mapping):
+    if isinstance(value, Instance):
+        return False
+    if isinstance(value, abc.Mapping) or is_dataclass(value):
         return True
     return isinstance(value, (list, tuple)) and not is_numbers(value)
 
@@ -66,7 +80,8 @@ def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, 
     """Put the leaves of a batch's fields into `leaves`, by their paths.
 
     Args:
-        fields: field name -> mapping, tuple, named tuple or list of such, down to tensors and lists of strings.
+        fields: field name -> mapping, dataclass, tuple, named tuple or list of such, down to tensors and lists of
+            strings. What was a dataclass is a dict in the skeleton.
         leaves: is filled.
 
     Returns:
@@ -82,7 +97,9 @@ def taken_apart(fields: Mapping[str, Any], leaves: dict[str, Any]) -> dict[str, 
 def _apart(value: Any, path: str, leaves: dict[str, Any]) -> Any:
     if is_texts(value):
         return _leaf(Leaf(path, "str" if isinstance(value[0], str) else "bytes"), value, leaves)
-    if isinstance(value, abc.Mapping):
+    if is_dataclass(value):
+        value = fields_of_dataclass(value)
+    if isinstance(value, abc.Mapping) and not isinstance(value, Instance):
         return {key: _apart(item, f"{path}.{key}", leaves) for key, item in value.items()}
     if is_named_tuple(value):
         return type(value)(*(_apart(item, f"{path}.{name}", leaves) for name, item in zip(value._fields, value)))

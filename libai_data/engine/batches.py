@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -103,7 +104,8 @@ def join_micro_batches(batches: Sequence[Any]) -> Any:
     if len(batches) == 1:
         return batches[0]
     first = batches[0]
-    joined = Instance()
+    joined = copy.copy(first)
+    joined._origin = None
     for name in first.get_fields():
         joined.set(name, _join_values([batch.get(name) for batch in batches]))
     infos = [batch_info(batch) for batch in batches]

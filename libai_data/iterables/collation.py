@@ -43,6 +43,8 @@ class PieceCollator:
         self.names = names
         self._collate_fn = collate_fn
         self.needs_no_copy = collate_fn is None
+        made_by = collate_fn or default_collate
+        self.__name__ = getattr(made_by, "__name__", type(made_by).__name__)  # what errors name
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
         """Make a batch: name -> value, nested as the samples are.

@@ -8,7 +8,7 @@ from typing import Any
 
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError
-from libai_data.structures import Instance
+from libai_data.structures import Instance, NamedBatch
 
 
 class CombinedLoader:
@@ -49,7 +49,7 @@ class CombinedLoader:
                     self._taken[name] = next(passes[name])
                 except StopIteration:
                     raise ConfigError(f"loader '{name}' of several yields no batch") from None
-        batch = Instance()
+        batch = Instance() if self._unnamed is list else NamedBatch()
         for name in self.loaders:
             batch.set(name, self._taken[name])
         batch._unnamed, batch._is_tuple = self._unnamed, self._unnamed is list

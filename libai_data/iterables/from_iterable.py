@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from libai_data.config import LazyCall, instantiate
@@ -32,7 +34,7 @@ from libai_data.iterables.collation import PieceCollator
 from libai_data.iterables.indexed_batches import IndexedBatches
 from libai_data.iterables.iterable_loader import IterableLoader
 from libai_data.iterables.iterable_source import Source
-from libai_data.iterables.kinds import dataset_name, is_map_style
+from libai_data.iterables.kinds import dataset_name, is_map_style, refuse_dropped_samples
 from libai_data.iterables.packed_stream import source_of
 from libai_data.iterables.rows import ReadingOptions
 from libai_data.iterables.sharded import ShardedSource, Sharding
@@ -210,6 +212,7 @@ class _SourceSummary:
     batches: bool = False
     takes_shard: bool = False
     is_shuffled: bool = False
+    length: int | None = None
     problem: str = ""
 
 
@@ -227,6 +230,7 @@ def _open(
         try:
             thing = instantiate(source)
             if is_map_style(thing) and not batches:
+                refuse_dropped_samples(thing)
                 if not length_of(thing):
                     raise ConfigError(f"{type(thing).__name__} is empty; there is nothing to load")
                 opened, summary = thing, _SourceSummary(True, type(thing).__name__, dataset_name(thing))
@@ -237,6 +241,9 @@ def _open(
                 opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
                 kinds = opened.batches, opened.takes_shard, by_index
                 summary = _SourceSummary(False, opened.name, dataset_name(thing), *kinds)
+                if plan.readers != "every_rank":
+                    with suppress(Exception):  # Not every source has one, and not every user asks for it.
+                        summary = replace(summary, length=opened.length())
         except Exception as error:
             failure = error
             summary = _SourceSummary(problem=in_one_line(error))
@@ -305,6 +312,7 @@ def _stream(
     words: dict[str, int] | None,
 ) -> IterableLoader:
     mesh = plan.mesh
+    size = None if micro_batch_size is None else micro_batch_size * mesh.data_parallel_size
     made: dict[str, Any] = {}
 
     def open_rows() -> TakenRows:
@@ -343,4 +351,25 @@ def _stream(
         summary.dataset_name,
         reading_ranks=sum(bool(plan.shards_read_by(rank)) for rank in range(mesh.world_size)),
         may_end_apart=summary.takes_shard,
+        count=partial(_batches_in_epoch, source, summary, size, ends),
     )
+
+
+def _batches_in_epoch(source: Source | None, summary: _SourceSummary, size: int | None, ends: str) -> int:
+    """The number of batches of an epoch, as the length of the source says.
+
+    Args:
+        source: None on a rank that does not read.
+        summary: of the source.
+        size: rows of a batch over all ranks; None if each item of the source is a batch.
+        ends: of the loader.
+
+    Raises:
+        TypeError: The source does not say it.
+    """
+    items = summary.length if summary.length is not None or source is None else source.length()
+    if items is None or (summary.batches and size is not None):
+        raise TypeError(f"the number of batches that {summary.name} yields is unknown; iterate without len(loader)")
+    if size is None:
+        return items
+    return items // size if ends == "drop" else -(-items // size)

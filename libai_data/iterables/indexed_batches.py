@@ -28,6 +28,9 @@ class IndexedBatches:
         self.__qualname__ = type(dataset).__name__  # what errors name
         self._epoch = 0
 
+    def __len__(self) -> int:
+        return length_of(self.dataset)
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration."""
         self._epoch = epoch

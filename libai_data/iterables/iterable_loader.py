@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from itertools import count
+from typing import Any, Callable
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class IterableLoader(OfOneProcess):
         dataset_name: of what the iterable reads, under which evaluations list their results.
         reading_ranks: how many ranks read the iterable.
         may_end_apart: the shards of the ranks may have different lengths. The epoch ends with the shortest one.
+        count: gives the number of batches of an epoch, as the length of the iterable says.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class IterableLoader(OfOneProcess):
         dataset_name: str,
         reading_ranks: int,
         may_end_apart: bool,
+        count: Callable[[], int],
     ) -> None:
         self._inner = inner
         self._stream = stream
@@ -61,6 +64,8 @@ class IterableLoader(OfOneProcess):
         self.dataset_name = dataset_name
         self._compares = reading_ranks > 1
         self._may_end_apart = may_end_apart
+        self._count = count
+        self._expected: int | None = None
         self._has_had_batches = False
         self.mixup_func = inner.mixup_func
 
@@ -75,6 +80,15 @@ class IterableLoader(OfOneProcess):
         """Whether a pass has no end; otherwise each pass is an epoch."""
         return bool(self._inner.endless)
 
+    def __len__(self) -> int:
+        """The number of batches of an epoch, as the length of the iterable says; of an endless stream, rounded up.
+
+        Raises:
+            TypeError: The iterable has no length.
+        """
+        self._expected = self._count()
+        return self._expected
+
     def __iter__(self) -> Pass:
         return self.new_pass().begun()
 
@@ -87,9 +101,9 @@ class IterableLoader(OfOneProcess):
         self._begun_in = self._begun_in or os.getpid()
         refuse_in_fork(self._begun_in, "this loader")
         inner = self._inner.new_pass(as_numpy)
-        return Pass(inner.stream, inner.first, partial(self._take, inner.take))
+        return Pass(inner.stream, inner.first, partial(self._take, inner.take, count(1)))
 
-    def _take(self, take: Take) -> tuple[Instance, Cursor] | None:
+    def _take(self, take: Take, numbers: Iterator[int]) -> tuple[Instance, Cursor] | None:
         """The next batch of a pass; None at its end, on all ranks together.
 
         Raises:
@@ -113,6 +127,8 @@ class IterableLoader(OfOneProcess):
         if taken is None and not self._has_had_batches:
             logger.warning("%s yields no batch: it is empty, or ends='drop' leaves out all of its rows.", self._name)
         self._has_had_batches = True
+        if taken is not None and next(numbers) - 1 == self._expected and not self.endless:
+            logger.warning("%s yields more than the %d batches that len(loader) said.", self._name, self._expected)
         return None if taken is None else (self._named(taken[0]), taken[1])
 
     def _all_have_one(self, has_one: bool, has_failed: bool) -> bool:

@@ -83,6 +83,19 @@ class Source:
         self._is_broken_off = False
         self._fresh_state: str | None = None
 
+    def length(self) -> int:
+        """How many items an epoch says that it has.
+
+        Raises:
+            TypeError: It does not say this.
+        """
+        if self._is_factory or not hasattr(self._thing, "__len__"):
+            raise TypeError(
+                f"the number of batches is unknown: {self.name} has no len(); iterate without len(loader), or give it "
+                "a __len__"
+            )
+        return len(self._thing)
+
     def rounds_to_replay(self, epoch: int) -> int:
         """How many earlier epochs must be read so that this epoch is the same as in an uninterrupted run.
 

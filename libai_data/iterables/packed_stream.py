@@ -271,6 +271,9 @@ class WrappedSource(Source):
         self.name, self.batches, self.short_batch = inner.name, inner.batches, inner.short_batch
         self.takes_shard = inner.takes_shard
 
+    def length(self) -> int:
+        return self.inner.length()
+
     def rounds_to_replay(self, epoch: int) -> int:
         return self.inner.rounds_to_replay(epoch)
 
@@ -290,6 +293,11 @@ class _StagedSource(WrappedSource):
             )
         self._stage = stage
         self._skips = skips and not isinstance(stage, PackedStream)
+
+    def length(self) -> int:
+        if isinstance(self._stage, MappedStream):
+            return self.inner.length()
+        raise TypeError(f"how many batches an epoch makes of a {type(self._stage).__name__} is not known in advance")
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         rows, save = self.inner.open(epoch, shard, num_shards, state and self._stage.inner_state(state))

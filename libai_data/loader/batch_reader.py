@@ -23,7 +23,7 @@ from libai_data.loader.schema import Layout, SampleSchema, SchemaMismatch, Tenso
 from libai_data.loader.slots import ArraySpec, Slot, SlotList, bytes_of
 from libai_data.loader.stage_times import StageTimes
 from libai_data.mesh.arrays import as_flow_tensor
-from libai_data.structures import BatchInfo, DistTensorData, Instance, Origin
+from libai_data.structures import BatchInfo, DistTensorData, Instance, NamedBatch, Origin
 
 _INDEX_BYTES = 16
 """Epoch and index of a sample, which a slot holds beside the batch."""
@@ -362,10 +362,12 @@ def assemble(
         return field_of(leaf.path) if leaf.text is None else array_to_text(arrays[leaf.path], leaf.text)
 
     if skeleton is None:
-        instance = Instance(**{name: field_of(name) for name in arrays})
-    else:
+        instance: Instance = NamedBatch(**{name: field_of(name) for name in arrays})
+    elif isinstance(skeleton, TupleFields):
         instance = Instance(**put_together(skeleton, value_of))
-        instance._is_tuple = isinstance(skeleton, TupleFields)
+        instance._is_tuple = True
+    else:
+        instance = NamedBatch(**put_together(skeleton, value_of))
     instance.attach(origin)
     return instance
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.items import as_leaf
-from libai_data.data.nesting import TEXT, is_named_tuple, is_numbers
+from libai_data.data.nesting import TEXT, fields_of_dataclass, is_dataclass, is_named_tuple, is_numbers
 from libai_data.errors import SchemaError
 from libai_data.mesh.arrays import stack_tensors
 from libai_data.structures import DistTensorData, Instance
@@ -43,10 +43,8 @@ def default_collate(samples: Sequence[Any], path: str = "") -> Any:
             return batch
     if is_named_tuple(first):
         return type(first)(*_by_key([sample._asdict() for sample in samples], path).values())
-    if dataclasses.is_dataclass(first) and not isinstance(first, (type, DistTensorData)):
-        names = [field.name for field in dataclasses.fields(first)]
-        fields = [{name: getattr(sample, name) for name in names} for sample in samples]
-        return dataclasses.replace(first, **_by_key(fields, path))
+    if is_dataclass(first):
+        return dataclasses.replace(first, **_by_key([*map(fields_of_dataclass, samples)], path))
     if isinstance(first, TEXT):
         return list(samples)
     if isinstance(first, (list, tuple)) and not is_numbers(first):

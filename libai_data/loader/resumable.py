@@ -51,6 +51,10 @@ class OfOneProcess:
         size = self.global_batch_size
         return None if size is None else size // get_data_parallel_size()
 
+    def __bool__(self) -> bool:
+        # Not by its length, which may be unknown.
+        return True
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "a loader can be neither copied nor pickled; make another one, and give it the state_dict() of this one "

@@ -40,9 +40,14 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
         array = _array_of_list(value, whose)
     elif hasattr(value, "numpy") and callable(value.numpy):
         try:
+            if hasattr(value, "detach"):  # A tensor may have a gradient, or be on a device.
+                value = value.detach().cpu()
             array = np.asarray(value.numpy())
         except (TypeError, RuntimeError) as error:
-            raise SchemaError(f"{whose} ({type(value).__name__}) cannot become an array: {error}") from error
+            raise SchemaError(
+                f"{whose} ({type(value).__name__}) cannot become an array: {error}; return a dense tensor of a dtype "
+                "that numpy has, such as value.float()"
+            ) from error
     else:
         array = np.asarray(value)
     if type(array) is not np.ndarray and np.ma.is_masked(array):
@@ -50,9 +55,18 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     if array.dtype.kind not in "biufc":
         raise SchemaError(
             f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
-            "numbers, lists of numbers, numpy arrays or OneFlow tensors"
+            f"{as_dict(value) or 'numbers, lists of numbers, numpy arrays, OneFlow tensors, or a dict of these'}"
         )
     return _native(array)
+
+
+def as_dict(value: Any) -> str:
+    """What makes a dict of an object of attrs or pydantic, or of a row of pandas, in Python; "" of anything else."""
+    if callable(getattr(value, "to_dict", None)):
+        return "item.to_dict()"
+    if hasattr(value, "__attrs_attrs__"):
+        return "attrs.asdict(item, recurse=False)"
+    return "dict(item)" if hasattr(type(value), "model_fields") or hasattr(type(value), "__fields__") else ""
 
 
 def _native(array: np.ndarray) -> np.ndarray:

@@ -1,11 +1,14 @@
-"""What the tests of iterables compare: the rows of batches by their number."""
+"""Iterables of the tests, in a module that a worker process imports quickly, and the numbers of the rows in batches."""
 
 from __future__ import annotations
 
 import json
+import os
+from array import array
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +49,68 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.row, self.epoch = state["row"], state["epoch"]
+
+
+def dealt(epoch: int, shard: int, num_shards: int) -> Iterator[Any]:
+    """A shard of 41 samples, in an order of its own each round."""
+    order = np.random.default_rng(epoch).permutation(41)
+    yield from (sample(int(number)) for number in order[shard::num_shards])
+
+
+def unequal(shard: int, num_shards: int) -> Iterator[Any]:
+    """Shard s has 3s rows."""
+    yield from (sample(100 * shard + number) for number in range(3 * shard))
+
+
+def tells_its_process(folder: str, shard: int, num_shards: int) -> Iterator[Any]:
+    """A shard of 400 samples; a file with its number holds the process that reads it."""
+    Path(folder, f"{shard}").write_text(str(os.getpid()))
+    yield from (sample(number) for number in range(shard, 400, num_shards))
+
+
+def fails(shard: int, num_shards: int) -> Iterator[Any]:
+    """Shard 1 raises an error after its first sample."""
+    yield sample(shard)
+    if shard == 1:
+        raise OSError("the disk is gone")
+
+
+class Scaled:
+    """An iterable that its user changes between epochs."""
+
+    def __init__(self) -> None:
+        self.factor = 1
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        return ({"x": self.factor * number} for number in range(4))
+
+
+class ViewsAndLocals:
+    """Its rows hold what plain pickles refuse."""
+
+    def __init__(self) -> None:
+        class Pair(NamedTuple):
+            number: Any
+            text: Any
+
+        self.pair, self.view = Pair, memoryview(array("d", [0.5, 1.5, 2.5, 3.5]))
+
+    def __call__(self, shard: int, num_shards: int) -> Iterator[dict[str, Any]]:
+        for index in range(shard, 4, num_shards):
+            yield {"x": self.view[index], "y": self.view[index:], "pair": self.pair(index, f"text {index}")}
+
+
+class Batched:
+    """Batches by index that end only by their number, as datasets of PyTorch may: {"n": int64 [3]}."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        return {"n": np.arange(3) + 3 * index}
 
 
 def rows_of(batch: Any) -> list[int]:

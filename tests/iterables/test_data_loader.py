@@ -13,12 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libai_data import DataLoader, get_worker_info
+from libai_data import DataLoader, from_iterable, get_worker_info
 from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers import CyclicSampler
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables.iterable_loader import indexed_dataset_of
+from libai_data.iterables.packed_stream import FilteredStream, MappedStream
 from libai_data.structures import batch_info
+from tests.iterables.rows import Batched
 from tests.loader.test_fields import plain
 from tests.properties import slowly
 
@@ -115,6 +117,13 @@ def test_a_mistyped_argument_is_an_error_with_the_nearest(source: Any, sampler: 
         DataLoader(source, batchsize=4, sampler=sampler)
 
 
+@pytest.mark.parametrize("collate_fn", [None, collate])
+def test_an_error_of_a_collator_names_the_users(collate_fn: Any) -> None:
+    name = "default_collate" if collate_fn is None else "collate"
+    with pytest.raises(SampleError, match=rf"collate_fn {name} of samples \[0, 1\]"):
+        next(iter(DataLoader(lambda: iter([{1, 2}] * 4), 2, collate_fn=collate_fn)))
+
+
 def test_an_iterable_dataset_is_read_in_its_order() -> None:
     batches = [plain(dict(batch)) for batch in DataLoader(Numbers(), batch_size=4)]
     assert batches == [plain(batch) for batch in torch.utils.data.DataLoader(Numbers(), batch_size=4)]
@@ -141,13 +150,6 @@ def test_a_dataset_of_batches_needs_no_batch_size() -> None:
     assert [batch["x"].numpy().tolist() for batch in DataLoader(batches, batch_size=None)] == [
         batch["x"].tolist() for batch in batches
     ]
-
-
-class Batched(Pictures):
-    """Ends only by its length, as datasets of PyTorch may."""
-
-    def __getitem__(self, index: int) -> Any:
-        return {"n": np.arange(3) + 3 * index}
 
 
 @pytest.mark.parametrize("arguments", [{}, {"num_shards": 2}, {"num_shards": 2, "num_workers": 2}])
@@ -359,6 +361,16 @@ def test_a_distributed_sampler_is_refused_with_its_replacement() -> None:
         DataLoader(Pictures(), 2, sampler=sampler)
 
 
+def test_a_distributed_sampler_within_a_batch_sampler_must_be_for_this_rank() -> None:
+    def loader_for(replicas: int, rank: int) -> Any:
+        sampler = torch.utils.data.DistributedSampler(Pictures(), replicas, rank, shuffle=False)
+        return DataLoader(Pictures(), batch_sampler=torch.utils.data.BatchSampler(sampler, 4, False))
+
+    assert len(loader_for(1, 0)) == len([*loader_for(1, 0)]) == 3
+    with pytest.raises(ConfigError, match=r"DistributedSampler for rank 1 of 2, but this is data-parallel rank 0 of 1"):
+        loader_for(2, 1)
+
+
 def test_loaders_of_all_kinds_are_instances_and_samplers_of_this_package_are_taken() -> None:
     dataset = [{"x": number} for number in range(8)]
     sampler = CyclicSampler(dataset, 4)
@@ -406,3 +418,54 @@ def test_a_flag_where_the_order_needs_numbers_is_refused(name: str) -> None:
     given: dict[str, Any] = {"weights": [1.0] * 4} if name == "num_samples" else {}
     with pytest.raises(ConfigError, match=name):
         DataLoader([{"x": 1}] * 4, **{**given, name: True})
+
+
+class Sized(Numbers):
+    """An IterableDataset that says how long it is."""
+
+    def __init__(self, said: int = 10) -> None:
+        self.said = said
+
+    def __len__(self) -> int:
+        return self.said
+
+
+@pytest.mark.parametrize("readers", ["every_rank", "node"])
+@pytest.mark.parametrize("arguments", [{"batch_size": 4}, {"batch_size": 5}, {"batch_size": 4, "drop_last": True}])
+def test_the_length_of_a_loader_of_an_iterable_that_has_one_is_that_of_pytorch(
+    readers: str, arguments: dict[str, Any]
+) -> None:
+    loader = DataLoader(Sized(), readers=readers, **arguments)
+    assert len(loader) == len(torch.utils.data.DataLoader(Sized(), **arguments)) == len(list(loader))
+    assert len(loader.numpy()) == len(loader)
+
+
+def test_the_length_of_a_loader_of_batches_is_that_of_its_source() -> None:
+    assert len(DataLoader([[1, 2], [3, 4], [5, 6]], batch_size=None, shuffle=True)) == 3
+    assert len(from_iterable(torch.utils.data.DataLoader(Pictures(), 4))) == 3
+    assert len(DataLoader(MappedStream(Sized(), dict), 4)) == 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Numbers(), 4),
+        lambda: DataLoader(lambda: stream(), 4),
+        lambda: DataLoader(Numbers(), 4, readers="node"),
+        lambda: DataLoader(FilteredStream(Sized(), bool), 4),
+        lambda: from_iterable(torch.utils.data.DataLoader(Pictures(), 4), 2),
+    ],
+)
+def test_a_loader_of_an_unknown_length_says_so(make: Any) -> None:
+    loader = make()
+    with pytest.raises(TypeError, match=r"number of batches.*unknown|how many batches.*FilteredStream"):
+        len(loader)
+    assert loader and len(list(loader)) > 0
+
+
+def test_a_length_that_is_too_small_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    loader = DataLoader(Sized(5), 4)
+    assert len(loader) == 2
+    for _ in range(2):
+        assert len([*iter(loader)]) == 3
+    assert caplog.text.count("Sized yields more than the 2 batches that len(loader) said") == 2

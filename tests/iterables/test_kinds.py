@@ -17,7 +17,9 @@ from typing import Any, Callable
 import numpy as np
 import pytest
 
-from libai_data.errors import SampleError
+from libai_data import DataLoader
+from libai_data.data.datasets import FilteredDataset
+from libai_data.errors import ConfigError, SampleError
 from libai_data.iterables import from_iterable
 from libai_data.loader import BatchLoader
 from tests.iterables.rows import flat, numbers, resumed, sample, taken
@@ -390,3 +392,15 @@ def test_what_goes_on_in_the_middle_after_a_break_is_refused() -> None:
     with pytest.raises(SampleError, match=r"ResumableShuffle was interrupted in the middle.*set_epoch"):
         taken(loader, 1)
     loader.close()
+
+
+@pytest.mark.parametrize("make", [lambda data: DataLoader(data, 4), lambda data: from_iterable(data, 4, shuffle=True)])
+def test_a_dataset_of_grain_that_drops_samples_is_refused_with_what_reads_it(make: Any) -> None:
+    pytest.importorskip("grain")
+    kept = grain_map().filter(lambda sample: sample["y"] % 2).map(dict)
+    with pytest.raises(ConfigError, match=r"gives None.*to_iter_dataset\(\).*FilteredDataset\("):
+        make(kept)
+    expected = [row["y"] for row in kept.to_iter_dataset()]
+    assert len(expected) == ROWS // 2
+    for source in (kept.to_iter_dataset(), FilteredDataset(kept, lambda sample: sample is not None)):
+        assert flat(taken(DataLoader(source, 4))) == expected

@@ -8,13 +8,11 @@ import os
 import signal
 import threading
 import time
-from array import array
 from collections.abc import Iterator
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +20,7 @@ from hypothesis import strategies as st
 from libai_data import DataLoader, get_worker_info
 from libai_data.errors import CheckpointError, ConfigError, SampleError
 from libai_data.iterables import from_iterable, sharded, shuffle_buffer
-from tests.iterables.rows import Stateful, sample
+from tests.iterables.rows import Scaled, Stateful, ViewsAndLocals, dealt, fails, sample, tells_its_process, unequal
 from tests.properties import examples, slowly
 
 torch: Any = pytest.importorskip("torch")
@@ -36,25 +34,15 @@ READERS: list[Any] = [
 NAMES = ["in turn", "one process", "two processes", "threads"]
 
 
-def numbers(epoch: int, shard: int, num_shards: int) -> Iterator[Any]:
-    order = np.random.default_rng(epoch).permutation(41)
-    yield from (sample(int(number)) for number in order[shard::num_shards])
-
-
-def unequal(shard: int, num_shards: int) -> Iterator[Any]:
-    """Shard s has 3s rows."""
-    yield from (sample(100 * shard + number) for number in range(3 * shard))
-
-
 def rows(loader: Any, batches: int | None = None) -> list[int]:
     return [row for batch in islice(iter(loader.numpy()), batches) for row in batch["y"].tolist()]
 
 
 @pytest.mark.parametrize("readers", READERS, ids=NAMES)
 def test_whoever_reads_the_shards_they_take_turns_row_by_row(readers: dict[str, Any]) -> None:
-    loader = from_iterable(numbers, 4, num_shards=3, **readers)
+    loader = from_iterable(dealt, 4, num_shards=3, **readers)
     for epoch in range(2):
-        shards = [[item["y"] for item in numbers(epoch, shard, 3)] for shard in range(3)]
+        shards = [[item["y"] for item in dealt(epoch, shard, 3)] for shard in range(3)]
         expected = [shard[row] for row in range(14) for shard in shards if row < len(shard)]
         assert rows(loader) == expected
         assert sorted(expected) == list(range(41))
@@ -81,12 +69,12 @@ def test_every_cut_continues_exactly_whoever_reads(
     shards: int, buffer: int, cut: int, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     how: dict[str, Any] = {"num_shards": shards, "shuffle_buffer": buffer, "seed": 3, "ends": "cycle"}
-    stopped = from_iterable(numbers, 3, **how, **before)
+    stopped = from_iterable(dealt, 3, **how, **before)
     taken = rows(stopped, cut)
     state = json.loads(json.dumps(stopped.state_dict()))
-    resumed = from_iterable(numbers, 3, **how, **after)
+    resumed = from_iterable(dealt, 3, **how, **after)
     resumed.load_state_dict(state)
-    whole = from_iterable(numbers, 3, **how)
+    whole = from_iterable(dealt, 3, **how)
     assert taken + rows(resumed, 9) == rows(whole, cut + 9)
     for loader in (stopped, resumed, whole):
         loader.close()
@@ -270,11 +258,6 @@ def test_more_workers_than_shards_are_told_to_say_num_shards(caplog: pytest.LogC
     loader.close()
 
 
-def tells_its_process(folder: str, shard: int, num_shards: int) -> Iterator[Any]:
-    Path(folder, f"{shard}").write_text(str(os.getpid()))
-    yield from (sample(number) for number in range(shard, 400, num_shards))
-
-
 def test_a_process_that_is_killed_is_replaced_and_no_row_lost_or_repeated(tmp_path: Path) -> None:
     def source(shard: int, num_shards: int) -> Iterator[Any]:
         return tells_its_process(str(tmp_path), shard, num_shards)
@@ -286,12 +269,6 @@ def test_a_process_that_is_killed_is_replaced_and_no_row_lost_or_repeated(tmp_pa
     found += [row for batch in batches for row in batch["y"].tolist()]
     assert found == list(range(400))
     loader.close()
-
-
-def fails(shard: int, num_shards: int) -> Iterator[Any]:
-    yield sample(shard)
-    if shard == 1:
-        raise OSError("the disk is gone")
 
 
 @pytest.mark.parametrize("readers", READERS, ids=NAMES)
@@ -321,7 +298,7 @@ def test_those_that_read_end_with_the_loader() -> None:
 
 def test_a_state_of_other_shards_or_another_buffer_is_refused() -> None:
     def loader(**how: Any) -> Any:
-        return from_iterable(numbers, 4, ends="drop", **how)
+        return from_iterable(dealt, 4, ends="drop", **how)
 
     saved = loader(num_shards=2, shuffle_buffer=5, seed=1)
     rows(saved, 2)
@@ -337,8 +314,8 @@ def test_a_state_of_other_shards_or_another_buffer_is_refused() -> None:
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
-        (numbers, {"num_workers": 2}, "has the parameters shard and num_shards: set num_shards"),
-        (numbers, {"shuffle_buffer": 3}, "set num_shards, the number"),
+        (dealt, {"num_workers": 2}, "has the parameters shard and num_shards: set num_shards"),
+        (dealt, {"shuffle_buffer": 3}, "set num_shards, the number"),
         (Asks(), {"num_workers": 2, "num_shards": 2, "worker_type": "thread"}, "has one answer in a process"),
         (Asks(), {"num_shards": 0}, "num_shards is 0"),
         (Asks(), {"shuffle_buffer": -1}, "shuffle_buffer is -1"),
@@ -361,16 +338,6 @@ def test_batches_are_read_by_processes_too(num_workers: int) -> None:
     loader.close()
 
 
-class Scaled:
-    """An iterable that its user changes between epochs."""
-
-    def __init__(self) -> None:
-        self.factor = 1
-
-    def __iter__(self) -> Iterator[dict[str, int]]:
-        return ({"x": self.factor * number} for number in range(4))
-
-
 @pytest.mark.parametrize("workers", [{}, {"num_workers": 1}, {"num_workers": 1, "worker_type": "thread"}])
 def test_an_iterable_that_changes_between_epochs_yields_what_it_yields_then(workers: dict[str, Any]) -> None:
     scaled = Scaled()
@@ -391,21 +358,6 @@ def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseExcept
     with pytest.raises(SampleError, match=type(error).__name__):
         list(loader.numpy())
     loader.close()
-
-
-class ViewsAndLocals:
-    """Its rows hold what plain pickles refuse."""
-
-    def __init__(self) -> None:
-        class Pair(NamedTuple):
-            number: Any
-            text: Any
-
-        self.pair, self.view = Pair, memoryview(array("d", [0.5, 1.5, 2.5, 3.5]))
-
-    def __call__(self, shard: int, num_shards: int) -> Iterator[dict[str, Any]]:
-        for index in range(shard, 4, num_shards):
-            yield {"x": self.view[index], "y": self.view[index:], "pair": self.pair(index, f"text {index}")}
 
 
 def test_rows_of_classes_of_functions_and_views_come_from_processes_as_they_are() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Callable, NamedTuple
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from libai_data import DataLoader, from_iterable
+from libai_data.data.items import contents_of
 from libai_data.data.samplers import CyclicSampler
 from libai_data.delivery import to_global
 from libai_data.errors import ConfigError, DataPipelineError, SampleError, SchemaError
@@ -570,3 +572,96 @@ def test_a_padding_may_be_any_value_of_its_dtype(dtype: str, value: Any) -> None
 def test_an_argument_of_a_padding_that_is_none_is_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"padding of 'x': {next(iter(wrong))} is"):
         PadCollator({"x": wrong})
+
+
+@dataclass
+class Point:
+    place: Any
+    number: Any = 7
+
+
+@dataclass
+class Line:
+    ends: list[Point]
+    name: str
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2], ids=WORKER_NAMES[:2])
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_dataclasses_within_samples_become_dicts(workers: dict[str, Any], collate_fn: Any) -> None:
+    samples = [{"line": Line([Point(np.ones(2)), Point(np.full(2, row))], f"line {row}")} for row in range(4)]
+    batch = next(iter(DataLoader(samples, 3, collate_fn=collate_fn, **workers).numpy()))
+    first, last = batch["line"]["ends"]
+    assert batch["line"]["name"] == ["line 0", "line 1", "line 2"]
+    assert last["place"].tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert first["number"].tolist() == [7, 7, 7]
+    numbers = DataLoader([{"point": Point(np.ones(2), row)} for row in range(4)], 4, collate_fn=collate_fn, **workers)
+    assert next(iter(numbers.numpy()))["point"]["number"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("read", ["samples", "batches", "by workers"])
+@pytest.mark.parametrize("kind", [tuple, Pair, dict])
+def test_the_strings_of_pytorchs_collation_are_texts(kind: Any, read: str) -> None:
+    torch: Any = pytest.importorskip("torch")
+
+    def sample(index: int) -> Any:
+        if kind is dict:
+            return {"x": index, "of": {"names": ("a", f"no {index}")}, "text": f"{index}"}
+        return (index, f"no {index}") if kind is tuple else Pair(index, f"no {index}")
+
+    dataset, collate_fn = OfAnyForm(sample, 6), torch.utils.data.dataloader.default_collate
+    theirs = torch.utils.data.DataLoader(dataset, 4)
+    loader = (
+        from_iterable(theirs)
+        if read == "batches"
+        else DataLoader(dataset, 4, collate_fn=collate_fn, num_workers=int(read != "samples"))
+    )
+    for batch, expected in zip(loader.numpy(), theirs):
+        if kind is dict:
+            assert batch["of"]["names"] == [list(texts) for texts in expected["of"]["names"]]
+            assert batch["text"] == expected["text"]
+        else:
+            numbers, texts = batch
+            assert (numbers.tolist(), texts) == (expected[0].tolist(), list(expected[1]))
+
+
+class OfPydantic:
+    model_fields = ("x",)
+
+
+class OfPandas:
+    def to_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class OfAttrs:
+    __attrs_attrs__ = ("x",)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize(
+    ("item", "remedy"),
+    [
+        (OfPydantic(), r"dict\(item\)"),
+        (OfAttrs(), r"attrs.asdict\(item"),
+        (OfPandas(), r"item.to_dict\(\)"),
+    ],
+)
+def test_objects_of_other_classes_are_refused_with_what_makes_dicts_of_them(
+    item: Any, remedy: str, nested: bool
+) -> None:
+    samples = [{"x": item}, {"x": item}] if nested else [item, item]
+    with pytest.raises(SchemaError, match=f"{type(item).__name__}.*return {remedy}"):
+        next(iter(DataLoader(samples, 2)))
+
+
+@pytest.mark.parametrize("collate_fn", [None, default_collate])
+def test_tensors_with_a_gradient_are_read_without_it(collate_fn: Any) -> None:
+    torch: Any = pytest.importorskip("torch")
+    weights = torch.nn.Parameter(torch.arange(3.0))
+    for sample in ({"x": weights, "y": 1}, {"x": {"inner": weights * 1}, "y": 1}, (weights, 1), Instance(x=weights)):
+        for batch in DataLoader([sample] * 2, 2, collate_fn=collate_fn).numpy():
+            (found,) = {name: value for name, value in contents_of(batch).items() if name in ("x", 0, "0")}.values()
+            assert found == np.arange(3, dtype=np.float32).tobytes() * 2
+    with pytest.raises(SchemaError, match=r"field 'x' .*BFloat16.*value.float\(\)"):
+        next(iter(DataLoader([{"x": torch.ones(2, dtype=torch.bfloat16)}] * 2, 2)))

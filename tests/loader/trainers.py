@@ -42,8 +42,6 @@ def be_interrupted(loader: Any) -> None:
     """As a trainer that catches Ctrl-C to save a checkpoint."""
     import oneflow  # noqa: F401
 
-    # OneFlow's own handler ends the process without a word to Python.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         go_on_for_ever(loader)
     except KeyboardInterrupt:

@@ -205,7 +205,7 @@ class DataStages:
         batch = self.datamodule.on_before_batch_transfer(batch, dataloader_idx)
         arguments = self.datamodule.transfer_batch_to_device(batch, device, dataloader_idx)
         changed: dict[str, Any] = self.datamodule.on_after_batch_transfer(arguments, dataloader_idx)
-        if not isinstance(changed, abc.Mapping):
+        if not isinstance(changed, abc.Mapping) or isinstance(changed, Instance):
             raise ConfigError(
                 f"the hooks of {type(self.datamodule).__name__} made a {type(changed).__name__} of a batch; "
                 "on_after_batch_transfer must return a dict of the model's arguments"
