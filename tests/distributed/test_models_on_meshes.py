@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.distributed.launcher import launch_ranks
+from tests.distributed.scripts.train_models_on_meshes import STEPS
 from tests.properties import slowly
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_models_on_meshes.py"
@@ -27,7 +28,7 @@ SHORT: tuple[dict[str, Trainings], ...] = (
 # Two ranks cover what a GPT has on each axis alone; on four, one mesh of it shows both axes together.
 LONG: tuple[dict[str, Trainings], ...] = (
     {"1x1x1": (ALL, (*MODES, "checkpointing"))},
-    {"2x1x1": (ALL, MODES), "1x2x1": (ALL, MODES), "1x1x2": (ALL, MODES)},
+    dict.fromkeys(("2x1x1", "1x2x1", "1x1x2"), (ALL, MODES)),
     dict.fromkeys(("2x2x1", "2x1x2", "4x1x1", "1x4x1"), (("vit",), MODES)),
 )
 """Launches of the short run, and of the long one: mesh -> what is trained on it."""
@@ -69,13 +70,11 @@ def results_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Result
 
 
 @pytest.mark.parametrize(("mesh", "model", "mode"), CASES)
-def test_thirty_losses_are_those_of_one_rank(
-    mesh: str, model: str, mode: str, results_of: Callable[..., Results]
-) -> None:
+def test_all_losses_are_those_of_one_rank(mesh: str, model: str, mode: str, results_of: Callable[..., Results]) -> None:
     expected = results_of("1x1x1", f"{model} eager")["losses"]
     losses = results_of(mesh, f"{model} {mode}")["losses"]
-    assert len(losses) == 30
-    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    assert len(losses) >= STEPS
+    np.testing.assert_allclose(losses, expected[: len(losses)], rtol=1e-4)
 
 
 @pytest.mark.parametrize("model", ["gpt", *map(slowly, ("vit", "documents"))])
