@@ -29,7 +29,6 @@ def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tup
 
     Args:
         command: its name, which errors begin with.
-        lines: makes the lines.
         also_told: errors to tell, besides `DataPipelineError` and OSError.
     """
     told: tuple[type[Exception], ...] = (DataPipelineError, OSError) + also_told

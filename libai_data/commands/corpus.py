@@ -30,10 +30,7 @@ class Corpus:
     Args:
         lengths: int64 [documents], tokens of each.
         duplicates: documents with the same tokens as an earlier one.
-        duplicate_tokens: of these.
         special: special token -> how often it occurs.
-        sequences: such as sentences.
-        dtype: of the tokens.
     """
 
     lengths: np.ndarray

@@ -92,9 +92,7 @@ class JobPlan:
     """A job on a mesh.
 
     Args:
-        mesh: of the job.
         micro_batch_size: rows of one batch of one data-parallel rank.
-        fields: of a sample.
         reads_parts: the dataset can read parts of samples.
     """
 
@@ -250,11 +248,7 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
     """Lines about the first epoch; none for a dataset that is not streamed.
 
     Args:
-        dataset: of the config.
-        order: of its samples.
-        mesh: of the job.
         rows: of a batch, of each data-parallel rank.
-        readers: read mode.
     """
     shards = StreamedShards(dataset)
     if not shards.sources:

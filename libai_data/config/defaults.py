@@ -21,8 +21,6 @@ class Key(NamedTuple):
 
     Args:
         default: its value in configs that do not set it.
-        rule: what it may be.
-        meaning: one or two sentences.
         is_computed: a run adds it to the config, so that a saved config holds it.
     """
 

@@ -164,12 +164,7 @@ def get_config(config_path: str) -> Any:
 
 
 def load_config(config_file: str, overrides: Sequence[str] = ()) -> Any:
-    """Load a config and change it, as the training command does.
-
-    Args:
-        config_file: its path.
-        overrides: `key=value` each.
-    """
+    """Load a config and change it, as the training command does."""
     # Configs import each other, and a user's own modules, from the working directory.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

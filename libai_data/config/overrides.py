@@ -34,7 +34,6 @@ def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
     set without `+`. A mapping as the value is merged into a section; lists are replaced as a whole.
 
     Args:
-        cfg: the config to change.
         overrides: texts in Hydra's override grammar (values: null, true, 1, 1e-4, text, 'quoted', [1,2], {a: 1}).
 
     Returns:

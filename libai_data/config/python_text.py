@@ -32,7 +32,6 @@ def _expression(value: Any, indent: int, used: int) -> str:
     """The text of a value: one line, or one line for each argument or element if it is too long.
 
     Args:
-        value: plain.
         indent: of the line that the value begins on, in characters.
         used: characters of this line that others need.
     """

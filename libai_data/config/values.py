@@ -86,10 +86,6 @@ def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) ->
     """Set a key that only the trainer may decide.
 
     Args:
-        cfg: the whole config.
-        key: dotted.
-        value: the trainer's.
-        source: where that comes from.
         default: what stands in configs that do not decide it.
     """
     users = given(cfg, key)

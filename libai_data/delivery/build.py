@@ -295,10 +295,7 @@ def build_loader(
 
     Args:
         open_dataset: makes the dataset; called by the ranks that read.
-        sampler: config of the sampler.
-        readers: who reads.
         arguments: what to fill into the sampler beside dataset and rank.
-        **options: arguments of `DataLoader`.
     """
     known = [
         name for name, option in inspect.signature(BatchLoader).parameters.items() if option.kind is option.KEYWORD_ONLY

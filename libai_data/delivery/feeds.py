@@ -34,10 +34,8 @@ class NodeBatch:
     """A batch as it lies in the memory that the ranks of a node share.
 
     Args:
-        info: its place in the stream.
         rows: which samples it holds, where this process read them.
         arrays: of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
-        layouts: of each field.
         skeleton: how the batch is nested; None if all its fields are tensors.
         place: offset and size in the arena.
         specs: where each array lies within this place.
@@ -93,7 +91,6 @@ class LocalFeed(Feed):
 
     Args:
         loader: reads the shards of all ranks it serves.
-        shards: how many these are.
         also_kept: batches that wait to be sent to other nodes.
     """
 
@@ -144,8 +141,6 @@ class LinkFeed(Feed):
     """Takes batches over from the leader of the node, by mapping the memory they lie in.
 
     Args:
-        channel: to the leader.
-        leader: its rank, named in errors.
         for_itself: what this rank writes into a batch, the others do not see.
     """
 
@@ -227,7 +222,6 @@ class NodePublisher:
     """Tells the other ranks of a node of each batch, and keeps it until all have let go of it.
 
     Args:
-        followers: channel to each, by rank.
         arena: descriptor of the memory that the batches lie in; the first thing that each follower is sent.
     """
 

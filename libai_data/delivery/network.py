@@ -39,10 +39,6 @@ class NetworkPublisher:
     """Sends one node's rows of each batch, from a thread of its own.
 
     Args:
-        link: to the node's leader.
-        node: named in errors.
-        shards: those of its ranks, ascending.
-        data_parallel_size: shards of a whole batch.
         ahead: batches that may wait to be sent.
         is_sent: of a field with this placement_idx, whether the bytes are sent, and not only shape and dtype.
     """

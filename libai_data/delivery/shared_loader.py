@@ -48,10 +48,7 @@ class DatasetSummary:
     """What a rank that does not open the dataset knows about it.
 
     Args:
-        name: of its class.
-        samples: its length.
         blend: of what it is a blend.
-        is_stream_transform: whether it is a `StreamTransform`.
         shard_lengths: int64 [shards], as bytes; none if its shards are not known.
     """
 
@@ -281,7 +278,6 @@ class SharedLoader(ResumableLoader):
 
         Args:
             number: of the pass that asks; only the newest is given anything.
-            as_numpy: see `new_pass`.
 
         Raises:
             DataPipelineError: Reading failed, here or on the rank that reads for this one.

@@ -139,11 +139,7 @@ class DefaultTrainer(RunsStages, TrainerBase):
         self.register_hooks(self.build_hooks())
 
     def resume_or_load(self, resume: bool = True) -> None:
-        """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`.
-
-        Args:
-            resume: continue from the checkpoint.
-        """
+        """Continue from the last checkpoint in `train.output_dir`, or start with the weights of `train.load_weight`."""
         if resume and self._resumed_from:
             self.checkpointer.load(self._resumed_from)
             self._trainer.inputs.restart()

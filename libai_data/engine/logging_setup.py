@@ -91,7 +91,6 @@ def setup_logger(output_dir: str | None = None, rank: int = 0, name: str = "log.
     Args:
         output_dir: rank 0 appends to `<name>` there, rank n to `<name>.rank<n>`; None for no file.
         rank: rank 0 shows all from INFO on on the console, others only what is at least an ERROR.
-        name: of the file.
     """
     logger = logging.getLogger(_NAME)
     logger.setLevel(logging.INFO)

@@ -168,7 +168,6 @@ def edited(
     """A changed data state. The next step stays. After a change of position or seed, the ledger begins anew.
 
     Args:
-        saved: the checkpoint.
         position: samples taken so far; the stream goes on there.
         seed: decides the order from here on.
         skips: (first step, last step), both included, whose samples are left out as well.

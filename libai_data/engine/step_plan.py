@@ -20,7 +20,6 @@ class BatchSizes:
 
     Args:
         micro_batch_size: samples of one batch on one data-parallel rank (`train.train_micro_batch_size`).
-        num_accumulation_steps: batches in a step.
         global_batch_size: samples of a step over all ranks; the product of these two and the data-parallel size.
     """
 

@@ -55,7 +55,6 @@ class TokenCounter:
         """Count the tokens of a micro-batch: the model's inputs by name, global tensors [samples, ...].
 
         Args:
-            inputs: of the model.
             batches: that were joined along dim 0, each rank its own part.
         """
         rows = _real_tokens(inputs)

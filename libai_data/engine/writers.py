@@ -74,7 +74,6 @@ class JSONWriter(_FileWriter):
     Args:
         json_file: path. Lines of iterations from `start_iter` on, and a torn last line, are removed first: a resumed
             training takes those steps again, and a new one begins a new file.
-        start_iter: first iteration of this run.
     """
 
     def __init__(self, json_file: str, start_iter: int = 0) -> None:
@@ -116,7 +115,6 @@ class TensorboardXWriter(_FileWriter):
     """TensorBoard events of all scalars.
 
     Args:
-        log_dir: directory for the event files.
         start_iter: first iteration of this run; TensorBoard hides what an earlier run wrote from there on.
     """
 

@@ -19,8 +19,6 @@ class BatchRow(NamedTuple):
 
     Args:
         leaves: path -> array or `DistTensorData` [rows, ...], or list of strings.
-        skeleton: of the batch.
-        row: which one.
     """
 
     leaves: dict[str, Any]
@@ -32,7 +30,6 @@ class PieceCollator:
     """Makes batches of samples, or of rows of other batches.
 
     Args:
-        names: of the fields; see `named`.
         collate_fn: makes a batch of samples as they come; by default `default_collate`.
 
     Attributes:

@@ -25,7 +25,6 @@ class Skipping:
 
     Args:
         rows: an iterator that continues after an error, so no generator.
-        name: of the iterable.
     """
 
     def __init__(self, rows: Iterator[Any], name: str) -> None:

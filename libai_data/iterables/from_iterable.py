@@ -360,9 +360,7 @@ def _batches_in_epoch(source: Source | None, summary: _SourceSummary, size: int 
 
     Args:
         source: None on a rank that does not read.
-        summary: of the source.
         size: rows of a batch over all ranks; None if each item of the source is a batch.
-        ends: of the loader.
 
     Raises:
         TypeError: The source does not say it.

@@ -18,9 +18,7 @@ class IndexedBatches:
     If the stream is read in shards, each shard has every `num_shards`-th batch.
 
     Args:
-        dataset: gives batches by their index.
         shuffle: use another order of the batches in each epoch.
-        seed: of this order.
     """
 
     def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:

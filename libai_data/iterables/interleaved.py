@@ -22,7 +22,6 @@ class ShardPlace(NamedTuple):
     """A place in a shard.
 
     Args:
-        taken: rows before it.
         row: at or before the place; where the state was saved.
         state: of the source of the shard before `row`; None for its beginning.
         ended: there are no more rows.
@@ -38,9 +37,7 @@ class ShardPart(NamedTuple):
     """Some rows of a shard.
 
     Args:
-        rows: as they were read.
         row: at or before the first of them; where the state was saved.
-        state: see `ShardPlace`.
         keeps_state: whether the source of the shard gives states; None if it is not known.
     """
 
@@ -91,7 +88,6 @@ class Interleaved:
 
     Args:
         parts: of each shard, from its place on.
-        places: where each shard begins.
         refuse_equal: called with the numbers of two shards whose first rows are equal, and how many these are.
     """
 
@@ -167,7 +163,6 @@ def places_in(state: str | None, shards: int) -> list[ShardPlace]:
     Args:
         state: what `Interleaved.state` returned, or the state of a source that was read as a whole; None for the
             beginning.
-        shards: how many there are.
     """
     if state is None:
         return [ShardPlace()] * shards

@@ -39,7 +39,6 @@ class IterableLoader(OfOneProcess):
         inner: `DataLoader` or `SharedLoader` over the rows.
         stream: the sampler of the rows that this rank reads; None if another rank reads for it.
         collator: of the inner loader; None on a rank that does not read.
-        name: of the iterable.
         dataset_name: of what the iterable reads, under which evaluations list their results.
         reading_ranks: how many ranks read the iterable.
         may_end_apart: the shards of the ranks may have different lengths. The epoch ends with the shortest one.

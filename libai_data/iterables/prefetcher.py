@@ -31,7 +31,6 @@ class Group:
     Args:
         items: samples or batches, in order; fewer than asked for at the end.
         state: of the iterable after these items, as JSON text; None if it has no state.
-        is_last: the iterable has ended.
         error: what it raised instead of the next item.
     """
 
@@ -62,10 +61,7 @@ class Prefetcher:
     """Reads one epoch of an iterable in a thread. Only this thread uses the iterable.
 
     Args:
-        open_round: begins the epoch.
-        size: items of a group.
         ahead: groups that wait at most.
-        name: of the iterable, for errors.
         timeout: seconds without an item after which it counts as hung; 0 waits forever.
     """
 

@@ -27,8 +27,6 @@ class Row(NamedTuple):
     """A row and where it is: in which round, and which of its rows.
 
     Args:
-        epoch: the round.
-        number: which one there.
         piece: a sample as it came, a `BatchRow`, or a `FailedRow`, which has the number of the row behind it.
     """
 
@@ -50,7 +48,6 @@ class Place:
     """Between two rows.
 
     Args:
-        epoch: the round.
         index: rows of it that were taken.
         digest: of all rows of the epoch up to here; "" if it is not known.
         mark: the newest saved state at or before the place.
@@ -67,9 +64,7 @@ class ReadingOptions:
     """How iterables are read.
 
     Args:
-        names: of the fields; see `named`.
         cycle: restart at the end, without end.
-        ahead: batches to read ahead.
         timeout: seconds without an item after which an iterable counts as hung.
         failures: takes note of rows that are left out.
     """
@@ -104,7 +99,6 @@ class RowReader:
         """Go to a place, by the state of its mark or by counting rows.
 
         Args:
-            place: where to go.
             group_size: rows to read at a time; as many samples are fetched ahead together.
         """
         self._group_size = group_size

@@ -80,8 +80,6 @@ class ShardLanes:
     Args:
         work: what processes do, one for each lane; None to read in the lanes' own threads.
         read: reads a part in this process.
-        lanes: how many.
-        name: of the stream.
     """
 
     def __init__(self, work: Work[Any, Any] | None, read: Read, lanes: int, name: str) -> None:

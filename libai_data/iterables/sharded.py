@@ -57,11 +57,9 @@ class Sharding:
     Args:
         num_shards: number of shards; None reads the stream as a whole.
         shuffle_buffer: size of the buffer from which the next sample is drawn; 0 keeps the order.
-        seed: of the draws.
         num_workers: processes or threads that read the shards; with 0, the thread that reads ahead reads them in turn.
         worker_type: "process" or "thread".
         worker_init_fn: called with the number of each shard before it is opened.
-        skips: see `Source`.
     """
 
     num_shards: int | None = None
@@ -89,9 +87,6 @@ class Part(NamedTuple):
     """What is to be read next of a shard: the rows from `start` on, as many as can be read in a moment.
 
     Args:
-        epoch: the round.
-        shard: its number.
-        start: first row to read.
         row: at or before `start`; where the state was saved.
         state: of the source before `row`; None for the beginning.
     """
@@ -107,12 +102,8 @@ class ShardReader:
     """Reads parts of shards. Each process has a copy, which keeps its shards open.
 
     Args:
-        pickled: the source, and the `worker_init_fn`.
-        num_shards: of the stream.
-        seed: for `get_worker_info`.
         is_process: whether this is a worker process.
         asks: whether the source calls `get_worker_info` to find out its shard.
-        skips: see `Source`.
     """
 
     def __init__(
@@ -177,8 +168,6 @@ class ShardedSource(WrappedSource):
     Args:
         thing: see `Source`. A function with `shard` and `num_shards` is called for each shard. Any other source must
             call `get_worker_info`, of this package or of PyTorch, to find out which samples to yield.
-        batches: whether it yields batches.
-        sharding: how it is read.
     """
 
     def __init__(self, thing: Any, batches: bool | None, sharding: Sharding) -> None:

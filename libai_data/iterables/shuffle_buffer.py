@@ -30,9 +30,6 @@ class ShuffleBuffer:
     Args:
         rows: the stream, from its beginning, or from the state.
         save: saves the state of the stream; None if it has no state.
-        size: of the buffer.
-        key: decides the draws.
-        state: what `state` returned.
     """
 
     def __init__(self, rows: Iterator[Any], save: SaveState | None, size: int, key: int, state: str | None) -> None:

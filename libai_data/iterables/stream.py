@@ -103,7 +103,6 @@ class IterableStream(EpochPositions, StreamSampler):
         micro_batch_size: rows of a batch for one data-parallel rank; with None, the batches of the iterable are global
             batches.
         shards: coordinates on the data axis that this reader reads for.
-        data_parallel_size: size of the data axis.
         ends: what happens to the last rows if they do not fill a global batch: "short", "pad", "drop" or "cycle".
         reading: other parameters that decide the rows, for the state; see `Sharding.words`.
     """

@@ -35,7 +35,6 @@ def read_hostfile(path: str, ranks_per_node: int) -> list[str]:
     """Read the machines of a hostfile, each as the argument of ssh, "name" or "user@name".
 
     Args:
-        path: of the file.
         ranks_per_node: ranks on each machine. If a line has `slots=N`, N must be this number.
 
     Raises:
@@ -93,7 +92,6 @@ class Hosts:
     """Starts the nodes of a job, and again after a failure.
 
     Args:
-        args: the launcher's.
         hosts: all machines; the first is machine 0.
         training: what is known of the script.
     """
@@ -154,9 +152,6 @@ class Hosts:
 
     def run(self, script_args: list[str]) -> int:
         """Start all nodes, and wait until all have ended.
-
-        Args:
-            script_args: arguments of the script.
 
         Returns:
             Exit code: that of the node that failed first, else 0.

@@ -29,7 +29,6 @@ def keep_from_forks(owner: Any, close: str = "close") -> None:
     die.
 
     Args:
-        owner: of the end.
         close: its method that closes the end.
     """
     _of_this_process[owner] = close

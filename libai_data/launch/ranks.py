@@ -73,7 +73,6 @@ class Ranks:
     """Starts the ranks of this node, and again after a failure.
 
     Args:
-        args: the launcher's.
         controlled: another launcher reads the output and sends commands to stdin, so the ranks get neither directly.
     """
 
@@ -104,9 +103,6 @@ class Ranks:
 
     def run(self, script_args: list[str]) -> int:
         """Start all ranks, and wait until all have ended.
-
-        Args:
-            script_args: arguments of the script.
 
         Returns:
             Exit code: that of the rank that failed first, else 0.

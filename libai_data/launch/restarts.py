@@ -70,8 +70,6 @@ class Restarts:
     """Decides after each run whether another one helps.
 
     Args:
-        limit: restarts allowed.
-        last_checkpoint: identity of the newest checkpoint.
         clock: seconds.
     """
 
@@ -93,11 +91,7 @@ class Restarts:
         return self.last_checkpoint() not in (("", 0), self._checkpoint)
 
     def refusal(self, code: int) -> str:
-        """Why not to run again after a failure; "" if it is worth it, which counts as a restart.
-
-        Args:
-            code: exit code of the run.
-        """
+        """Why not to run again after a failure; "" if it is worth it, which counts as a restart."""
         seconds = self.clock() - self._began
         at_once = seconds < SECONDS_TO_PROVE_ITSELF and not self.has_new_checkpoint()
         again = at_once and self._came_at_once == code
@@ -117,10 +111,8 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
     """Run the job, and again after a failure.
 
     Args:
-        runner: starts the job.
         script_args: arguments of the script, which gets `--resume` before them from the second run on. The environment
             then says that nobody asked for it.
-        restarts: decides whether to.
 
     Returns:
         Exit code of the last run.
@@ -147,12 +139,7 @@ def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Rest
 
 
 def describe(args: argparse.Namespace, nodes: int) -> Training:
-    """Read the config of the script in a separate process, because reading it imports OneFlow.
-
-    Args:
-        args: the launcher's.
-        nodes: machines there are.
-    """
+    """Read the config of the script in a separate process, because reading it imports OneFlow."""
     command = [sys.executable, "-m", "libai_data.engine.launch_facts"]
     command += [str(args.nproc_per_node), str(nodes), *args.training_script_args]
     problem = [f"reading it took longer than {_SECONDS_TO_DESCRIBE:g} s"]

@@ -25,7 +25,6 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     Args:
         value: numpy array or scalar, OneFlow or array-like tensor, bool, int, float, or a (nested) list of numbers. As
             in OneFlow, Python ints become int64 and Python floats float32.
-        field_name: named in the error.
 
     Returns:
         The array, in this machine's order of bytes; for a numpy array that is, the same object.

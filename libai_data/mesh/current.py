@@ -86,9 +86,6 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
 
     The sizes in use are written back into `dist_cfg`, so that a config saved afterwards says what ran.
 
-    Args:
-        dist_cfg: `cfg.train.dist`; see `ParallelMesh.from_config`.
-
     Returns:
         The mesh.
 

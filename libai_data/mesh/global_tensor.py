@@ -57,8 +57,6 @@ def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMe
 
     Args:
         shape: of one data-parallel shard; dim 0 is the batch.
-        sbp_list: the field's signature.
-        mesh: the mesh.
     """
     if not shape:
         raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
@@ -120,9 +118,6 @@ class _Way:
     """How the local tensors of a field become global ones.
 
     Args:
-        shape: of the global tensor.
-        placement: of the global tensor.
-        device_type: of its placement.
         sbp: with which each rank fills its own part.
         taken_over: OneFlow takes the part over as it is.
         narrow: dim, start and length of the rank's part of its shard; None for all of it.

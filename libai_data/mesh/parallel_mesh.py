@@ -191,7 +191,6 @@ def spread_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
     Args:
         num_layers: layers, at least `num_stages`.
-        num_stages: pipeline stages.
 
     Returns:
         The stage of each layer.

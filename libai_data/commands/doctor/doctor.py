@@ -146,7 +146,6 @@ class Check(NamedTuple):
     """A check.
 
     Args:
-        name: its line in the table.
         examine: what it looks at on one rank.
         judge: what it makes of all ranks' facts.
     """
@@ -172,7 +171,6 @@ def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str
     """Make all checks on this rank. What fails is a fact too.
 
     Args:
-        examined: what to look at.
         about_to: told the name of each check before it.
     """
     facts: dict[str, Facts] = {}

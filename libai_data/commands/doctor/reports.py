@@ -31,7 +31,6 @@ class Reports(NamedTuple):
     """What all ranks have told.
 
     Args:
-        world_size: ranks of the job.
         of_rank: rank -> check -> its facts; ranks that did not report are missing.
     """
 
@@ -49,11 +48,7 @@ class Reports(NamedTuple):
 
 
 def table(lines: Sequence[Sequence[Any]]) -> list[str]:
-    """The findings as a table, and below it what to do.
-
-    Args:
-        lines: (check, its finding).
-    """
+    """The findings as a table, and below it what to do."""
     rows = [("check", "", "found"), *((check, finding.state, finding.found) for check, finding in lines)]
     advice = [f"{finding.state} {check}: {finding.advice}" for check, finding in lines if finding.advice]
     return [*with_ruled_head(rows), *([""] if advice else []), *advice]

@@ -59,7 +59,6 @@ class StepRows:
         size: rows of the whole step, of which only the first may have been read.
         micro_batch_size: rows of one batch of one data-parallel rank.
         values: field -> its array in each row that was read, without the batch dim.
-        collated: a collator made the batches.
     """
 
     step: int

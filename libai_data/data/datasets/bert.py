@@ -150,7 +150,6 @@ def truncate_pair(
         first: tokens [n].
         second: tokens [m]; the one that is cut if both are as long.
         limit: tokens that both may have together.
-        random: draws.
     """
     excess = len(first) + len(second) - limit
     if excess <= 0:

@@ -19,7 +19,6 @@ def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarra
 
     Args:
         lengths: int64 [pieces], from 1 to `room`.
-        room: of a sample.
         window: pieces of one; by default as many as make samples that are nearly full.
 
     Returns:
@@ -48,7 +47,6 @@ def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
 
     Args:
         lengths: int32 [windows, pieces], 0 behind the last piece of a window.
-        room: of a sample.
     """
     windows, count = lengths.shape
     every = np.arange(windows)

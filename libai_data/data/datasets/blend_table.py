@@ -26,8 +26,6 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
     """Log how often a training sees each dataset of a blend, or each corpus of tokens; of other datasets nothing.
 
     Args:
-        dataset: of the training.
-        samples: that the training takes.
         position_of: of the first sample of a step.
     """
     whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset

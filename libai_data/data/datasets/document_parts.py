@@ -35,7 +35,6 @@ class DocumentDataset(Protocol):
         """Find the samples of a corpus, and forget those of another one.
 
         Args:
-            source: the corpus.
             share: of the whole's samples, where their number is given.
 
         Raises:
@@ -68,7 +67,6 @@ def report_tokens(dataset: Any, used: int) -> None:
     """Log what share of a corpus's tokens the samples hold, and keep their number as `tokens_per_epoch`.
 
     Args:
-        dataset: has a `source`.
         used: tokens, counted as often as samples hold them.
     """
     dataset.tokens_per_epoch = used

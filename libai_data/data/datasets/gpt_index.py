@@ -87,7 +87,6 @@ def packed(bounds: np.ndarray, length: int, num_epochs: int, seed: int | None) -
 
     Args:
         bounds: int64 [documents + 1], where documents begin and end in the `.bin` file, in tokens.
-        length: of a sample.
         num_epochs: how often the corpus is repeated.
         seed: decides each epoch's order of documents; None for that of the files.
 

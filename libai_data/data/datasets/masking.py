@@ -24,7 +24,6 @@ class Masking:
     """How tokens are masked.
 
     Args:
-        probability: share of the tokens.
         max_ngrams: up to so many words in a row are masked together; n words with a probability in proportion to 1 / n.
         whole_words: whether words are masked as a whole.
         chinese_words: whether "##" before Chinese characters only says which belong to one word, and is taken off.
@@ -62,7 +61,6 @@ class Masker:
         Args:
             tokens: int64 [n].
             special: bool [n], tokens that stay.
-            random: draws.
 
         Returns:
             The tokens with masks; the tokens as running text has them, without the marks of Chinese words; and bool
@@ -88,7 +86,6 @@ class Masker:
         Args:
             tokens: int64 [n].
             special: bool [n], tokens that are not chosen.
-            random: draws.
 
         Returns:
             Bool [n].

@@ -17,7 +17,6 @@ def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     """Exact shares of weights, of sum 1.
 
     Args:
-        what: the weights' name in errors.
         weights: only their proportions matter; a float counts as the decimal number that it is shown as.
     """
     if not several(ANYTHING).holds(weights):

@@ -150,13 +150,7 @@ class Spans(NamedTuple):
 
 
 def span_numbers(tokens: int, probability: float, mean: float) -> tuple[int, int]:
-    """How many tokens are taken out, and in how many spans.
-
-    Args:
-        tokens: of the passage.
-        probability: share to take out.
-        mean: length of a span.
-    """
+    """How many tokens are taken out, and in how many spans."""
     if tokens < 2:
         return 0, 0
     masked = min(max(round(tokens * probability), 1), tokens - 1)

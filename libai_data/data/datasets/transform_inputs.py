@@ -28,7 +28,6 @@ class TransformInputs:
     """Reads samples; whoever reads a sample, it draws the same.
 
     Args:
-        dataset: of the samples.
         keeps: functions of a sample; those for which one is false are left out.
         kept: for each sample, whether it may replace another one, bool [samples]; None for all.
     """

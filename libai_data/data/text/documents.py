@@ -20,7 +20,6 @@ class Document(NamedTuple):
 
     Args:
         line: the first of its lines (or rows), from 1, counted from the beginning of the piece.
-        texts: one for each key.
     """
 
     line: int
@@ -41,7 +40,6 @@ def read_piece(piece: Piece, keys: Sequence[str], documents: str) -> Iterator[Re
     """The documents and bad lines of a piece, in order; lines of white space alone are neither.
 
     Args:
-        piece: of any format.
         keys: the keys of JSON objects, or columns, that hold text. Plain text is the text of each of them.
         documents: what is one document of plain text; see `parts.Cutting`.
     """

@@ -125,7 +125,6 @@ def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
     """The content of an opened file, decompressed as its suffix says.
 
     Args:
-        path: of the file.
         raw: the file itself; its `tell` shows how much of it has been read.
 
     Raises:
@@ -147,7 +146,6 @@ def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
     """At least `count` bytes, or fewer at the end of the stream.
 
     Args:
-        path: of the file.
         stream: its content, as `open_decompressed` gives it for a compressed file.
         count: bytes.
 

@@ -36,8 +36,6 @@ class Piece:
     """Some of a file's records, one after the other.
 
     Args:
-        path: of the file.
-        format: one of `files.FORMATS`.
         start: of an uncompressed file the first byte; of Parquet the first row group.
         stop: behind the last.
         data: the bytes themselves, of a compressed file.

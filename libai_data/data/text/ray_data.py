@@ -34,8 +34,6 @@ def tokenize_on_ray(
 
     Args:
         folder: of the shards; all machines have it, as they have the corpus and the tokenizer.
-        parts: taken as they are needed.
-        task: how.
         workers: processes on all machines together; as many as Ray has processors for run at once.
 
     Returns:

@@ -31,7 +31,6 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
     """Split a text into sentences.
 
     Args:
-        text: any length.
         keep_newlines: leave the white space behind a sentence, line ends included, with the sentence; so nothing of the
             text is lost.
 
@@ -54,7 +53,6 @@ def pieces_of(text: str, longest: int) -> Iterator[str]:
     """Cut a text into pieces, where a tokenizer begins a new word as a rule: behind a line's end, or before a space.
 
     Args:
-        text: any length.
         longest: characters of a piece. A piece has half as many at least, but for the last one.
     """
     start = 0

@@ -59,9 +59,6 @@ class Task:
     def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
         """The tokens that each document begins with, and those that it ends with; one at most of each.
 
-        Args:
-            tokenizer: that of the task, loaded.
-
         Raises:
             ConfigError: The tokenizer does not have the token, or none that ends documents.
         """
@@ -83,10 +80,7 @@ class ShardReport:
     """What became of a part.
 
     Args:
-        documents: written.
         empty: documents without a token, or of white space alone, which are left out.
-        characters: of text.
-        tokens: key -> how many.
         unknown: tokens of all keys that stand for what the tokenizer does not know.
         pieces: of each piece its file, and how many lines (of Parquet: rows) it has.
         bad: number of the piece, line within it (0: the file itself), reason.

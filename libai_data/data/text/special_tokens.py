@@ -43,7 +43,6 @@ class FolderSettings:
     Args:
         roles: such as "eos" -> token.
         added: tokens beside those of the vocabulary -> id.
-        lower_case: whether BERT's tokenizer lowers case.
         chat_template: of conversations, in Jinja, or "".
     """
 
@@ -94,7 +93,6 @@ def special_tokens(
     """Role -> id, of the roles that a vocabulary has.
 
     Args:
-        vocabulary: token -> id.
         said: role -> token, by the tokenizer's files.
         marked: tokens that the tokenizer's file marks as special; others, such as HTML's </s>, are text. None where it
             marks none.

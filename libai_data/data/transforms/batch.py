@@ -49,8 +49,6 @@ def check_rows_together(together: int, rows: int, whose: str) -> None:
     """Refuse numbers of rows that would part what a transform needs together.
 
     Args:
-        together: rows that it needs together.
-        rows: of one data-parallel rank.
         whose: where the rows are, for the message.
     """
     if rows % together:

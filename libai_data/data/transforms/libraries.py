@@ -57,7 +57,6 @@ def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
     Memory is used again, since pages that the system gives and takes back cost much time.
 
     Args:
-        purpose: whoever asks.
         shape: of the array; what is larger than 32 MB is made anew.
     """
     size = int(np.prod(shape))

@@ -189,7 +189,6 @@ class SoftLabels:
 
     Args:
         dataset: whose samples have integer `labels` of shape [].
-        num_classes: how many classes there are.
         smoothing: of the weight, the part that is spread evenly over all classes. Source: C. Szegedy et al.,
             "Rethinking the Inception Architecture" (CVPR 2016), section 7.
     """

@@ -28,12 +28,7 @@ class RandomTransform:
         return self.apply(image, sample_generator())
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Transform an image.
-
-        Args:
-            image: see `__call__`.
-            generator: where to draw from.
-        """
+        """Transform an image."""
         raise NotImplementedError
 
 
@@ -107,7 +102,6 @@ def transform_stages(transform: Any, value: Any) -> Iterator[tuple[str, Any]]:
 
     Args:
         transform: from a value to a value.
-        value: what to transform.
 
     Yields:
         Name of the stage, and what it made.

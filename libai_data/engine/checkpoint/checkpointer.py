@@ -130,9 +130,6 @@ class Checkpointer(CheckpointFolder):
     def load(self, path: str) -> dict[str, Any]:
         """Restore everything from a checkpoint; it must fit exactly.
 
-        Args:
-            path: its directory.
-
         Returns:
             Its "iteration", "mesh", "optimizer_step", "extra" and "stateful".
 

@@ -25,10 +25,8 @@ def own_part(
     """Which part of a global tensor lies on a rank: a slice for each dim, or None where the rank does not take part.
 
     Args:
-        shape: of the whole tensor.
         ranks: the placement's ranks [axis, ...].
         split_dims: for each axis the dim it splits, or None where it broadcasts.
-        rank: the rank.
     """
     coordinates = np.argwhere(np.asarray(ranks) == rank)
     if len(coordinates) == 0:

@@ -182,9 +182,6 @@ class _WithoutPadding:
         """The rows that count of a local tensor.
 
         Args:
-            name: of the tensor.
-            tensor: on this rank, whole.
-            rows: of the global batch.
             valid: how many of them count; None for all.
         """
         if tensor.ndim == 0 or tensor.shape[0] != rows:

@@ -13,9 +13,6 @@ _REMEDY = (
 class Leaving:
     """What one rank knows of those that have left.
 
-    Args:
-        world_size: ranks of the job.
-
     Attributes:
         after: rank that has left -> the collectives that it had begun.
     """

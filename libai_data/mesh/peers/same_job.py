@@ -23,10 +23,6 @@ def check_same_job(own: dict[str, Any], theirs: dict[str, Any], rank: int, world
 
     Args:
         own: the `job` and the `machine` of this rank.
-        theirs: those of rank 0.
-        rank: this one.
-        world_size: ranks of the job.
-        nodes: machines that OneFlow has found.
     """
     where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
     if own["job"] != theirs["job"]:
