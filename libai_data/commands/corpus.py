@@ -19,24 +19,17 @@ from libai_data.errors import ConfigError
 
 _COUNTED_AT_ONCE = 1 << 24
 _WIDEST_BAR = 40
-_PICTURE = (720, 24, 150)
-"""Pixels: its width, the height of a row, and the width of the row's name."""
+_PICTURE = (720, 24, 150)  # pixels: its width, the height of a row, and the width of the row's name
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Statistics of an indexed dataset.
+    """Statistics of an indexed dataset."""
 
-    Args:
-        lengths: int64 [documents], tokens of each.
-        duplicates: documents with the same tokens as an earlier one.
-        special: special token -> how often it occurs.
-    """
-
-    lengths: np.ndarray
-    duplicates: int
+    lengths: np.ndarray  # int64 [documents], tokens of each
+    duplicates: int  # documents with the same tokens as an earlier one
     duplicate_tokens: int
-    special: dict[str, int] = field(default_factory=dict)
+    special: dict[str, int] = field(default_factory=dict)  # special token -> how often it occurs
     sequences: int = 0
     dtype: str = ""
 

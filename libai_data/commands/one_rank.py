@@ -21,16 +21,11 @@ SPLITS = tuple(_KINDS)
 
 
 class OneRank(NamedTuple):
-    """Loaders of a split on one process; one for training.
-
-    Args:
-        plan: the steps of the training on the mesh, as the config describes them.
-        follows: the training loader takes these steps, each cut into batches of one data-parallel rank.
-    """
+    """Loaders of a split on one process; one for training."""
 
     loaders: list[Any]
-    plan: StepPlan
-    follows: bool = False
+    plan: StepPlan  # the steps of the training on the mesh, as the config describes them
+    follows: bool = False  # the training loader takes these steps, each cut into batches of one data-parallel rank
 
     def close(self) -> None:
         for loader in self.loaders:

@@ -68,8 +68,7 @@ def _plan(asked: argparse.Namespace) -> list[str]:
 
 
 _NODES_SHOWN = 4
-_WORTH_SHARING = 1.5
-"""How many times a sample must be read over before one reader a node is recommended."""
+_WORTH_SHARING = 1.5  # how many times a sample must be read over before one reader a node is recommended
 
 
 @dataclass(frozen=True)

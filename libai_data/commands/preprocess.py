@@ -19,8 +19,7 @@ from libai_data.errors.argument_rules import PATH, check, whole
 
 TOKENIZER_NAMES = ("BertTokenizer", "GPT2Tokenizer", "RobertaTokenizer", "T5Tokenizer")
 _EXTRA_IDS_OF_T5 = 100
-_MOST_UNKNOWN = 0.01
-"""Share of tokens that the tokenizer may not know without a warning."""
+_MOST_UNKNOWN = 0.01  # share of tokens that the tokenizer may not know without a warning
 
 
 def add_input_arguments(arguments: argparse.ArgumentParser) -> None:

@@ -22,30 +22,19 @@ from libai_data.errors import ConfigError
 from libai_data.mesh.parallel_mesh import ParallelMesh
 from libai_data.structures import fields_of, origin_of
 
-_GOOD_ENOUGH = 0.95
-"""The fewest workers that reach this share of the best rate are recommended: each costs memory."""
-
+_GOOD_ENOUGH = 0.95  # the fewest workers that reach this share of the best rate are recommended: each costs memory
 _WARM_UP_BATCHES = 2
 
 
 class Measurement(NamedTuple):
-    """One run of a loader, once the first batches are there.
+    """One run of a loader, once the first batches are there."""
 
-    Args:
-        workers: worker processes.
-        rate: samples a second.
-        seconds: of each stage, a sample.
-        batch: seconds from one batch to the next.
-        fixed: seconds that the trainer spends on a batch, besides reading samples.
-        streaming: what was fetched of a streamed source, in words; "" of another one.
-    """
-
-    workers: int
-    rate: float
-    seconds: Sequence[float]
-    batch: float
-    fixed: float
-    streaming: str = ""
+    workers: int  # worker processes
+    rate: float  # samples a second
+    seconds: Sequence[float]  # of each stage, a sample
+    batch: float  # seconds from one batch to the next
+    fixed: float  # seconds that the trainer spends on a batch, besides reading samples
+    streaming: str = ""  # what was fetched of a streamed source, in words; "" of another one
 
     @property
     def bottleneck(self) -> str:

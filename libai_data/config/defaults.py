@@ -17,17 +17,12 @@ from libai_data.errors.argument_rules import FLAG, PATH, TEXT, Rule, list_of, on
 
 
 class Key(NamedTuple):
-    """A key of a config.
+    """A key of a config."""
 
-    Args:
-        default: its value in configs that do not set it.
-        is_computed: a run adds it to the config, so that a saved config holds it.
-    """
-
-    default: Any
+    default: Any  # its value in configs that do not set it
     rule: Rule
     meaning: str
-    is_computed: bool = False
+    is_computed: bool = False  # a run adds it to the config, so that a saved config holds it
 
 
 def _describes_evaluators(value: Any) -> bool:

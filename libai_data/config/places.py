@@ -22,8 +22,7 @@ class Place:
 
     root: DictConfig
     section: DictConfig | ListConfig
-    path: str
-    """The section's own dotted key."""
+    path: str  # the section's own dotted key
     key: str | int
 
     @property

@@ -26,12 +26,10 @@ SPECIAL_KEYS = frozenset({TARGET, RECURSIVE})
 class Parameters:
     """The arguments of a target that can be given by name."""
 
-    positional: tuple[str, ...]
-    """Those that can also be given by place, in order."""
+    positional: tuple[str, ...]  # those that can also be given by place, in order
     names: frozenset[str]
     required: frozenset[str]
-    takes_any: bool
-    """Whether it takes `**kwargs`, or tells nothing about its arguments."""
+    takes_any: bool  # whether it takes `**kwargs`, or tells nothing about its arguments
 
     def accepts(self, name: str) -> bool:
         """Whether the target can be called with this keyword."""

@@ -25,29 +25,21 @@ from libai_data.structures import BatchInfo, RowIndices
 MOST_UNTAKEN = 4
 """Batches that may wait for one rank of the node; then its leader waits too, so that memory stays bounded."""
 
-_KEPT = MOST_UNTAKEN + 3
-"""Batches that wait for other ranks, are in their hands, or on their way back."""
+_KEPT = MOST_UNTAKEN + 3  # batches that wait for other ranks, are in their hands, or on their way back
 
 
 @dataclass(frozen=True)
 class NodeBatch:
-    """A batch as it lies in the memory that the ranks of a node share.
-
-    Args:
-        rows: which samples it holds, where this process read them.
-        arrays: of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
-        skeleton: how the batch is nested; None if all its fields are tensors.
-        place: offset and size in the arena.
-        specs: where each array lies within this place.
-    """
+    """A batch as it lies in the memory that the ranks of a node share."""
 
     info: BatchInfo
-    rows: RowIndices | None
+    rows: RowIndices | None  # which samples it holds, where this process read them
+    # Of each field, the rows of all shards that are delivered to the node; they keep the memory in use.
     arrays: dict[str, np.ndarray]
     layouts: dict[str, Layout]
-    skeleton: Skeleton | None
-    place: tuple[int, int]
-    specs: tuple[ArraySpec, ...]
+    skeleton: Skeleton | None  # how the batch is nested; None if all its fields are tensors
+    place: tuple[int, int]  # offset and size in the arena
+    specs: tuple[ArraySpec, ...]  # where each array lies within this place
 
 
 _Form = tuple[tuple[ArraySpec, ...], dict[str, Layout], Optional[Skeleton]]

@@ -37,11 +37,8 @@ from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0,
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
 from libai_data.structures import Agreement, Instance, Origin, RowIndices
 
-_SENT_AHEAD = 4
-"""Batches that may be on their way to another node."""
-
-_HANDED_OUT_AHEAD = 1
-"""Batches that other ranks may take before this one does."""
+_SENT_AHEAD = 4  # batches that may be on their way to another node
+_HANDED_OUT_AHEAD = 1  # batches that other ranks may take before this one does
 
 
 class DatasetSummary:
@@ -81,8 +78,7 @@ class _Announcement:
     fingerprint: str = "{}"
     blend: Blend | None = None
     is_stream_transform: bool = False
-    shards: str = ""
-    """A digest of their lengths."""
+    shards: str = ""  # a digest of their lengths
     shard_lengths: bytes = field(default=b"", repr=False)
 
 

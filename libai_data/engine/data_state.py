@@ -105,8 +105,7 @@ class CountedLoader:
 
     def __init__(self, loader: Any) -> None:
         self.counted = loader
-        self._rounds = 0
-        """Rounds of the loader that were begun in this process."""
+        self._rounds = 0  # rounds of the loader that were begun in this process
         self._round, self._batches, self._digest = 0, 0, ""
         self._restored: dict[str, Any] | None = None
 

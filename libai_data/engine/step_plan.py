@@ -16,31 +16,20 @@ SKIP_KEY = "train.skip_steps"
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The sizes of a step, complete and consistent.
+    """The sizes of a step, complete and consistent."""
 
-    Args:
-        micro_batch_size: samples of one batch on one data-parallel rank (`train.train_micro_batch_size`).
-        global_batch_size: samples of a step over all ranks; the product of these two and the data-parallel size.
-    """
-
-    micro_batch_size: int
+    micro_batch_size: int  # samples of one batch on one data-parallel rank (`train.train_micro_batch_size`)
     num_accumulation_steps: int
-    global_batch_size: int
+    global_batch_size: int  # samples of a step over all ranks; the product of these two and the data-parallel size
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The steps of a training.
+    """The steps of a training."""
 
-    Args:
-        schedule: global batch size of each step.
-        sizes: of each global batch size in it, how a step is cut into batches.
-        skip_steps: (first step, last step), both included, whose samples are left out.
-    """
-
-    schedule: StepSchedule
-    sizes: dict[int, BatchSizes]
-    skip_steps: Ranges = ()
+    schedule: StepSchedule  # global batch size of each step
+    sizes: dict[int, BatchSizes]  # of each global batch size in it, how a step is cut into batches
+    skip_steps: Ranges = ()  # (first step, last step), both included, whose samples are left out
 
     @property
     def first(self) -> BatchSizes:

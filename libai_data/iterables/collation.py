@@ -15,13 +15,9 @@ from libai_data.structures import DistTensorData
 
 
 class BatchRow(NamedTuple):
-    """A row of a batch that the iterable yielded.
+    """A row of a batch that the iterable yielded."""
 
-    Args:
-        leaves: path -> array or `DistTensorData` [rows, ...], or list of strings.
-    """
-
-    leaves: dict[str, Any]
+    leaves: dict[str, Any]  # path -> array or `DistTensorData` [rows, ...], or list of strings
     skeleton: dict[str, Any]
     row: int
 

@@ -16,12 +16,9 @@ from libai_data.errors import SchemaError
 from libai_data.iterables.collation import BatchRow
 from libai_data.mesh.arrays import is_flow_tensor
 
-_HASHED_BYTES = 1024
-"""Up to so many bytes of an array are hashed as they are; of a larger one, 64 bits for each block."""
-
+_HASHED_BYTES = 1024  # up to so many bytes of an array are hashed as they are; of a larger one, 64 bits for each block
 _BLOCK_WORDS = 8192
-_DEPTH = 3
-"""Objects are looked into no deeper, since they may refer to each other in a circle."""
+_DEPTH = 3  # objects are looked into no deeper, since they may refer to each other in a circle
 
 
 def running_digest(before: str, piece: Any, names: Sequence[str] | None = None) -> str:

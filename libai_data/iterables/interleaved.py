@@ -19,32 +19,21 @@ _ROWS_COMPARED = 8
 
 
 class ShardPlace(NamedTuple):
-    """A place in a shard.
-
-    Args:
-        row: at or before the place; where the state was saved.
-        state: of the source of the shard before `row`; None for its beginning.
-        ended: there are no more rows.
-    """
+    """A place in a shard."""
 
     taken: int = 0
-    row: int = 0
-    state: str | None = None
-    ended: bool = False
+    row: int = 0  # at or before the place; where the state was saved
+    state: str | None = None  # of the source of the shard before `row`; None for its beginning
+    ended: bool = False  # there are no more rows
 
 
 class ShardPart(NamedTuple):
-    """Some rows of a shard.
-
-    Args:
-        row: at or before the first of them; where the state was saved.
-        keeps_state: whether the source of the shard gives states; None if it is not known.
-    """
+    """Some rows of a shard."""
 
     rows: list[Any]
-    row: int
+    row: int  # at or before the first of them; where the state was saved
     state: str | None
-    keeps_state: bool | None
+    keeps_state: bool | None  # whether the source of the shard gives states; None if it is not known
 
 
 def part_of(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPart:

@@ -16,9 +16,7 @@ from libai_data.errors import SampleError
 from libai_data.iterables.iterable_source import SaveState
 from libai_data.loader.resumable import finish
 
-_LOOK_SECONDS = 0.2
-"""How long either side waits before it looks whether it still should."""
-
+_LOOK_SECONDS = 0.2  # how long either side waits before it looks whether it still should
 _END_SECONDS = 5.0
 
 Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
@@ -26,18 +24,12 @@ Open = Callable[[], tuple[Iterator[Any], Optional[SaveState]]]
 
 @dataclass(frozen=True)
 class Group:
-    """Some consecutive items of an iterable.
+    """Some consecutive items of an iterable."""
 
-    Args:
-        items: samples or batches, in order; fewer than asked for at the end.
-        state: of the iterable after these items, as JSON text; None if it has no state.
-        error: what it raised instead of the next item.
-    """
-
-    items: list[Any]
-    state: str | None = None
+    items: list[Any]  # samples or batches, in order; fewer than asked for at the end
+    state: str | None = None  # of the iterable after these items, as JSON text; None if it has no state
     is_last: bool = False
-    error: BaseException | None = None
+    error: BaseException | None = None  # what it raised instead of the next item
 
 
 class _Shared:

@@ -24,15 +24,11 @@ from libai_data.structures import batch_info
 
 
 class Row(NamedTuple):
-    """A row and where it is: in which round, and which of its rows.
-
-    Args:
-        piece: a sample as it came, a `BatchRow`, or a `FailedRow`, which has the number of the row behind it.
-    """
+    """A row and where it is: in which round, and which of its rows."""
 
     epoch: int
     number: int
-    piece: Any
+    piece: Any  # a sample as it came, a `BatchRow`, or a `FailedRow`, which has the number of the row behind it
 
 
 @dataclass(frozen=True)
@@ -45,35 +41,23 @@ class Mark:
 
 @dataclass(frozen=True)
 class Place:
-    """Between two rows.
-
-    Args:
-        index: rows of it that were taken.
-        digest: of all rows of the epoch up to here; "" if it is not known.
-        mark: the newest saved state at or before the place.
-    """
+    """Between two rows."""
 
     epoch: int = 0
-    index: int = 0
-    digest: str = ""
-    mark: Mark | None = None
+    index: int = 0  # rows of it that were taken
+    digest: str = ""  # of all rows of the epoch up to here; "" if it is not known
+    mark: Mark | None = None  # the newest saved state at or before the place
 
 
 @dataclass(frozen=True)
 class ReadingOptions:
-    """How iterables are read.
-
-    Args:
-        cycle: restart at the end, without end.
-        timeout: seconds without an item after which an iterable counts as hung.
-        failures: takes note of rows that are left out.
-    """
+    """How iterables are read."""
 
     names: Sequence[str] | None = None
-    cycle: bool = False
+    cycle: bool = False  # restart at the end, without end
     ahead: int = 4
-    timeout: float = 600.0
-    failures: FailureLog | None = None
+    timeout: float = 600.0  # seconds without an item after which an iterable counts as hung
+    failures: FailureLog | None = None  # takes note of rows that are left out
 
 
 class RowReader:

@@ -13,8 +13,7 @@ from libai_data.data.shard_work.process_pool import ProcessPool, Work
 from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_of, place_after
 from libai_data.loader.resumable import finish
 
-_PARTS_AHEAD = 2
-"""A lane reads a shard ahead until so many of its parts wait."""
+_PARTS_AHEAD = 2  # a lane reads a shard ahead until so many of its parts wait
 
 Read = Callable[[Any], tuple[list[Any], bool, Optional[str]]]
 MakePart = Callable[[int, int, int, Optional[str]], Any]
@@ -26,8 +25,7 @@ class _Round:
     def __init__(self, make_part: MakePart, places: Sequence[ShardPlace]) -> None:
         self.make_part = make_part
         self.parts: list[deque[ShardPart]] = [deque() for _ in places]
-        self.places = list(places)
-        """Of what is to be read next."""
+        self.places = list(places)  # of what is to be read next
         self.error: BaseException | None = None
         self.is_over = False
         self.changed = threading.Condition()

@@ -46,28 +46,20 @@ _MOST_AT_ONCE = 64
 _SECONDS_AT_ONCE = 0.02
 _BYTES_AT_ONCE = 8 << 20
 
-_one_answer = threading.Lock()
-"""Locked while `get_worker_info` of this process returns a shard."""
+_one_answer = threading.Lock()  # locked while `get_worker_info` of this process returns a shard
 
 
 @dataclass(frozen=True)
 class Sharding:
-    """How a stream is read.
+    """How a stream is read."""
 
-    Args:
-        num_shards: number of shards; None reads the stream as a whole.
-        shuffle_buffer: size of the buffer from which the next sample is drawn; 0 keeps the order.
-        num_workers: processes or threads that read the shards; with 0, the thread that reads ahead reads them in turn.
-        worker_type: "process" or "thread".
-        worker_init_fn: called with the number of each shard before it is opened.
-    """
-
-    num_shards: int | None = None
-    shuffle_buffer: int = 0
+    num_shards: int | None = None  # number of shards; None reads the stream as a whole
+    shuffle_buffer: int = 0  # size of the buffer from which the next sample is drawn; 0 keeps the order
     seed: int = 0
+    # Processes or threads that read the shards; with 0, the thread that reads ahead reads them in turn.
     num_workers: int = 0
-    worker_type: str = "process"
-    worker_init_fn: Callable[[int], Any] | None = None
+    worker_type: str = "process"  # "process" or "thread"
+    worker_init_fn: Callable[[int], Any] | None = None  # called with the number of each shard before it is opened
     skips: bool = False
 
     @property
@@ -84,18 +76,13 @@ class Sharding:
 
 
 class Part(NamedTuple):
-    """What is to be read next of a shard: the rows from `start` on, as many as can be read in a moment.
-
-    Args:
-        row: at or before `start`; where the state was saved.
-        state: of the source before `row`; None for the beginning.
-    """
+    """What is to be read next of a shard: the rows from `start` on, as many as can be read in a moment."""
 
     epoch: int
     shard: int
     start: int
-    row: int = 0
-    state: str | None = None
+    row: int = 0  # at or before `start`; where the state was saved
+    state: str | None = None  # of the source before `row`; None for the beginning
 
 
 class ShardReader:

@@ -19,8 +19,7 @@ from libai_data.structures import BatchInfo
 
 _Key = tuple[int, int]
 
-_PLACES_KEPT = 64
-"""More than batches can be between the one that is read and the one that the trainer has taken."""
+_PLACES_KEPT = 64  # more than batches can be between the one that is read and the one that the trainer has taken
 
 STATE = Keys(
     {"position": whole(0), "ends": one_of("short", "pad", "drop", "cycle")},

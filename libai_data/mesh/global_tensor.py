@@ -115,22 +115,16 @@ def local_to_global(
 
 @dataclass(frozen=True)
 class _Way:
-    """How the local tensors of a field become global ones.
-
-    Args:
-        sbp: with which each rank fills its own part.
-        taken_over: OneFlow takes the part over as it is.
-        narrow: dim, start and length of the rank's part of its shard; None for all of it.
-        moved_to: sbp to which data is moved afterwards; None if it is in its place already.
-    """
+    """How the local tensors of a field become global ones."""
 
     shape: tuple[int, ...]
     placement: Any
     device_type: str
-    sbp: list[Any]
-    taken_over: bool
+    sbp: list[Any]  # with which each rank fills its own part
+    taken_over: bool  # OneFlow takes the part over as it is
+    # Dim, start and length of the rank's part of its shard; None for all of it.
     narrow: tuple[int, int, int] | None = None
-    moved_to: list[Any] | None = None
+    moved_to: list[Any] | None = None  # sbp to which data is moved afterwards; None if it is in its place already
 
 
 # A batch has the layout of the one before, and OneFlow takes longer to make a placement than to take over a tensor.

@@ -200,17 +200,12 @@ class ShardJob:
 
 @dataclass(frozen=True)
 class ShardReport:
-    """What was written.
-
-    Args:
-        digest: of the records, as a source gives them.
-        input: the job's; a shard whose input has another identity now is written again.
-    """
+    """What was written."""
 
     records: int
     size: int
-    digest: str
-    input: str = ""
+    digest: str  # of the records, as a source gives them
+    input: str = ""  # the job's; a shard whose input has another identity now is written again
 
 
 class WriteShard:

@@ -29,8 +29,7 @@ from libai_data.mesh.peers.network_link import send_head
 
 _SECONDS = 60.0
 _PROBLEM = "problem"
-_SECONDS_FOR_THE_REST = 15.0
-"""What questions and the table may take at most, beyond the time for coming and looking."""
+_SECONDS_FOR_THE_REST = 15.0  # what questions and the table may take at most, beyond the time for coming and looking
 
 
 def parser() -> argparse.ArgumentParser:

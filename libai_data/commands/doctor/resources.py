@@ -17,9 +17,7 @@ from libai_data.errors import bytes_in_words
 
 MEMORY, LIMITS = "shared memory", "limits"
 
-_SLOTS_BESIDE_PREFETCHED = 3
-"""Of the batch that the model has, the one that is asked for, and one that is kept."""
-
+_SLOTS_BESIDE_PREFETCHED = 3  # of the batch that the model has, the one that is asked for, and one that is kept
 _USUAL_PREFETCH = 4
 _SHARED_MEMORY = "/dev/shm"
 _LEAST_FOR_NCCL = 1 << 30

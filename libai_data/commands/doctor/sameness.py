@@ -23,8 +23,7 @@ PACKAGES, CONFIG, MESH, PLACE, DATASET, STORAGE = "packages", "config", "mesh", 
 _HOSTS_NAMED = 8
 _SAMPLES_HASHED = 4
 _SECONDS, _MOST_SAMPLES = 0.5, 2000
-_SLOW = 10.0
-"""How many times slower than the usual rank is worth a warning."""
+_SLOW = 10.0  # how many times slower than the usual rank is worth a warning
 
 
 def examine_packages(examined: Examined) -> Facts:

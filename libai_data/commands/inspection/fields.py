@@ -23,20 +23,15 @@ Part = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class FieldReport:
-    """One field over the rows that were read: its numbers, and how it lies on the mesh.
-
-    Args:
-        sample_shape: without the batch dim; of ragged batches the longest.
-        shape: of the global tensor of one batch; None if it cannot be made, for the reason in `problem`.
-        low: the least finite number, as `high` the largest; None without any.
-    """
+    """One field over the rows that were read: its numbers, and how it lies on the mesh."""
 
     name: str
     dtype: str
-    sample_shape: tuple[int, ...]
+    sample_shape: tuple[int, ...]  # without the batch dim; of ragged batches the longest
     ragged: bool
+    # Of the global tensor of one batch; None if it cannot be made, for the reason in `problem`.
     shape: tuple[int, ...] | None
-    low: float | None
+    low: float | None  # the least finite number, as `high` the largest; None without any
     high: float | None
     mean: float | None
     nans: int

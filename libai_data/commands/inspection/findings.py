@@ -25,8 +25,7 @@ Bars = list[tuple[str, int]]
 
 _NAMED = 5
 _MOST_BARS = 32
-_IGNORED_LABELS = (-1, -100)
-"""Of tokens that the loss leaves out, in the usual loss functions."""
+_IGNORED_LABELS = (-1, -100)  # of tokens that the loss leaves out, in the usual loss functions
 
 
 @dataclass(frozen=True)

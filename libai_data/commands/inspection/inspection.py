@@ -27,8 +27,7 @@ from libai_data.structures import fields_of
 STAGES = ("source", "transform", "copy")
 """Of `loader.stats()`."""
 
-_READ = 256
-"""Rows whose numbers the table and the warnings go by, of a step that has more."""
+_READ = 256  # rows whose numbers the table and the warnings go by, of a step that has more
 
 
 @dataclass

@@ -53,8 +53,7 @@ td.bad { color: #b83232; font-weight: 600 } td.number { text-align: right; font-
 .bars::before { content: attr(data-most); position: absolute; right: 100%; padding-right: 5px }
 .bars::after { content: "0"; position: absolute; right: 100%; padding-right: 5px; bottom: -3px }
 """
-_MOST_SHOWN = 4
-"""Coordinates of an axis that are shown; of a larger one the first ones."""
+_MOST_SHOWN = 4  # coordinates of an axis that are shown; of a larger one the first ones
 _COLOURS = ("#2b6cb0", "#c05621", "#2f855a", "#6b46c1", "#b83280", "#975a16", "#0987a0", "#4a5568")
 _CHART_WIDTH, _LETTER_WIDTH = 290, 7
 

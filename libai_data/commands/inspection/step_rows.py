@@ -30,19 +30,13 @@ Stage = tuple[str, Any]
 
 @dataclass(frozen=True)
 class RowOrigin:
-    """Where a row of a step comes from, and which data-parallel rank takes it.
-
-    Args:
-        shard: coordinate of the rank on the data axis.
-        epoch: of the sample, as `index`; None where the loader does not tell.
-        source: name of the dataset that the sample is from, and its index there, in words.
-    """
+    """Where a row of a step comes from, and which data-parallel rank takes it."""
 
     row: int
-    shard: int
-    epoch: int | None
+    shard: int  # coordinate of the rank on the data axis
+    epoch: int | None  # of the sample, as `index`; None where the loader does not tell
     index: int | None
-    source: str = ""
+    source: str = ""  # name of the dataset that the sample is from, and its index there, in words
 
     @property
     def name(self) -> str:
@@ -52,20 +46,14 @@ class RowOrigin:
 
 @dataclass
 class StepRows:
-    """Rows of a step.
-
-    Args:
-        position: of its first sample in the stream.
-        size: rows of the whole step, of which only the first may have been read.
-        micro_batch_size: rows of one batch of one data-parallel rank.
-        values: field -> its array in each row that was read, without the batch dim.
-    """
+    """Rows of a step."""
 
     step: int
-    position: int
-    size: int
-    micro_batch_size: int
+    position: int  # of its first sample in the stream
+    size: int  # rows of the whole step, of which only the first may have been read
+    micro_batch_size: int  # rows of one batch of one data-parallel rank
     origins: list[RowOrigin] = field(default_factory=list)
+    # Field -> its array in each row that was read, without the batch dim.
     values: dict[str, list[np.ndarray]] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
     collated: bool = False

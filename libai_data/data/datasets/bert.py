@@ -54,8 +54,7 @@ class BertDataset(SentenceDataset):
         FormatError: A file is broken.
     """
 
-    _special_tokens = 3
-    """[CLS] and two [SEP], as in LiBai also for one passage."""
+    _special_tokens = 3  # [CLS] and two [SEP], as in LiBai also for one passage
 
     def __init__(
         self,

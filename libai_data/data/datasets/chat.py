@@ -24,15 +24,10 @@ _RULES = {"max_seq_length": whole(1, 1 << 22), "too_long": one_of(REFUSE, CUT_EN
 
 
 class _Tokens(NamedTuple):
-    """A conversation.
+    """A conversation."""
 
-    Args:
-        ids: int64 [n].
-        loss: bool [n], whether a token is to be predicted.
-    """
-
-    ids: np.ndarray
-    loss: np.ndarray
+    ids: np.ndarray  # int64 [n]
+    loss: np.ndarray  # bool [n], whether a token is to be predicted
 
 
 class ChatDataset:

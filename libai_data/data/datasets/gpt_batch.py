@@ -43,23 +43,14 @@ class SampleForm:
 
 @dataclass(frozen=True)
 class _Stretch:
-    """Stretches of the stream, one a row and all of one width, and how pieces make them up.
+    """Stretches of the stream, one a row and all of one width, and how pieces make them up."""
 
-    Args:
-        firsts: int64 [rows], the first place of each row in the stream.
-        width: places of a row.
-        pieces: int64 [n], the pieces that make up the rows, row after row.
-        rows: int64 [n], the row of each.
-        begins: int64 [n], the first place of its row that each has.
-        lengths: int64 [n], how many places of its row each has.
-    """
-
-    firsts: np.ndarray
-    width: int
-    pieces: np.ndarray
-    rows: np.ndarray
-    begins: np.ndarray
-    lengths: np.ndarray
+    firsts: np.ndarray  # int64 [rows], the first place of each row in the stream
+    width: int  # places of a row
+    pieces: np.ndarray  # int64 [n], the pieces that make up the rows, row after row
+    rows: np.ndarray  # int64 [n], the row of each
+    begins: np.ndarray  # int64 [n], the first place of its row that each has
+    lengths: np.ndarray  # int64 [n], how many places of its row each has
 
     @cached_property
     def places(self) -> np.ndarray:

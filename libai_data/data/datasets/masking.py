@@ -21,17 +21,13 @@ _MOST_NGRAMS = 1 << 10
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked.
-
-    Args:
-        max_ngrams: up to so many words in a row are masked together; n words with a probability in proportion to 1 / n.
-        whole_words: whether words are masked as a whole.
-        chinese_words: whether "##" before Chinese characters only says which belong to one word, and is taken off.
-    """
+    """How tokens are masked."""
 
     probability: float = 0.15
+    # Up to so many words in a row are masked together; n words with a probability in proportion to 1 / n.
     max_ngrams: int = 3
-    whole_words: bool = True
+    whole_words: bool = True  # whether words are masked as a whole
+    # Whether "##" before Chinese characters only says which belong to one word, and is taken off.
     chinese_words: bool = False
 
     def __post_init__(self) -> None:

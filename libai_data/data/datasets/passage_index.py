@@ -19,21 +19,13 @@ _STRETCH = 1 << 20
 
 
 class Passages(NamedTuple):
-    """Samples in the order of the corpus.
+    """Samples in the order of the corpus."""
 
-    Args:
-        start: int64 [samples], the place of the first token of each among all tokens.
-        stop: int64 [samples], the place behind its last.
-        first_bound: int64 [samples], the number of the first of the `doc_idx` that lie within each sample.
-        stop_bound: int64 [samples], the number behind the last.
-        used: int64 [1], tokens that samples hold, counted as often as they do.
-    """
-
-    start: np.ndarray
-    stop: np.ndarray
-    first_bound: np.ndarray
-    stop_bound: np.ndarray
-    used: np.ndarray
+    start: np.ndarray  # int64 [samples], the place of the first token of each among all tokens
+    stop: np.ndarray  # int64 [samples], the place behind its last
+    first_bound: np.ndarray  # int64 [samples], the number of the first of the `doc_idx` that lie within each sample
+    stop_bound: np.ndarray  # int64 [samples], the number behind the last
+    used: np.ndarray  # int64 [1], tokens that samples hold, counted as often as they do
 
 
 def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages:

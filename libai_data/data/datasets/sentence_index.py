@@ -31,19 +31,13 @@ class SentenceRule:
 
     A sample for pairs takes sentences until it has `max_tokens`, and `min_sentences`; rather than leave the document's
     last sentence alone, it takes that too. For samples of one sentence or more, see `passage_index`.
-
-    Args:
-        max_tokens: of a sample, without special tokens; what is more is cut off when the sample is read.
-        min_sentences: of a sample; shorter documents are left out. Sentences without a token do not count.
-        short_seq_prob: share of samples that aim at a length drawn evenly from 2 to `max_tokens`.
-        seed: decides which these are.
-        max_num_samples: the corpus is repeated, with other short samples, until there are so many; None for once.
     """
 
-    max_tokens: int
-    min_sentences: int
-    short_seq_prob: float = 0.0
-    seed: int = 1234
+    max_tokens: int  # of a sample, without special tokens; what is more is cut off when the sample is read
+    min_sentences: int  # of a sample; shorter documents are left out. Sentences without a token do not count.
+    short_seq_prob: float = 0.0  # share of samples that aim at a length drawn evenly from 2 to `max_tokens`
+    seed: int = 1234  # decides which these are
+    # The corpus is repeated, with other short samples, until there are so many; None for once.
     max_num_samples: int | None = None
 
     def __post_init__(self) -> None:
@@ -64,21 +58,13 @@ class SentenceRule:
 
 
 class SentenceSamples(NamedTuple):
-    """Samples in the order of the corpus.
+    """Samples in the order of the corpus."""
 
-    Args:
-        first: int64 [samples], the first sentence of each.
-        stop: int64 [samples], the sentence behind its last.
-        start: int64 [samples], the place of its first token among all tokens.
-        target: int64 [samples], how many tokens it may have.
-        used: int64 [1], tokens of the corpus that samples hold, counted as often as they do.
-    """
-
-    first: np.ndarray
-    stop: np.ndarray
-    start: np.ndarray
-    target: np.ndarray
-    used: np.ndarray
+    first: np.ndarray  # int64 [samples], the first sentence of each
+    stop: np.ndarray  # int64 [samples], the sentence behind its last
+    start: np.ndarray  # int64 [samples], the place of its first token among all tokens
+    target: np.ndarray  # int64 [samples], how many tokens it may have
+    used: np.ndarray  # int64 [1], tokens of the corpus that samples hold, counted as often as they do
 
 
 def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:

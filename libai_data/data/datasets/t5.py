@@ -138,15 +138,10 @@ class T5Dataset(SentenceDataset):
 
 
 class Spans(NamedTuple):
-    """Spans to take out.
+    """Spans to take out."""
 
-    Args:
-        starts: int64 [spans], first token of each.
-        lengths: int64 [spans], at least 1.
-    """
-
-    starts: np.ndarray
-    lengths: np.ndarray
+    starts: np.ndarray  # int64 [spans], first token of each
+    lengths: np.ndarray  # int64 [spans], at least 1
 
 
 def span_numbers(tokens: int, probability: float, mean: float) -> tuple[int, int]:

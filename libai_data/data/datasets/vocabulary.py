@@ -49,17 +49,12 @@ def special_id(tokenizer: Any, role: str) -> int:
 
 
 class VocabularyTables(NamedTuple):
-    """What masking has to know of tokens, by their id.
+    """What masking has to know of tokens, by their id."""
 
-    Args:
-        continues: bool [ids], whether a token goes on with the word of the one before it.
-        unmarked: int64 [ids], the token without the "##" of a Chinese character within a word; others are themselves.
-        ordinary: int64 [n], ids that random replacements are drawn from: all but special ones.
-    """
-
-    continues: np.ndarray
+    continues: np.ndarray  # bool [ids], whether a token goes on with the word of the one before it
+    # Int64 [ids], the token without the "##" of a Chinese character within a word; others are themselves.
     unmarked: np.ndarray
-    ordinary: np.ndarray
+    ordinary: np.ndarray  # int64 [n], ids that random replacements are drawn from: all but special ones
 
 
 def vocabulary_tables(tokenizer: Any) -> VocabularyTables:

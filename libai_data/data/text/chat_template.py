@@ -17,15 +17,10 @@ _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 
 class Span(NamedTuple):
-    """Where a message lies in the text of its conversation.
+    """Where a message lies in the text of its conversation."""
 
-    Args:
-        start: the first character of what is said, behind what asks for it.
-        stop: the character behind the message's end, white space behind it left out.
-    """
-
-    start: int
-    stop: int
+    start: int  # the first character of what is said, behind what asks for it
+    stop: int  # the character behind the message's end, white space behind it left out
 
 
 class ChatTemplate:

@@ -16,13 +16,9 @@ _ROWS = 1024
 
 
 class Document(NamedTuple):
-    """A document.
+    """A document."""
 
-    Args:
-        line: the first of its lines (or rows), from 1, counted from the beginning of the piece.
-    """
-
-    line: int
+    line: int  # the first of its lines (or rows), from 1, counted from the beginning of the piece
     texts: tuple[str, ...]
 
 

@@ -33,23 +33,15 @@ _END_OF_LINE = re.compile(rb"\n")
 
 @dataclass(frozen=True)
 class Piece:
-    """Some of a file's records, one after the other.
-
-    Args:
-        start: of an uncompressed file the first byte; of Parquet the first row group.
-        stop: behind the last.
-        data: the bytes themselves, of a compressed file.
-        cost: bytes that it takes on disk.
-        problem: why the file could not be read beyond this piece, or "".
-    """
+    """Some of a file's records, one after the other."""
 
     path: str
     format: str
-    start: int
-    stop: int
-    data: bytes | None = None
-    cost: int = 0
-    problem: str = ""
+    start: int  # of an uncompressed file the first byte; of Parquet the first row group
+    stop: int  # behind the last
+    data: bytes | None = None  # the bytes themselves, of a compressed file
+    cost: int = 0  # bytes that it takes on disk
+    problem: str = ""  # why the file could not be read beyond this piece, or ""
 
     def read(self) -> bytes:
         """The bytes of a piece that is not of Parquet."""
@@ -62,15 +54,10 @@ class Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """Pieces that are tokenized together, into one shard.
+    """Pieces that are tokenized together, into one shard."""
 
-    Args:
-        number: from 0, in the corpus's order.
-        pieces: at least one.
-    """
-
-    number: int
-    pieces: tuple[Piece, ...]
+    number: int  # from 0, in the corpus's order
+    pieces: tuple[Piece, ...]  # at least one
 
     @property
     def cost(self) -> int:
@@ -80,17 +67,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Cutting:
-    """How files are cut.
+    """How files are cut."""
 
-    Args:
-        documents: what is one document of plain text: a line, a paragraph (blank lines between), or the file.
-        format: of all files; by default each file's suffix tells.
-        part_bytes: about how much text makes a part; 0 for a 256th of the files, within 1 and 64 MiB.
-    """
-
-    documents: str = LINE
-    format: str = ""
-    part_bytes: int = 0
+    documents: str = LINE  # what is one document of plain text: a line, a paragraph (blank lines between), or the file
+    format: str = ""  # of all files; by default each file's suffix tells
+    part_bytes: int = 0  # about how much text makes a part; 0 for a 256th of the files, within 1 and 64 MiB
 
     def __post_init__(self) -> None:
         if self.documents not in DOCUMENTS:

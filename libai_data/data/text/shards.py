@@ -77,24 +77,18 @@ class Task:
 
 @dataclass
 class ShardReport:
-    """What became of a part.
-
-    Args:
-        empty: documents without a token, or of white space alone, which are left out.
-        unknown: tokens of all keys that stand for what the tokenizer does not know.
-        pieces: of each piece its file, and how many lines (of Parquet: rows) it has.
-        bad: number of the piece, line within it (0: the file itself), reason.
-        sizes: bytes of each file of the shard, by its name.
-    """
+    """What became of a part."""
 
     documents: int = 0
-    empty: int = 0
+    empty: int = 0  # documents without a token, or of white space alone, which are left out
     characters: int = 0
     tokens: dict[str, int] = field(default_factory=dict)
-    unknown: int = 0
+    unknown: int = 0  # tokens of all keys that stand for what the tokenizer does not know
+    # Of each piece its file, and how many lines (of Parquet: rows) it has.
     pieces: list[tuple[str, int]] = field(default_factory=list)
+    # Number of the piece, line within it (0: the file itself), reason.
     bad: list[tuple[int, int, str]] = field(default_factory=list)
-    sizes: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of each file of the shard, by its name
 
 
 class TokenizingError(WorkError):

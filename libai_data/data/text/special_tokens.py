@@ -38,18 +38,12 @@ SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """What a Hugging Face folder says beside the tokenizer itself, in `tokenizer_config.json`.
+    """What a Hugging Face folder says beside the tokenizer itself, in `tokenizer_config.json`."""
 
-    Args:
-        roles: such as "eos" -> token.
-        added: tokens beside those of the vocabulary -> id.
-        chat_template: of conversations, in Jinja, or "".
-    """
-
-    roles: Mapping[str, str] = field(default_factory=dict)
-    added: Mapping[str, int] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)  # such as "eos" -> token
+    added: Mapping[str, int] = field(default_factory=dict)  # tokens beside those of the vocabulary -> id
     lower_case: bool = False
-    chat_template: str = ""
+    chat_template: str = ""  # of conversations, in Jinja, or ""
 
 
 def read_settings(folder: Path) -> FolderSettings:

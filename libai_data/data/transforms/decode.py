@@ -18,8 +18,7 @@ _JPEG = b"\xff\xd8\xff"
 _EXIF = b"Exif\x00\x00"
 _EXIF_WITHIN = 4096
 _ORIENTATION = {name: number for number, name in ExifTags.TAGS.items()}["Orientation"]
-_REDUCTIONS = (8, 4, 2)
-"""By these libjpeg-turbo decodes faster than in full; by 5/8 to 7/8 it is slower, and no better."""
+_REDUCTIONS = (8, 4, 2)  # by these libjpeg-turbo decodes faster than in full; by 5/8 to 7/8 it is slower, and no better
 
 
 def decode_image(data: bytes, mode: str = "RGB") -> np.ndarray:

@@ -17,8 +17,7 @@ from libai_data.mesh.arrays import as_array
 from libai_data.structures import Instance, fields_of
 
 _ADDED = 3
-_LEAST = 3
-"""Tokens of a document that is cut into three."""
+_LEAST = 3  # tokens of a document that is cut into three
 _FIELDS = {"input_ids", "labels"}
 _IDS = dict.fromkeys(("prefix_id", "middle_id", "suffix_id"), whole(0))
 

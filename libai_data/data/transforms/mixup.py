@@ -27,14 +27,10 @@ _RULES = {
 
 
 class _Mix(NamedTuple):
-    """How a row is mixed with its partner.
+    """How a row is mixed with its partner."""
 
-    Args:
-        own: share of the row itself; what is left is its partner's.
-        box: what of the image is the partner's: top, bottom, left, right; None where all of it is blended.
-    """
-
-    own: float = 1.0
+    own: float = 1.0  # share of the row itself; what is left is its partner's
+    # What of the image is the partner's: top, bottom, left, right; None where all of it is blended.
     box: tuple[int, int, int, int] | None = None
 
 

@@ -14,8 +14,7 @@ from libai_data.errors.argument_rules import check, each, whole
 from libai_data.mesh.current import is_main_process
 
 _LOSSES = "losses of MeanLossEvaluator"
-_LARGEST_EXPONENT = 700.0
-"""Beyond it, float64 has no e to the mean."""
+_LARGEST_EXPONENT = 700.0  # beyond it, float64 has no e to the mean
 
 
 class MeanLossEvaluator(DatasetEvaluator):

@@ -9,9 +9,7 @@ import sysconfig
 import threading
 import time
 
-_IDLE = 0.1
-"""Of a core: a process that uses less computes nothing."""
-
+_IDLE = 0.1  # of a core: a process that uses less computes nothing
 _YIELDING, _TIMES_THE_OWN = 0.02, 2.0
 """Of a core, and times what the process computes: the system's part where OneFlow waits for other ranks. It yields in a
 busy loop."""

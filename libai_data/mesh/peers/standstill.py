@@ -17,8 +17,7 @@ from libai_data.errors import by_rank
 
 SECONDS_BETWEEN_REPORTS = 2.0
 _SECONDS_UNTIL_REPORTED = 4.0
-_SECONDS_FRESH = 10.0
-"""A rank that was stopped reports nothing more, and may continue."""
+_SECONDS_FRESH = 10.0  # a rank that was stopped reports nothing more, and may continue
 
 # How long all ranks wait before they count as waiting for ever, on one node and on several:
 _SECONDS_FOR_BATCHES = 30.0, 300.0  # some for a batch of another rank, which may be on its way;
