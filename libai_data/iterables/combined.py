@@ -61,12 +61,7 @@ class CombinedLoader:
         return {"loaders": {name: loader.state_dict() for name, loader in self.loaders.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any], override: Collection[str] = ()) -> None:
-        """Continue where `state` was saved, with the next `iter(loader)`.
-
-        Args:
-            state: of as many loaders of the same names.
-            override: what may differ on purpose; see `DataLoader.load_state_dict`.
-        """
+        """Continue where `state`, of loaders of the same names, was saved; see `DataLoader.load_state_dict`."""
         check_state(state, Keys({}, others=True), "several loaders")
         saved = state.get("loaders")
         if not isinstance(saved, abc.Mapping) or set(saved) != set(self.loaders):
@@ -91,9 +86,7 @@ class CombinedLoader:
 
 
 class _CombinedPass:
-    """What `iter` of a `CombinedLoader` returns. It is no generator, because an error would end a generator
-    silently.
-    """
+    """What `iter` of a `CombinedLoader` returns; an error would end a generator silently."""
 
     def __init__(self, loader: CombinedLoader) -> None:
         self._loader = loader

@@ -128,7 +128,6 @@ class DataLoader(_Made, metaclass=ABCMeta):
         block: int | None = None,
         **options: Any,
     ) -> Any:
-        """Make the loader."""
         kept = {name: value for name, value in locals().items() if name in _KEPT}
         _refuse_unknown(options)
         if batch_sampler is None and hasattr(batch_size, "__iter__") and not isinstance(batch_size, str):

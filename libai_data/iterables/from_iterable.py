@@ -31,9 +31,8 @@ from libai_data.errors.argument_rules import (
     whole,
 )
 from libai_data.iterables.collation import PieceCollator
-from libai_data.iterables.indexed_batches import IndexedBatches
 from libai_data.iterables.iterable_loader import IterableLoader
-from libai_data.iterables.iterable_source import Source
+from libai_data.iterables.iterable_source import IndexedBatches, Source
 from libai_data.iterables.kinds import dataset_name, is_map_style, refuse_dropped_samples
 from libai_data.iterables.packed_stream import source_of
 from libai_data.iterables.rows import ReadingOptions
@@ -219,11 +218,7 @@ class _SourceSummary:
 def _open(
     plan: ReadPlan, source: Any, batches: bool | None, sharding: Sharding | None, skips: bool, shuffle: bool, seed: int
 ) -> tuple[Any, _SourceSummary]:
-    """Open the source on the ranks that read it, and send all ranks a summary, or the error.
-
-    Returns:
-        Samples that can be had by their index, or a `Source`; None where others read.
-    """
+    """Open the source on the ranks that read it (None elsewhere), and send all ranks a summary, or the error."""
     opened, summary = None, _SourceSummary()
     failure: Exception | None = None
     if plan.shards_read_by(plan.mesh.rank):
@@ -356,15 +351,7 @@ def _stream(
 
 
 def _batches_in_epoch(source: Source | None, summary: _SourceSummary, size: int | None, ends: str) -> int:
-    """The number of batches of an epoch, as the length of the source says.
-
-    Args:
-        source: None on a rank that does not read.
-        size: rows of a batch over all ranks; None if each item of the source is a batch.
-
-    Raises:
-        TypeError: The source does not say it.
-    """
+    """The number of batches of `size` rows (None: the source's own) in an epoch; a TypeError if it is not known."""
     items = summary.length if summary.length is not None or source is None else source.length()
     if items is None or (summary.batches and size is not None):
         raise TypeError(f"the number of batches that {summary.name} yields is unknown; iterate without len(loader)")

@@ -36,15 +36,11 @@ class ShardPart(NamedTuple):
     keeps_state: bool | None  # whether the source of the shard gives states; None if it is not known
 
 
-def part_of(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPart:
-    """The part that was read from `place` on. Its shard has ended, or has this state after it."""
-    return ShardPart(rows, place.row, place.state, None if ended else state is not None)
-
-
-def place_after(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> ShardPlace:
-    """The place after a part that was read from `place` on."""
-    taken = place.taken + len(rows)
-    return ShardPlace(taken, place.row, place.state, ended) if state is None else ShardPlace(taken, taken, state, ended)
+def part_read(place: ShardPlace, rows: list[Any], ended: bool, state: str | None) -> tuple[ShardPart, ShardPlace]:
+    """The part that was read from `place` on, and the place after it, where the shard has ended or has this state."""
+    taken, known = place.taken + len(rows), (place.row, place.state)
+    after = ShardPlace(taken, *(known if state is None else (taken, state)), ended)
+    return ShardPart(rows, *known, None if ended else state is not None), after
 
 
 class _ShardRows:

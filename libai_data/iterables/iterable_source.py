@@ -12,12 +12,12 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from libai_data.data.datasets.combine import length_of
+from libai_data.data.random.permutation import permuted
 from libai_data.errors import CheckpointError, ConfigError
 from libai_data.iterables.failed_rows import Skipping
 from libai_data.iterables.kinds import (
-    is_dali,
-    is_dali_pipeline,
-    is_ffcv,
+    derives_from,
     is_loader,
     is_own_loader,
     knows_its_rounds,
@@ -26,6 +26,7 @@ from libai_data.iterables.kinds import (
     yields_batches,
 )
 from libai_data.iterables.plain_state import decoded, encoded
+from libai_data.loader.worker_info import get_worker_info
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,9 @@ class Source:
         self.batches = yields_batches(thing) if batches is None else batches
         self.short_batch = short_batch(thing) if self.batches else 0
         """Rows of the last batch of a round, where it is known to be shorter than the others; else 0."""
-        thing = PipelineRounds(thing) if is_dali_pipeline(thing) else without_node_splitting(thing)
+        thing = (
+            PipelineRounds(thing) if derives_from(thing, "nvidia.dali", "Pipeline") else without_node_splitting(thing)
+        )
         self._thing = thing
         self._is_factory = callable(thing) and not hasattr(thing, "__iter__") and not isinstance(thing, type)
         if not self._is_factory and not hasattr(thing, "__iter__") and not hasattr(thing, "__getitem__"):
@@ -79,7 +82,7 @@ class Source:
                 )
         self._takes_epoch = "epoch" in accepted
         self._rounds_begun = 0
-        self._last_iterator: Callable[[], Any] = _nothing
+        self._last_iterator: Callable[[], Any] = lambda: None
         self._is_broken_off = False
         self._fresh_state: str | None = None
 
@@ -107,16 +110,7 @@ class Source:
         return max(0, epoch - self._rounds_begun)
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
-        """Begin an epoch.
-
-        Args:
-            epoch: its number.
-            shard: which part of the samples to read, for a function with this parameter.
-            num_shards: the number of parts.
-            state: what `SaveState` returned, to continue there.
-
-        Returns:
-            The iterator, and a function that saves its state, or None.
+        """Begin an epoch, of one shard where a function takes it, at a `state` that `SaveState` returned.
 
         Raises:
             ConfigError: It can be iterated only once, or after a break it continues in the middle.
@@ -188,9 +182,7 @@ class Source:
         )
 
     def _saver(self, get: Callable[[], Any]) -> SaveState | None:
-        """The function that saves the state; None if a checkpoint cannot store it, so that samples are counted
-        instead.
-        """
+        """The function that saves the state; None if a checkpoint cannot store it: then samples are counted."""
         try:
             encoded(get())
         except CheckpointError as error:
@@ -215,9 +207,10 @@ class Source:
         return Skipping(iterator, self.name) if self._skips else iterator
 
     def _adapted(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        if is_dali(self._thing):
-            return (outputs for pipelines in iterator for outputs in _as_list(pipelines))
-        if is_ffcv(self._thing):
+        if derives_from(self._thing, "nvidia.dali"):
+            # Its iterators yield a list with the outputs of each pipeline.
+            return (outputs for each in iterator for outputs in (each if isinstance(each, (list, tuple)) else [each]))
+        if derives_from(self._thing, "ffcv"):
             # It writes each batch over an older one, which may still be in use.
             return map(copy.deepcopy, iterator)
         return iterator
@@ -229,10 +222,6 @@ def _state_of(thing: Any) -> str | None:
         return encoded(thing.state_dict())
     except CheckpointError:
         return None
-
-
-def _nothing() -> None:
-    """What a dead reference gives."""
 
 
 def _reference(iterator: Any) -> Callable[[], Any]:
@@ -253,10 +242,6 @@ def _keywords(function: Any) -> Iterable[str]:
     return [name for name in by_name if name not in bound]
 
 
-def _as_list(pipelines: Any) -> list[Any]:
-    return list(pipelines) if isinstance(pipelines, (list, tuple)) else [pipelines]
-
-
 def _keeps_state(thing: Any) -> bool:
     """Whether an iterable can be put where its state says, exactly."""
     if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
@@ -268,6 +253,35 @@ def _keeps_state(thing: Any) -> bool:
             return False
         examples = getattr(examples, "ex_iterable", None)
     return True
+
+
+class IndexedBatches:
+    """Iterates over `dataset[0]` to `dataset[len(dataset) - 1]`, each of which is a batch.
+
+    If the stream is read in shards, each shard has every `num_shards`-th batch.
+
+    Args:
+        shuffle: use another order of the batches in each epoch.
+    """
+
+    def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:
+        self.dataset, self._shuffle, self._seed = dataset, shuffle, seed
+        self.__qualname__ = type(dataset).__name__  # what errors name
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return length_of(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        size, info = length_of(self.dataset), get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for place in range(first, size, step):
+            index = int(permuted(size, self._seed, self._epoch, np.array([place]))[0]) if self._shuffle else place
+            yield self.dataset[index]
 
 
 class PipelineRounds:

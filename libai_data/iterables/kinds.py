@@ -18,13 +18,13 @@ def yields_batches(thing: Any) -> bool:
     pipeline of WebDataset or Grain that ends with a batching stage, a loader of DALI or FFCV."""
     if is_loader(thing):
         return thing.batch_sampler is not None
-    if _derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
+    if derives_from(thing, "webdataset") and isinstance(getattr(thing, "pipeline", None), list):
         said = [_batches_of_stage(stage) for stage in thing.pipeline]
         return next((each for each in reversed(said) if each is not None), False)
-    if _derives_from(thing, "grain"):
+    if derives_from(thing, "grain"):
         last = ([thing] + list(getattr(thing, "_operations", ())))[-1]
         return type(last).__name__ in ("Batch", "BatchOperation", "BatchIterDataset", "BatchMapDataset")
-    return is_dali(thing) or is_ffcv(thing)
+    return derives_from(thing, "nvidia.dali") or derives_from(thing, "ffcv")
 
 
 def _batches_of_stage(stage: Any) -> bool | None:
@@ -36,7 +36,7 @@ def _batches_of_stage(stage: Any) -> bool | None:
 
 def is_loader(thing: Any) -> bool:
     """Whether it is a DataLoader of torch or OneFlow, or of a class derived from it."""
-    return any(_derives_from(thing, package, "DataLoader") for package in _DATA)
+    return any(derives_from(thing, package, "DataLoader") for package in _DATA)
 
 
 def short_batch(thing: Any) -> int:
@@ -66,29 +66,14 @@ def knows_its_rounds(thing: Any) -> bool:
 
 def is_own_loader(thing: Any) -> bool:
     """Whether it is a loader of this package."""
-    return any(_derives_from(thing, "libai_data", name) for name in _OWN_LOADERS)
-
-
-def is_dali(thing: Any) -> bool:
-    """Whether it is one of DALI's iterators; they yield a list with the outputs of each pipeline."""
-    return _derives_from(thing, "nvidia.dali")
-
-
-def is_dali_pipeline(thing: Any) -> bool:
-    """Whether it is a DALI pipeline, which no iterator has been made of."""
-    return _derives_from(thing, "nvidia.dali", "Pipeline")
-
-
-def is_ffcv(thing: Any) -> bool:
-    """Whether it is FFCV's loader; it uses the memory of its batches again."""
-    return _derives_from(thing, "ffcv")
+    return any(derives_from(thing, "libai_data", name) for name in _OWN_LOADERS)
 
 
 def is_map_style(thing: Any) -> bool:
     """Whether it gives samples by their index: it has a length and `[index]`, and is not a stream."""
     if not hasattr(thing, "__len__") or not hasattr(thing, "__getitem__") or isinstance(thing, (str, bytes, dict)):
         return False
-    is_stream = any(_derives_from(thing, package, "IterableDataset") for package in _DATA)
+    is_stream = any(derives_from(thing, package, "IterableDataset") for package in _DATA)
     return not is_stream and not yields_batches(thing)
 
 
@@ -98,7 +83,7 @@ def refuse_dropped_samples(thing: Any) -> None:
     Raises:
         ConfigError: It is one.
     """
-    parents = [thing] if _derives_from(thing, "grain") else []
+    parents = [thing] if derives_from(thing, "grain") else []
     for dataset in parents:
         if type(dataset).__name__ == "FilterMapDataset":
             raise ConfigError(
@@ -111,7 +96,7 @@ def refuse_dropped_samples(thing: Any) -> None:
 
 def without_node_splitting(thing: Any) -> Any:
     """A WebDataset pipeline without the stage that refuses several ranks, since here the mesh shards the samples."""
-    if not _derives_from(thing, "webdataset") or not isinstance(getattr(thing, "pipeline", None), list):
+    if not derives_from(thing, "webdataset") or not isinstance(getattr(thing, "pipeline", None), list):
         return thing
     names = [getattr(stage, "__name__", "") for stage in thing.pipeline]
     if "split_by_node" in names:
@@ -123,7 +108,8 @@ def without_node_splitting(thing: Any) -> Any:
     return whole
 
 
-def _derives_from(thing: Any, package: str, name: str = "") -> bool:
+def derives_from(thing: Any, package: str, name: str = "") -> bool:
+    """Whether the class of a thing, or a base of it, is of this package, and has this name if one is given."""
     return any(
         (base.__module__ == package or base.__module__.startswith(f"{package}.")) and name in ("", base.__name__)
         for base in type(thing).__mro__

@@ -7,7 +7,7 @@ import operator
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any, Callable, Protocol
+from typing import Any, Callable
 
 import numpy as np
 
@@ -23,29 +23,24 @@ from libai_data.iterables.plain_state import saved_in
 _END = object()
 
 
-class _Stage(Protocol):
-    """What changes the rows of a stream."""
+class _Stage:
+    """A stream that changes the rows of its source."""
 
     source: Any
-
-    def inner_state(self, state: str) -> str:
-        """The state of the source, within a state of this stage."""
-
-    def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
-        """The changed rows, and a function that saves their state; None if the source has no state."""
-
-
-class _RowByRow:
-    """A stream with at most one row for each row of its source, and so with the source's state."""
 
     def __iter__(self) -> Iterator[Any]:
         return source_of(self).open(0, 0, 1)[0]
 
     def inner_state(self, state: str) -> str:
+        """The state of the source, within a state of this stage: the same if each row makes at most one."""
         return state
 
+    def rows(self, rows: Iterator[Any], save: SaveState | None, state: str | None) -> Opened:
+        """The changed rows, and a function that saves their state; None if the source has no state."""
+        raise NotImplementedError
 
-class MappedStream(_RowByRow):
+
+class MappedStream(_Stage):
     """Applies a function to each sample of a stream. The result is a stream too, for `DataLoader` and `from_iterable`.
 
     With `on_error="skip"` the loader leaves out samples for which the function fails.
@@ -69,7 +64,7 @@ class MappedStream(_RowByRow):
         return map(changed, rows), save
 
 
-class FilteredStream(_RowByRow):
+class FilteredStream(_Stage):
     """Skips samples of a stream. The result is a stream too, for `DataLoader` and `from_iterable`.
 
     Args:
@@ -89,7 +84,7 @@ class FilteredStream(_RowByRow):
         return filter(lambda row: isinstance(row, FailedRow) or self._keep(row), rows), save
 
 
-class PackedStream:
+class PackedStream(_Stage):
     """Packs the samples of a stream into sequences of one length. The result is a stream too.
 
     Samples are packed in the order of the stream, or with a window by best fit among so many consecutive samples. An
@@ -119,9 +114,6 @@ class PackedStream:
         packer = PackedDataset(samples, **self._options)
         packer.follow_order(_AsTheyCome(samples), in_rounds=True)
         return packer
-
-    def __iter__(self) -> Iterator[Any]:
-        return source_of(self).open(0, 0, 1)[0]
 
     def inner_state(self, state: str) -> str:
         with saved_in(state) as saved:
@@ -236,7 +228,6 @@ class _Packing:
         return packed
 
     def _mark(self) -> None:
-        """Save the state before the next sample."""
         if self._save is not None:
             self._marks.append((len(self._samples), self._save()))
 
@@ -247,7 +238,6 @@ class _Packing:
         return row
 
     def _forget(self, done: int) -> None:
-        """Let go of samples that are packed."""
         for _ in range(done):
             self._samples.rows.popleft()
         self._samples.first += done
@@ -311,7 +301,7 @@ def source_of(thing: Any, batches: bool | None = None, skips: bool = False) -> S
     Raises:
         ConfigError: It cannot be a source.
     """
-    if isinstance(thing, (MappedStream, FilteredStream, PackedStream)):
+    if isinstance(thing, _Stage):
         return _StagedSource(thing, batches, skips)
     return Source(thing, batches, skips)
 

@@ -191,7 +191,6 @@ class RowReader:
                 return rows
 
     def _fill(self) -> bool:
-        """Fetch the next group; whether there is one."""
         if self._prefetcher is None:
             return False
         group = self._prefetcher.next_group()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 from libai_data.data.shard_work.process_pool import ProcessPool, Work
-from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_of, place_after
+from libai_data.iterables.interleaved import ShardPart, ShardPlace, part_read
 from libai_data.loader.resumable import finish
 
 _PARTS_AHEAD = 2  # a lane reads a shard ahead until so many of its parts wait
@@ -31,9 +31,7 @@ class _Round:
         self.changed = threading.Condition()
 
     def next_shard(self, shards: range) -> int | None:
-        """Wait until a shard needs rows: the one with the fewest parts. None if all have ended, or the epoch is
-        over.
-        """
+        """Wait until a shard needs rows: the one with the fewest parts. None at the end of all, or of the epoch."""
         with self.changed:
             while True:
                 open_ones = [shard for shard in shards if not self.places[shard].ended]
@@ -47,9 +45,9 @@ class _Round:
 
     def add(self, shard: int, rows: list[Any], ended: bool, state: str | None) -> None:
         with self.changed:
+            part, self.places[shard] = part_read(self.places[shard], rows, ended, state)
             if rows:
-                self.parts[shard].append(part_of(self.places[shard], rows, ended, state))
-            self.places[shard] = place_after(self.places[shard], rows, ended, state)
+                self.parts[shard].append(part)
             self.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:

@@ -23,15 +23,7 @@ from libai_data.data.random.hashing import combine64
 from libai_data.data.random.sample_random import become_worker_process
 from libai_data.data.shard_work.process_pool import Work
 from libai_data.errors import ConfigError, SchemaError, error_text
-from libai_data.iterables.interleaved import (
-    Interleaved,
-    ShardPart,
-    ShardPlace,
-    open_round,
-    part_of,
-    place_after,
-    places_in,
-)
+from libai_data.iterables.interleaved import Interleaved, ShardPart, ShardPlace, open_round, part_read, places_in
 from libai_data.iterables.iterable_source import Opened, SaveState
 from libai_data.iterables.packed_stream import WrappedSource, source_of
 from libai_data.iterables.plain_state import saved_in
@@ -64,7 +56,6 @@ class Sharding:
 
     @property
     def shards(self) -> int:
-        """How many there are."""
         return self.num_shards or 1
 
     def words(self) -> dict[str, int] | None:
@@ -182,7 +173,6 @@ class ShardedSource(WrappedSource):
         self._reader = self._made_reader()
 
     def _made_reader(self) -> ShardReader:
-        """A reader of what is read as it is now."""
         sharding = self._sharding
         self._attributes = attributes_of(self._thing)
         try:
@@ -241,7 +231,6 @@ class ShardedSource(WrappedSource):
             )
 
     def close(self) -> None:
-        """End the workers."""
         self._end_lanes()
         super().close()
 
@@ -252,7 +241,6 @@ class ShardedSource(WrappedSource):
 
 
 def _bytes_of(item: Any) -> int:
-    """The approximate size of an item in memory."""
     fields = fields_in(item)
     values = fields.values() if fields is not None else item if isinstance(item, (tuple, list)) else (item,)
     return sum(int(getattr(getattr(value, "tensor", value), "nbytes", 0)) for value in values)
@@ -260,7 +248,6 @@ def _bytes_of(item: Any) -> int:
 
 def _read_in_turn(reader: ShardReader, epoch: int, shard: int, place: ShardPlace) -> Iterator[ShardPart]:
     while not place.ended:
-        rows, ended, state = reader(Part(epoch, shard, place.taken, place.row, place.state))
-        if rows:
-            yield part_of(place, rows, ended, state)
-        place = place_after(place, rows, ended, state)
+        part, place = part_read(place, *reader(Part(epoch, shard, place.taken, place.row, place.state)))
+        if part.rows:
+            yield part

@@ -103,7 +103,6 @@ class ShuffleBuffer:
             self._marks.popleft()
 
     def _slots(self, start: int, stop: int) -> np.ndarray:
-        """The slots of these draws."""
         words = np.uint64(self._key) + np.arange(start, stop, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         return (mix64_array(words) % np.uint64(self._size)).astype(np.int64)
 
