@@ -208,9 +208,12 @@ def build_nlp_train_val_test_loader(
     proportions = [_proportions(split) for split in splits]
     if weights is not None and dataset_mixer is not ConcatDataset and len(weights) > 1:
         raise ConfigError(f"weights are {list(weights)}, and there is also a dataset_mixer; remove one of the two")
-
     if max_epochs is not None and weights is None:
         raise ConfigError(f"max_epochs is {list(max_epochs)}, but there are no weights of a blend; give weights, too")
+
+    def no_sample(stage: int) -> ConfigError:
+        shown = [list(split) for split in splits]
+        return ConfigError(f"splits are {shown}, which leave no sample for {_PARTS[stage]}")
 
     @lru_cache(maxsize=1)
     def parts() -> list[list[Any]]:
@@ -225,7 +228,7 @@ def build_nlp_train_val_test_loader(
         def open_part() -> Any:
             kept = [number for number, part in enumerate(parts()) if len(part[stage])]
             if not kept:
-                raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[stage]}")
+                raise no_sample(stage)
             datasets = [parts()[number][stage] for number in kept]
             if weights is not None and stage == 0 and (len(kept) > 1 or max_epochs is not None):
                 limits = None if max_epochs is None else [max_epochs[number] for number in kept]
@@ -245,7 +248,7 @@ def build_nlp_train_val_test_loader(
 
     train = loader_of(0, train_sampler, micro_batch_size=train_batch_size, consumed_samples=consumed_samples)
     if train is None:
-        raise ConfigError(f"splits are {_shown(splits)}, which leave no sample for {_PARTS[0]}")
+        raise no_sample(0)
     return (
         train,
         loader_of(1, test_sampler, micro_batch_size=test_batch_size),
@@ -282,10 +285,6 @@ def _proportions(split: Sequence[float]) -> list[float]:
     if len(proportions) != 3 or not min(proportions) >= 0 or not 0 < sum(proportions) < inf:
         raise ConfigError(f"a split is {split!r}; it takes up to three proportions, such as [7, 2, 1]")
     return proportions
-
-
-def _shown(splits: Sequence[Sequence[float]]) -> list[list[float]]:
-    return [list(split) for split in splits]
 
 
 def build_loader(

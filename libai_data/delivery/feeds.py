@@ -54,12 +54,9 @@ def in_one_line(error: BaseException) -> str:
 def for_oneself(batch: NodeBatch, arena: Arena) -> dict[str, np.ndarray]:
     """A batch's arrays, to be written to without any other rank's seeing it; they keep the batch's memory in use."""
     lease = arena.private_lease(*batch.place)
-    weakref.finalize(lease, _let_go_of, batch).atexit = False
+    # The finalizer holds the batch until nobody refers to the private memory: before, its slot is not used again.
+    weakref.finalize(lease, lambda batch: None, batch).atexit = False
     return views(lease, batch.specs)
-
-
-def _let_go_of(batch: NodeBatch) -> None:
-    """Called when nobody refers to a batch's private memory any more; until then its slot is not to be used again."""
 
 
 class Feed(Protocol):
@@ -153,7 +150,6 @@ class LinkFeed(Feed):
         self._generation += 1
 
     def next(self) -> NodeBatch | None:
-        """Wait for the next batch; None at the end of the pass."""
         while True:
             self._report()
             try:

@@ -80,12 +80,7 @@ class ReadPlan:
         return self.shards_of_node(node)
 
     def is_sent_to(self, node: int, placement_idx: int) -> bool:
-        """Whether a node gets the bytes of a field that belongs to this layer, or only its shape and dtype.
-
-        Args:
-            node: the node.
-            placement_idx: of the field.
-        """
+        """Whether a node gets the bytes of a field that belongs to this layer, or only its shape and dtype."""
         if self.readers != "rank0" or node == 0:
             return True
         try:
@@ -97,13 +92,7 @@ class ReadPlan:
         return ranks[0] < (stage + 1) * size and stage * size <= ranks[-1]
 
     def rows_of(self, rank: int, held: tuple[int, ...], micro_batch_size: int) -> slice:
-        """A rank's rows within memory that holds some shards one behind the other.
-
-        Args:
-            rank: the rank.
-            held: the shards, ascending.
-            micro_batch_size: rows of one shard.
-        """
+        """A rank's rows within memory that holds some shards, ascending, one behind the other."""
         first = held.index(self.shard_of(rank)) * micro_batch_size
         return slice(first, first + micro_batch_size)
 
@@ -143,14 +132,7 @@ class NodeTraffic(NamedTuple):
 
 
 def node_traffic(plan: ReadPlan, node: int, fields: Sequence[FieldSize], micro_batch_size: int) -> NodeTraffic:
-    """What a batch costs a node.
-
-    Args:
-        plan: who reads what.
-        node: which node.
-        fields: of a sample.
-        micro_batch_size: rows of one shard.
-    """
+    """What a batch costs a node."""
     rows = sum(len(plan.shards_read_by(rank)) for rank in plan.ranks_of(node)) * micro_batch_size
     if plan.readers == "every_rank":
         read = rows * sum(field.sample_bytes // field.read_parts for field in fields)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Callable, Union
+from typing import Any, Callable, NamedTuple, Union
 
 import numpy as np
 
@@ -41,45 +41,32 @@ _SENT_AHEAD = 4  # batches that may be on their way to another node
 _HANDED_OUT_AHEAD = 1  # batches that other ranks may take before this one does
 
 
-class DatasetSummary:
-    """What a rank that does not open the dataset knows about it.
-
-    Args:
-        blend: of what it is a blend.
-        shard_lengths: int64 [shards], as bytes; none if its shards are not known.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        samples: int,
-        blend: Blend | None = None,
-        is_stream_transform: bool = False,
-        shard_lengths: bytes = b"",
-    ) -> None:
-        self.name = name
-        self.blend = blend
-        self.is_stream_transform = is_stream_transform
-        self.shard_lengths = np.frombuffer(shard_lengths, np.int64) if shard_lengths else None
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-
 @dataclass(frozen=True)
-class _Announcement:
-    """What a rank that reads lets the others know."""
+class DatasetSummary:
+    """What a rank that does not open the dataset knows about it."""
 
-    dataset_name: str = ""
-    samples: int = 0
-    collates: bool = False
-    check_every: int = 0
-    fingerprint: str = "{}"
-    blend: Blend | None = None
+    name: str
+    samples: int
+    blend: Blend | None = None  # of what it is a blend
     is_stream_transform: bool = False
     shards: str = ""  # a digest of their lengths
-    shard_lengths: bytes = field(default=b"", repr=False)
+    lengths: bytes = field(default=b"", repr=False)  # of the shards, int64 [shards]; none if they are not known
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def shard_lengths(self) -> np.ndarray | None:
+        return np.frombuffer(self.lengths, np.int64) if self.lengths else None
+
+
+class _Announcement(NamedTuple):
+    """What a rank that reads lets the others know."""
+
+    dataset: DatasetSummary
+    collates: bool
+    check_every: int
+    fingerprint: str
 
 
 Publisher = Union[NodePublisher, NetworkPublisher]
@@ -117,15 +104,8 @@ class SharedLoader(ResumableLoader):
         self._held = plan.shards_in_memory_of(plan.node_of(rank))
         self.mixup_func = mixup_func
         self._loader: BatchLoader | None = None
-        announcement = self._open(open_dataset, make_stream, make_loader)
-        facts = DatasetSummary(
-            announcement.dataset_name,
-            announcement.samples,
-            announcement.blend,
-            announcement.is_stream_transform,
-            announcement.shard_lengths,
-        )
-        self.fingerprint: dict[str, Any] = json.loads(announcement.fingerprint)
+        facts, collates, check_every, fingerprint = self._open(open_dataset, make_stream, make_loader)
+        self.fingerprint: dict[str, Any] = json.loads(fingerprint)
         self.dataset: Any = self._loader.dataset if self._loader is not None else facts
         self.batch_sampler = self.stream = make_stream(facts, (plan.shard_of(rank),))
         if not isinstance(self.stream, StreamSampler):
@@ -133,9 +113,8 @@ class SharedLoader(ResumableLoader):
                 f"readers={plan.readers} needs a sampler that knows every rank's part, as CyclicSampler and "
                 f"SingleRoundSampler do; {type(self.stream).__name__} does not"
             )
-        self._agreement = Agreement(
-            announcement.collates, announcement.check_every, order_in_words(self.stream), plan.mesh.data_parallel_size
-        )
+        order = order_in_words(self.stream)
+        self._agreement = Agreement(collates, check_every, order, plan.mesh.data_parallel_size)
         # Ranks of this node that get the same rows: each then has them for itself, since a model may change its inputs.
         shards = [plan.shard_of(each) for each in plan.ranks_of(plan.node_of(rank))]
         self._has_peers = len(set(shards)) < len(shards)
@@ -165,17 +144,10 @@ class SharedLoader(ResumableLoader):
             blend = getattr(dataset, "blend", None)
             has_lanes = isinstance(getattr(loader.stream, "order", None), LaneOrder)
             lengths = shard_lengths_of(dataset).tobytes() if has_lanes else b""
-            return _Announcement(
-                type(dataset).__name__,
-                len(dataset),
-                loader.collates,
-                loader.check_every,
-                json.dumps(loader.fingerprint),
-                blend if isinstance(blend, Blend) else None,
-                isinstance(dataset, StreamTransform),
-                key_of(lengths),
-                lengths,
-            )
+            blend = blend if isinstance(blend, Blend) else None
+            is_transform, digest = isinstance(dataset, StreamTransform), key_of(lengths)
+            facts = DatasetSummary(type(dataset).__name__, len(dataset), blend, is_transform, digest, lengths)
+            return _Announcement(facts, loader.collates, loader.check_every, json.dumps(loader.fingerprint))
 
         readers = [rank for rank in range(plan.mesh.world_size) if plan.shards_read_by(rank)]
         answers: dict[int, _Announcement] = self._told_by(readers, opened, "open the dataset")
@@ -270,22 +242,21 @@ class SharedLoader(ResumableLoader):
         return Pass(self.stream, first, partial(self._take, self._passes, as_numpy))
 
     def _take(self, number: int, as_numpy: bool) -> tuple[Instance, Cursor] | None:
-        """This rank's part of the next batch; None at the end of the pass.
-
-        Args:
-            number: of the pass that asks; only the newest is given anything.
-
-        Raises:
-            DataPipelineError: Reading failed, here or on the rank that reads for this one.
-        """
+        """This rank's part of the next batch of pass `number`, the newest one; None at its end."""
         if number != self._passes:
             raise PassError(self._why_over)
         try:
             if not self._ready:
-                self._publish(self._next())
+                if self._failure_ahead is not None:
+                    raise self._failure_ahead
+                self._publish(self._feed.next())
             self._publish_what_is_ready()
         except BaseException as error:
-            self._fail(error)
+            self._ready.clear()
+            self._failure_ahead = None
+            for publisher in self._publishers:
+                with suppress(DataPipelineError):
+                    publisher.fail(error)
             raise
         batch = self._ready.popleft()
         if batch is None:
@@ -299,11 +270,6 @@ class SharedLoader(ResumableLoader):
         cursor = self.stream.after(batch.info)
         self.stream.note_start(cursor.position, batch.info.next_start)
         return self._own_part(batch, as_numpy), cursor
-
-    def _next(self) -> NodeBatch | None:
-        if self._failure_ahead is not None:
-            raise self._failure_ahead
-        return self._feed.next()
 
     def _publish(self, batch: NodeBatch | None) -> None:
         for publisher in self._publishers:
@@ -330,17 +296,8 @@ class SharedLoader(ResumableLoader):
         """End the newest pass; its iterator raises `why` from now on."""
         self._passes += 1
         self._why_over = why
-        self._forget_what_is_ready()
-
-    def _forget_what_is_ready(self) -> None:
         self._ready.clear()
         self._failure_ahead = None
-
-    def _fail(self, error: BaseException) -> None:
-        self._forget_what_is_ready()
-        for publisher in self._publishers:
-            with suppress(DataPipelineError):
-                publisher.fail(error)
 
     def _own_part(self, batch: NodeBatch, as_numpy: bool) -> Instance:
         rows = batch.info.size // self._plan.mesh.data_parallel_size
