@@ -52,8 +52,10 @@ class LazyCall:
     def __call__(self, /, *args: Any, **kwargs: Any) -> DictConfig:
         """The description: a section with the arguments, and the target as `_target_`."""
         if args:
+            target = self._target
+            name = target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__qualname__)
             raise ConfigError(
-                f"LazyCall({_label(self._target)}) takes keyword arguments only, since each becomes a key of the "
+                f"LazyCall({name}) takes keyword arguments only, since each becomes a key of the "
                 f"config; got {len(args)} by position. Write their names."
             )
         return DictConfig({"_target_": _storable(self._target), **kwargs}, flags={"allow_objects": True})
@@ -111,10 +113,6 @@ def _storable(target: Any) -> Any:
     if dataclasses.is_dataclass(target) or hasattr(target, "__attrs_attrs__") or target in (dict, list, tuple):
         return dotted_name(target) or functools.partial(target)
     return target
-
-
-def _label(target: Any) -> str:
-    return target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__qualname__)
 
 
 def _build(node: Any, recursive: bool, path: str) -> Any:
@@ -175,17 +173,13 @@ def _check_required(target: Callable[..., Any], args: tuple[Any, ...], given: di
 
 def _named(error: BaseException, target: Callable[..., Any], path: str) -> DataPipelineError:
     """An error that says where in the config the call stands, of the same class when that is one of ours."""
-    message = f"{path or 'The config'}: calling {describe(target)} failed: "
-    if isinstance(error, DataPipelineError):
-        return _located(_same_class(error, f"{message}{error}"), path)
-    return _located(ConfigError(f"{message}{error_text(error)}"), path)
-
-
-def _same_class(error: DataPipelineError, message: str) -> DataPipelineError:
+    is_ours = isinstance(error, DataPipelineError)
+    message = f"{path or 'The config'}: calling {describe(target)} failed: {error if is_ours else error_text(error)}"
     try:
-        return type(error)(message)
+        named: Any = type(error)(message) if is_ours else ConfigError(message)
     except TypeError:  # a class whose constructor wants more than a message
-        return ConfigError(message)
+        named = ConfigError(message)
+    return _located(named, path)
 
 
 def _located(error: DataPipelineError, path: str) -> DataPipelineError:

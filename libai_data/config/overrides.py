@@ -11,20 +11,21 @@ Keys are dotted; elements of lists go by index: `dataloader.test.0.num_workers`,
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 
-from libai_data.config.keys import every_key
+from libai_data.config.keys import every_key, join_path
 from libai_data.config.naming import describe, locate
-from libai_data.config.places import Place, place_of
-from libai_data.config.signatures import SPECIAL_KEYS, TARGET
+from libai_data.config.signatures import SPECIAL_KEYS, TARGET, Parameters, parameters_of, target_of
 from libai_data.errors import ConfigError, ConfigKeyError, nearest
 
 _SECTIONS = ("train", "dataloader", "datamodule", "model", "optim", "graph", "tokenization")
 _HAS_OVERRIDES = "has_overrides"
 _INDEX = re.compile(r"\[(\d+)\]")
+_NO_PARAMETERS = Parameters((), frozenset(), frozenset(), takes_any=False)
 
 
 def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
@@ -96,17 +97,17 @@ def _apply(cfg: DictConfig, override: Any, opened: set[str]) -> None:
         _change(_descend(cfg, parts, opened=opened), value, opened, is_quoted)
 
 
-def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: set[str] | None = None) -> Place:
+def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: set[str] | None = None) -> _Place:
     """The place of a dotted key.
 
     Sections on the way are made where `create` says so, or where a target takes them: their keys are added to `opened`,
     since such a section may hold anything.
     """
-    place = place_of(cfg, cfg, "", parts[0])
+    place = _place_of(cfg, cfg, "", parts[0])
     for part in parts[1:]:
         if place.value is None and create:
             place.put({})
-        elif place.value is None and opened is not None and _takes(place, opened):
+        elif place.value is None and opened is not None and place.takes_argument(opened):
             place.put({})
             opened.add(place.full_key)
         elif not place.exists:
@@ -117,22 +118,18 @@ def _descend(cfg: DictConfig, parts: list[str], create: bool = False, opened: se
             raise ConfigKeyError(
                 f"{place.full_key} is {_shown(section)}, not a section, so it has no key {part!r}.{advice}"
             )
-        place = place_of(cfg, section, place.full_key, part)
+        place = _place_of(cfg, section, place.full_key, part)
     return place
 
 
-def _takes(place: Place, opened: set[str]) -> bool:
-    return place.path in opened or place.takes_argument()
-
-
-def _change(place: Place, value: Any, opened: set[str], is_quoted: bool = False) -> None:
-    if not place.exists and not _takes(place, opened):
+def _change(place: _Place, value: Any, opened: set[str], is_quoted: bool = False) -> None:
+    if not place.exists and not place.takes_argument(opened):
         raise place.unknown()
     present = place.written_value
     if isinstance(value, dict) and isinstance(present, DictConfig):
         # The target first: it decides which other keys are known.
         for key in sorted(value, key=lambda k: k != TARGET):
-            _change(place_of(place.root, present, place.full_key, str(key)), value[key], opened)
+            _change(_place_of(place.root, present, place.full_key, str(key)), value[key], opened)
         return
     _check_kind(place, present, value, is_quoted)
     if callable(present) and isinstance(value, str) and place.key not in SPECIAL_KEYS and not _refers(value):
@@ -140,7 +137,7 @@ def _change(place: Place, value: Any, opened: set[str], is_quoted: bool = False)
     place.put(value)
 
 
-def _check_kind(place: Place, present: Any, value: Any, is_quoted: bool) -> None:
+def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> None:
     """Refuses a value that is most likely a slip, since it has another kind than the one it replaces.
 
     Who puts a text into quotes means a text.
@@ -176,7 +173,7 @@ def _refuse_slip(cfg: DictConfig, name: str) -> None:
         raise ConfigKeyError(f"there is no section {name!r}.{hint} To add it all the same, write ++{name}...")
 
 
-def _add(place: Place, value: Any) -> None:
+def _add(place: _Place, value: Any) -> None:
     present = place.written_value
     if present is not None and not (isinstance(present, DictConfig) and isinstance(value, dict)):
         raise ConfigError(
@@ -186,21 +183,22 @@ def _add(place: Place, value: Any) -> None:
     _force(place, value)
 
 
-def _force(place: Place, value: Any) -> None:
+def _force(place: _Place, value: Any) -> None:
     present = place.written_value
     if isinstance(value, dict) and isinstance(present, DictConfig):
         for key, inner in value.items():
-            _force(place_of(place.root, present, place.full_key, str(key)), inner)
+            _force(_place_of(place.root, present, place.full_key, str(key)), inner)
     else:
         place.put(value)
 
 
-def _delete(place: Place, expected: Any) -> None:
+def _delete(place: _Place, expected: Any) -> None:
     if not place.exists:
         raise place.unknown()
     if expected is not None and expected != place.value:
         raise ConfigError(f"{place.full_key} is {_shown(place.value)}, not {_shown(expected)}; it was not deleted.")
-    place.delete()
+    with flag_override(place.section, "struct", False):
+        del place.section[place.key]
 
 
 def _refers(value: Any) -> bool:
@@ -217,3 +215,90 @@ def _shown(value: Any) -> str:
     if isinstance(value, DictConfig):
         return f"a section ({', '.join(str(key) for key in value)})"
     return str(list(value)) if isinstance(value, ListConfig) else describe(value)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A key in a section or list of a config; it need not be there yet."""
+
+    root: DictConfig
+    section: DictConfig | ListConfig
+    path: str  # the section's own dotted key
+    key: str | int
+
+    @property
+    def full_key(self) -> str:
+        """The dotted key from the top of the config."""
+        return join_path(self.path, self.key)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the config has the key, whatever its value."""
+        if isinstance(self.section, ListConfig):
+            return isinstance(self.key, int) and self.key < len(self.section)
+        return self.key in self.section.keys()  # noqa: SIM118 - `in` denies keys whose value is open or refers to nothing
+
+    @property
+    def written_value(self) -> Any:
+        """The value, or None where there is none yet: no key, an open value, or a reference to another key."""
+        if not self.exists or self._refers or OmegaConf.is_missing(self.section, self.key):
+            return None
+        return self.section[self.key]
+
+    @property
+    def value(self) -> Any:
+        """The value, found through a reference if need be; None where there is none."""
+        return self.section[self.key] if self.exists and self._refers else self.written_value
+
+    @property
+    def _refers(self) -> bool:
+        return bool(OmegaConf.is_interpolation(self.section, self.key))
+
+    def takes_argument(self, opened: set[str]) -> bool:
+        """Whether the section may hold anything, or is a LazyCall of a target that takes this key as an argument."""
+        is_special = self.key in SPECIAL_KEYS and "_target_" in self.section
+        return self.path in opened or is_special or self._parameters().accepts(str(self.key))
+
+    def put(self, value: Any) -> None:
+        """Sets the value, adding the key when it is not there; in a list, the place after the last can be added."""
+        if isinstance(self.section, ListConfig):
+            if self.key == len(self.section):
+                self.section.append(value)
+                return
+            if not self.exists:
+                raise self.unknown()
+        with flag_override(self.section, "struct", False):
+            self.section[self.key] = value
+
+    def unknown(self) -> ConfigKeyError:
+        """The error for a key that is not there, with what was probably meant."""
+        if isinstance(self.section, ListConfig):
+            count = len(self.section)
+            allowed = f"indices 0 to {count - 1}" if count else "no elements"
+            return ConfigKeyError(f"there is no {self.full_key}: {self.path} is a list with {allowed}.")
+        target = target_of(self.section, self.path)
+        siblings = [str(key) for key in self.section if key not in SPECIAL_KEYS] + sorted(self._parameters().names)
+        hint = nearest(self.key, siblings)
+        elsewhere = [dotted for dotted, _ in every_key(self.root) if dotted.split(".")[-1] == self.key]
+        if not hint and 1 <= len(elsewhere) <= 3:
+            hint = f" There is {' and '.join(elsewhere)}."
+        if not hint:
+            known = ", ".join(dict.fromkeys(siblings)) or "(none)"
+            hint = f" Keys {'in ' + self.path if self.path else 'at the top'}: {known}."
+        if target is not None:
+            return ConfigKeyError(f"there is no key {self.full_key}: {describe(target)} has no such argument.{hint}")
+        return ConfigKeyError(f"there is no key {self.full_key}.{hint} To add it, write +{self.full_key}=...")
+
+    def _parameters(self) -> Parameters:
+        target = target_of(self.section, self.path)
+        return _NO_PARAMETERS if target is None else parameters_of(target)
+
+
+def _place_of(root: DictConfig, section: DictConfig | ListConfig, path: str, part: str) -> _Place:
+    """The place that one part of a dotted key means in a section: a name, or an index into a list."""
+    if isinstance(section, ListConfig):
+        if not part.isdigit():
+            raise ConfigError(f"{path} is a list, whose elements are {path}.0 and so on; found {part!r}.")
+        return _Place(root, section, path, int(part))
+    is_number = part.lstrip("-").isdigit() and part not in section and int(part) in section
+    return _Place(root, section, path, int(part) if is_number else part)
