@@ -16,12 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Union
 
 from libai_data.errors import PeerError
 from libai_data.launch.job_environment import proof
 from libai_data.launch.parent_pipe import keep_from_forks
 from libai_data.launch.ports import listen
+from libai_data.mesh.peers.channel import Channel
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE, seconds_to_meet
 
 SECONDS_UNHEARD = 20
@@ -34,6 +35,9 @@ _LONGEST_HEAD = 1 << 24
 _LONGEST_INTRODUCTION = 1024
 _SECONDS_TO_INTRODUCE_ONESELF = 5.0
 _SECONDS_BETWEEN_TRIES = 0.05
+Connection = Union[Channel, socket.socket]
+
+_sending_word = threading.Lock()
 
 
 def open_network_link() -> tuple[socket.socket, int]:
@@ -202,3 +206,20 @@ def receive_exactly(link: socket.socket, target: memoryview) -> memoryview:
             raise EOFError("the other end is closed")
         received += count
     return target
+
+
+def send_word(connection: Connection, word: str) -> None:
+    """Send a word to another rank, of this node or not, unless it is gone."""
+    with suppress(OSError), _sending_word:
+        if isinstance(connection, Channel):
+            connection.send(word)
+        else:
+            send_head(connection, {"word": word})
+
+
+def receive_word(connection: Connection) -> str:
+    """What the other end says; "" if it is gone."""
+    try:
+        return str(connection.receive() if isinstance(connection, Channel) else receive_head(connection)["word"])
+    except (OSError, EOFError, ValueError, LookupError, PeerError):
+        return ""

@@ -40,11 +40,14 @@ from libai_data.launch.job_environment import job_id, job_key, machine, proof
 from libai_data.mesh.peers.leaving import Leaving
 from libai_data.mesh.peers.main_thread import SECONDS_IDLE, MainThread
 from libai_data.mesh.peers.network_link import (
+    Connection,
     accept_leaders,
     connect_to_rank0,
     open_network_link,
     receive_head,
+    receive_word,
     send_head,
+    send_word,
 )
 from libai_data.mesh.peers.node_link import connect_to_leader, let_in, open_node_link, seconds_to_meet
 from libai_data.mesh.peers.same_job import check_same_job, told_by_rank0
@@ -61,7 +64,6 @@ from libai_data.mesh.peers.standstill import (
     line_of_program,
 )
 from libai_data.mesh.peers.stop_agreement import PREFIX, StopAgreement
-from libai_data.mesh.peers.word_link import Connection, receive_word, send_word
 
 SECONDS_FOR_THE_CAUSE = 2.0
 """How long a rank whose peer is gone waits before it ends: its own failure, if it has one, tells more."""
