@@ -27,9 +27,7 @@ def config_parser(command: str, description: str | None, asks_ranks: bool = Fals
 def print_lines(command: str, lines: Callable[[], Iterable[str]], also_told: tuple[type[Exception], ...] = ()) -> int:
     """Print the lines of a command; returns the exit code: 1 after an error, which is told in a line of stderr.
 
-    Args:
-        command: its name, which errors begin with.
-        also_told: errors to tell, besides `DataPipelineError` and OSError.
+    These errors are `DataPipelineError`, OSError, and what is `also_told`.
     """
     told: tuple[type[Exception], ...] = (DataPipelineError, OSError) + also_told
     try:

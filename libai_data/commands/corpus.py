@@ -46,11 +46,7 @@ class Corpus:
 
 
 def examine(source: IndexedSource, tokenizer: TextTokenizer | None = None) -> Corpus:
-    """Read a corpus once; memory holds 24 bytes a document.
-
-    Raises:
-        ConfigError: A token lies outside the tokenizer's vocabulary.
-    """
+    """Read a corpus once; memory holds 24 bytes a document. A ConfigError if a token lies outside the vocabulary."""
     offsets = source.document_offsets()
     lengths = np.diff(offsets)
     digests = np.fromiter(_digests(source, offsets), np.uint64, len(lengths))

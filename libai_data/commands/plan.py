@@ -88,12 +88,7 @@ class PlannedField:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """A job on a mesh.
-
-    Args:
-        micro_batch_size: rows of one batch of one data-parallel rank.
-        reads_parts: the dataset can read parts of samples.
-    """
+    """A job on a mesh, with `micro_batch_size` rows in one batch of one data-parallel rank."""
 
     mesh: ParallelMesh
     micro_batch_size: int

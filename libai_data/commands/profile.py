@@ -190,12 +190,7 @@ def recommend(
 
 
 def _mattering(found: Measurement, reading: int) -> str:
-    """At which step time the loader stops mattering.
-
-    Args:
-        found: by one rank that had all cores.
-        reading: ranks of a node that share them.
-    """
+    """At which step time a loader stops mattering that one rank measured on all cores, which `reading` ranks share."""
     if not found.workers:
         return (
             f"Without workers a step waits {_span(found.batch)} for each batch, of which {_span(found.fixed)} are "

@@ -15,11 +15,7 @@ CONFIG_MODULE_PREFIX = "_libai_data_config_file_"
 
 
 def locate(name: str) -> Any:
-    """The object that a dotted name stands for, importing its module when needed.
-
-    Args:
-        name: `"package.module.attribute"`, such as `"oneflow.optim.AdamW"`.
-    """
+    """The object that a dotted name such as "oneflow.optim.AdamW" stands for, importing its module when needed."""
     parts = name.split(".")
     if not all(parts):
         raise ConfigError(f"{name!r} is not a dotted name of the form package.module.attribute.")

@@ -29,12 +29,7 @@ def _statements(section: Mapping[Any, Any], prefix: str) -> Iterator[str]:
 
 
 def _expression(value: Any, indent: int, used: int) -> str:
-    """The text of a value: one line, or one line for each argument or element if it is too long.
-
-    Args:
-        indent: of the line that the value begins on, in characters.
-        used: characters of this line that others need.
-    """
+    """The text of a value: one line, or one for each argument or element if `indent + used` leave no room."""
     flat = _flat(value)
     opening, items, closing = _parts(value)
     if not items or indent + used + len(flat) <= _WIDTH:

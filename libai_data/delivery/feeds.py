@@ -76,12 +76,7 @@ class Feed(Protocol):
 
 
 class LocalFeed(Feed):
-    """Reads the batches: on a node's leader, or on rank 0.
-
-    Args:
-        loader: reads the shards of all ranks it serves.
-        also_kept: batches that wait to be sent to other nodes.
-    """
+    """Reads the batches of all ranks it serves, on a node's leader or on rank 0; `also_kept` ones wait to be sent."""
 
     def __init__(self, loader: BatchLoader, shards: int, also_kept: int = 0) -> None:
         self._loader = loader
@@ -129,8 +124,7 @@ class LocalFeed(Feed):
 class LinkFeed(Feed):
     """Takes batches over from the leader of the node, by mapping the memory they lie in.
 
-    Args:
-        for_itself: what this rank writes into a batch, the others do not see.
+    What a rank writes into a batch that it has `for_itself`, the others do not see.
     """
 
     def __init__(self, channel: Channel, leader: int, for_itself: bool = False) -> None:
@@ -209,8 +203,7 @@ class LinkFeed(Feed):
 class NodePublisher:
     """Tells the other ranks of a node of each batch, and keeps it until all have let go of it.
 
-    Args:
-        arena: descriptor of the memory that the batches lie in; the first thing that each follower is sent.
+    Each follower is first sent the descriptor of the arena, the memory that the batches lie in.
     """
 
     def __init__(self, followers: dict[int, Channel], arena: int) -> None:
@@ -292,11 +285,7 @@ class NodePublisher:
                 del self._held[number]
 
     def close(self, untaken: int = 0) -> None:
-        """Let go of the followers and of what they held.
-
-        Args:
-            untaken: the last batches that nobody will take any more.
-        """
+        """Let go of the followers, of what they held, and of `untaken` batches, which nobody will take."""
         for channel in self._followers.values():
             channel.close()
         self._followers.clear()

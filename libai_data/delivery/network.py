@@ -74,11 +74,7 @@ class NetworkPublisher:
         self._generation += 1
 
     def publish(self, batch: NodeBatch) -> None:
-        """Send a batch, or rather the rows of it that the node needs; waits while too many wait to be sent.
-
-        Raises:
-            PeerError: The node is gone without leave.
-        """
+        """Send the rows of a batch that the node needs, once there is room; a PeerError if it is gone without leave."""
         fields: list[Any] = []
         buffers: list[memoryview] = []
         for name, array in batch.arrays.items():
@@ -165,11 +161,7 @@ class NetworkPublisher:
             return False
 
     def close(self, untaken: int = 0) -> None:
-        """Send what the node still needs, and hang up.
-
-        Args:
-            untaken: the last batches that nobody will take any more.
-        """
+        """Send what the node still needs, without the last `untaken` batches, and hang up."""
         with self._changed:
             for _ in range(min(untaken, len(self._waiting))):
                 self._waiting.pop()
@@ -197,11 +189,7 @@ class NetworkFeed(Feed):
         self._generation += 1
 
     def next(self) -> NodeBatch | None:
-        """Wait for the next batch; None at the end of the pass.
-
-        Raises:
-            PeerError: Rank 0 failed or is gone.
-        """
+        """Wait for the next batch; None at the end of the pass. A PeerError if rank 0 failed or is gone."""
         while True:
             if self._gone is not None:
                 raise self._gone

@@ -15,11 +15,7 @@ _EARLIER_NAMES = {"data_parallel": "every_rank"}
 
 
 def read_mode(readers: str) -> str:
-    """Who reads, by the name of today; "data_parallel" is the earlier one of "every_rank".
-
-    Raises:
-        ConfigError: Unknown readers.
-    """
+    """Who reads, by the name of today, or a ConfigError; "data_parallel" is the earlier one of "every_rank"."""
     mode = _EARLIER_NAMES.get(str(readers), readers)
     check({"readers": one_of(*READERS)}, readers=mode)
     return mode

@@ -36,8 +36,7 @@ def signature_of(batch: Mapping[str, Any]) -> list[FieldSignature]:
 def check_same_on_all_ranks(signature: list[FieldSignature]) -> None:
     """Compare the batch's fields between all ranks. Collective: each rank must call it, on the main thread.
 
-    Raises:
-        SchemaError: On every rank alike, naming the field and the ranks that differ.
+    A SchemaError on every rank names the field and the ranks that differ.
     """
     mesh = get_mesh()
     if mesh.world_size == 1:

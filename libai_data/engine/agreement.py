@@ -67,8 +67,7 @@ def _version(name: str) -> str:
 def config_values(cfg: Any) -> dict[str, str]:
     """The values of a config by their dotted keys, as text that is the same in every process.
 
-    Args:
-        cfg: the whole config; interpolations are left as they stand, and what `train.may_differ` names is left out.
+    Interpolations are left as they stand, and what `train.may_differ` names is left out.
     """
     plain = OmegaConf.to_container(cfg, resolve=False) if isinstance(cfg, (DictConfig, ListConfig)) else cfg
     values = dict(flat_text("", plain))

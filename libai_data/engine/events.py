@@ -11,11 +11,7 @@ _open_storages: list[EventStorage] = []
 
 
 def get_event_storage() -> EventStorage:
-    """Return the storage of the training that runs now.
-
-    Raises:
-        RuntimeError: Called outside `TrainerBase.train`.
-    """
+    """Return the storage of the training that runs now; a RuntimeError outside `TrainerBase.train`."""
     if not _open_storages:
         raise RuntimeError("no training is running: call get_event_storage() from within TrainerBase.train()")
     return _open_storages[-1]
@@ -82,11 +78,7 @@ class EventStorage:
             self.put_scalar(name, value, smoothing_hint=smoothing_hint)
 
     def history(self, name: str) -> ScalarHistory:
-        """The values of scalar `name`.
-
-        Raises:
-            KeyError: It was never put.
-        """
+        """The values of scalar `name`; a KeyError if it was never put."""
         if name not in self._histories:
             raise KeyError(f"no scalar '{name}' was put; there are {sorted(self._histories)}")
         return self._histories[name]

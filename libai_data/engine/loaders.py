@@ -32,8 +32,7 @@ _ALL = 10**9
 def build_configured_train_loader(cfg: Any, tokenizer: Any = None) -> Any:
     """Build what `cfg.dataloader.train` describes, batch sizes, seed and tokenizer filled in.
 
-    Returns:
-        What its builder returns: (train, validation, test) loaders, or a train loader alone.
+    That is (train, validation, test) loaders, or a train loader alone.
     """
     section = required_section(cfg, "dataloader.train", "build_train_loader")
     rows, key = step_plan(cfg).first.micro_batch_size, "dataloader.train"

@@ -110,11 +110,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
 
 
 def complete_train_config(cfg: Any) -> None:
-    """Write the sizes of batches that the config leaves open, and the number of samples, into `cfg.train`.
-
-    Raises:
-        ConfigError: They contradict each other.
-    """
+    """Write open sizes of batches, and the number of samples, into `cfg.train`; a ConfigError if they contradict."""
     check_values(cfg)
     check_overrides(try_get_key(cfg, OVERRIDE_KEY) or ())
     plan = step_plan(cfg)

@@ -15,8 +15,7 @@ from libai_data.errors.argument_rules import check, whole
 class _StepTrainer(TrainerBase):
     """What both trainers do.
 
-    Attributes:
-        on_inputs: called with the model's inputs of each micro-batch, or of several that are joined, and how many.
+    They call `on_inputs` with the model's inputs of each micro-batch, or of several that are joined, and how many.
     """
 
     def __init__(
@@ -36,12 +35,7 @@ class _StepTrainer(TrainerBase):
     def run_step(  # type: ignore[override]
         self, get_batch: Callable[..., dict[str, Any]], input_placement_device: str = "cuda"
     ) -> None:
-        """Run one step.
-
-        Args:
-            get_batch: turns a batch of the loader into the model's keyword arguments.
-            input_placement_device: "cuda" or "cpu", handed to `get_batch`.
-        """
+        """Run one step; `get_batch` makes the model's arguments of a batch and a device, "cuda" or "cpu"."""
         self.inputs.seconds = 0.0
 
         def take(batches: int) -> dict[str, Any]:

@@ -83,11 +83,7 @@ class TrainerBase:
         self.losses = LossBuffer()
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks after those already registered; None is skipped.
-
-        Raises:
-            TypeError: One of them is no `HookBase`.
-        """
+        """Add hooks after those already registered; None is skipped, and what is no `HookBase` a TypeError."""
         for hook in hooks:
             if hook is None:
                 continue

@@ -154,11 +154,7 @@ def _record(event: Any) -> bytes:
 
 
 class CommonMetricPrinter(EventWriter):
-    """One log line with what one wants to see of a training.
-
-    Args:
-        max_iter: index after that of the last step.
-    """
+    """One log line with what one wants to see of a training that ends before step `max_iter`."""
 
     def __init__(self, max_iter: int) -> None:
         self._max_iter = max_iter

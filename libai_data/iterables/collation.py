@@ -40,11 +40,7 @@ class PieceCollator:
         self.__name__ = getattr(made_by, "__name__", type(made_by).__name__)  # what errors name
 
     def __call__(self, pieces: Sequence[Any]) -> dict[str, Any]:
-        """Make a batch: name -> value, nested as the samples are.
-
-        Raises:
-            SchemaError: Pieces differ.
-        """
+        """Make a batch: name -> value, nested as the samples are; a SchemaError if pieces differ."""
         first = pieces[0]
         if isinstance(first, BatchRow):
             joined = _joined(pieces)

@@ -21,11 +21,7 @@ class _Ended(SampleError):
 
 
 class Skipping:
-    """Iterates over the rows of an iterator, with a `FailedRow` for each error.
-
-    Args:
-        rows: an iterator that continues after an error, so no generator.
-    """
+    """Iterates over the rows of an iterator that continues after errors (no generator), with a `FailedRow` for each."""
 
     def __init__(self, rows: Iterator[Any], name: str) -> None:
         self._rows, self._name = rows, name

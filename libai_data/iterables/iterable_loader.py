@@ -82,8 +82,7 @@ class IterableLoader(OfOneProcess):
     def __len__(self) -> int:
         """The number of batches of an epoch, as the length of the iterable says; of an endless stream, rounded up.
 
-        Raises:
-            TypeError: The iterable has no length.
+        A TypeError if the iterable has no length.
         """
         self._expected = self._count()
         return self._expected

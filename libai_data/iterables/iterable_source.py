@@ -87,11 +87,7 @@ class Source:
         self._fresh_state: str | None = None
 
     def length(self) -> int:
-        """How many items an epoch says that it has.
-
-        Raises:
-            TypeError: It does not say this.
-        """
+        """How many items an epoch says that it has; a TypeError if it does not say."""
         if self._is_factory or not hasattr(self._thing, "__len__"):
             raise TypeError(
                 f"the number of batches is unknown: {self.name} has no len(); iterate without len(loader), or give it "
@@ -112,8 +108,7 @@ class Source:
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         """Begin an epoch, of one shard where a function takes it, at a `state` that `SaveState` returned.
 
-        Raises:
-            ConfigError: It can be iterated only once, or after a break it continues in the middle.
+        A ConfigError if it can be iterated only once, or if it continues in the middle after a break.
         """
         thing = self._made(epoch, shard, num_shards)
         self._rounds_begun = max(self._rounds_begun, epoch + 1)

@@ -296,11 +296,7 @@ class _StagedSource(WrappedSource):
 
 
 def source_of(thing: Any, batches: bool | None = None, skips: bool = False) -> Source:
-    """The source that an iterable is, with its functions, filters and packers.
-
-    Raises:
-        ConfigError: It cannot be a source.
-    """
+    """The source that an iterable is, with its functions, filters and packers; or a ConfigError."""
     if isinstance(thing, _Stage):
         return _StagedSource(thing, batches, skips)
     return Source(thing, batches, skips)

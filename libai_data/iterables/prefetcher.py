@@ -50,11 +50,9 @@ class _Shared:
 
 
 class Prefetcher:
-    """Reads one epoch of an iterable in a thread. Only this thread uses the iterable.
+    """Reads one epoch of an iterable in a thread, at most `ahead` groups. Only this thread uses the iterable.
 
-    Args:
-        ahead: groups that wait at most.
-        timeout: seconds without an item after which it counts as hung; 0 waits forever.
+    After `timeout` seconds without an item it counts as hung; 0 waits forever.
     """
 
     def __init__(self, open_round: Open, size: int, ahead: int, name: str, timeout: float) -> None:

@@ -80,11 +80,7 @@ class RowReader:
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def begin(self, place: Place, group_size: int) -> None:
-        """Go to a place, by the state of its mark or by counting rows.
-
-        Args:
-            group_size: rows to read at a time; as many samples are fetched ahead together.
-        """
+        """Go to a place, by the state of its mark or by counting rows; `group_size` rows are read at a time."""
         self._group_size = group_size
         self.close()
         earlier = self._source.rounds_to_replay(place.epoch) if place.mark is None else 0

@@ -79,9 +79,7 @@ class Part(NamedTuple):
 class ShardReader:
     """Reads parts of shards. Each process has a copy, which keeps its shards open.
 
-    Args:
-        is_process: whether this is a worker process.
-        asks: whether the source calls `get_worker_info` to find out its shard.
+    A source that `asks` calls `get_worker_info` to find out its shard.
     """
 
     def __init__(

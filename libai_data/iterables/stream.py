@@ -45,11 +45,7 @@ STATE = Keys(
 
 
 def check_place(state: Mapping[str, Any]) -> None:
-    """Raise an error if the parts of a state contradict each other.
-
-    Args:
-        state: of a loader over an iterable, with the keys of `STATE`.
-    """
+    """Raise an error if the parts of a loader's state, with the keys of `STATE`, contradict each other."""
     details, position, endless = state.get("iterable", {}), state["position"], state["ends"] == "cycle"
     row, begun, mark = details.get("row"), details.get("epoch", 0), details.get("source", {}).get("row", 0)
     contradictions = []
@@ -315,11 +311,7 @@ class IterableStream(EpochPositions, StreamSampler):
         self.cursor = Cursor(int(state["position"]), 0 if self.endless else int(state["epoch"]))
 
     def details(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """More about the position of a state: epoch, row, digest, the state of the iterable.
-
-        Args:
-            state: of a stream over this iterable, on this rank or another one.
-        """
+        """More about the position of a state, of this rank or another: epoch, row, digest, the iterable's state."""
         key = int(state.get("epoch", 0)), int(state["position"])
         if key == self._restored[0] and self._restored[1] and key not in self._places:
             return dict(self._restored[1])

@@ -89,12 +89,7 @@ SSH_OPTIONS = {
 
 
 class Hosts:
-    """Starts the nodes of a job, and again after a failure.
-
-    Args:
-        hosts: all machines; the first is machine 0.
-        training: what is known of the script.
-    """
+    """Starts the nodes of a job, the first host being machine 0, and again after a failure."""
 
     def __init__(self, args: argparse.Namespace, hosts: Sequence[str], training: Training) -> None:
         self._args = args
@@ -117,11 +112,7 @@ class Hosts:
         return self.stop_signal is not None
 
     def choose_again(self) -> str:
-        """Find the machines that answer, and choose as many of them as the config can run on.
-
-        Returns:
-            Why the job cannot start again; "" if it can.
-        """
+        """Choose as many machines that answer as the config can run on; returns why the job cannot start, or ""."""
         answers = [
             subprocess.Popen(
                 ssh_command(self._args.ssh, host, "true"), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
@@ -151,11 +142,7 @@ class Hosts:
         return f"no answer from {silent}, and the job does not run on fewer machines: {problem}"
 
     def run(self, script_args: list[str]) -> int:
-        """Start all nodes, and wait until all have ended.
-
-        Returns:
-            Exit code: that of the node that failed first, else 0.
-        """
+        """Start all nodes, and wait for their end; returns the exit code of the one that failed first, else 0."""
         self._first, self._rests = None, {}
         self._secret = secrets.token_hex(16)
         words = LastWords(self._print)

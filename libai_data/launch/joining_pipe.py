@@ -79,11 +79,7 @@ class JoiningRanks:
             pipe.close()
 
     def waiting(self, codes: Sequence[int | None]) -> list[int]:
-        """The local ranks that are in `import oneflow`.
-
-        Args:
-            codes: exit codes of all ranks, None of those that still run.
-        """
+        """The local ranks that are in `import oneflow`; `codes` are exit codes, None of ranks that still run."""
         return [rank for rank, code in enumerate(codes) if code is None and self._pipes[rank].waits]
 
     def missed(self, codes: Sequence[int | None]) -> int | None:

@@ -79,8 +79,7 @@ def read_order(descriptor: int) -> bytes:
 def wait_for_predecessor(job: str) -> socket.socket:
     """Wait until the launcher of an earlier run of the same job, and its ranks, have ended on this machine.
 
-    Returns:
-        A socket that holds the name of the job until this process ends; the next run waits for it.
+    The socket holds the name of the job until this process ends; the next run waits for it.
     """
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     # With the user's number, so that jobs of the same name that two users start do not wait for each other.

@@ -170,8 +170,7 @@ class LastWords:
     def pump(self, seconds: float) -> bool:
         """Pass on what comes within so many seconds; returns at the first piece, or at once if all have closed.
 
-        Returns:
-            Whether anything came, or may come once our own output is read.
+        False if nothing came, nor may come once our own output is read.
         """
         if not (STDOUT.has_room() and STDERR.has_room()):
             time.sleep(seconds)

@@ -19,8 +19,7 @@ _ESTABLISHED = "01"
 def listen(port: int, backlog: int = 1) -> socket.socket:
     """Listen on a TCP port of all addresses of this machine, IPv6 ones too where it has them; 0 lets the system choose.
 
-    Raises:
-        OSError: Something listens there already.
+    An OSError if something listens there already.
     """
     listener = _bound(port)
     listener.listen(backlog)
@@ -90,9 +89,7 @@ def refuse_port_in_use(port: int) -> None:
 def refuse_one_machine(nnodes: int, node_rank: int, host: str | None) -> None:
     """Refuse two nodes on one machine, because OneFlow 0.9 computes wrong sums between them.
 
-    Args:
-        nnodes: machines of the job; this is number `node_rank`.
-        host: address or name of machine 0.
+    `host` is the address or name of machine 0, and this is machine `node_rank`.
     """
     if nnodes == 1:
         return

@@ -72,8 +72,7 @@ def _log_folder(args: argparse.Namespace, local_rank: int) -> Path:
 class Ranks:
     """Starts the ranks of this node, and again after a failure.
 
-    Args:
-        controlled: another launcher reads the output and sends commands to stdin, so the ranks get neither directly.
+    If `controlled`, another launcher reads the output and sends commands to stdin, so the ranks get neither directly.
     """
 
     def __init__(self, args: argparse.Namespace, controlled: bool = False) -> None:

@@ -67,11 +67,7 @@ class Training:
 
 @dataclass
 class Restarts:
-    """Decides after each run whether another one helps.
-
-    Args:
-        clock: seconds.
-    """
+    """Decides after each run whether another one helps; `clock` gives seconds."""
 
     limit: int
     last_checkpoint: Callable[[], tuple[str, int]]

@@ -309,7 +309,6 @@ def _mesh_of_all_ranks() -> ParallelMesh:
 # LiBai replaces the object when it sets its mesh up anew.
 @lru_cache(maxsize=1)
 def _mesh_of_libai(dist_util: Any) -> ParallelMesh:
-    """The mesh that LiBai has set up."""
     import oneflow as flow
 
     stages = dist_util.pipeline_parallel_size

@@ -53,11 +53,7 @@ def nd_sbp(sbp_list: Sequence[str]) -> list[Any]:
 
 
 def global_shape(shape: Sequence[int], sbp_list: Sequence[str], mesh: ParallelMesh) -> tuple[int, ...]:
-    """Shape of the global tensor whose data-parallel shards have this shape.
-
-    Args:
-        shape: of one data-parallel shard; dim 0 is the batch.
-    """
+    """Shape of the global tensor whose data-parallel shards have this shape; dim 0 is the batch."""
     if not shape:
         raise SchemaError("the tensor has no batch dim; stack samples into a batch first")
     whole = (shape[0] * mesh.data_parallel_size, *shape[1:])

@@ -31,8 +31,7 @@ class ShardWriter(Protocol):
     def write(self, records: Sequence[Any], first: int) -> list[Any]:
         """Write records, from index `first` on; returns what a source of the format must give for them.
 
-        Raises:
-            SchemaError: The format cannot hold one; it is named.
+        A SchemaError names one that the format cannot hold.
         """
         ...
 

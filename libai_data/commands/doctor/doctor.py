@@ -167,11 +167,7 @@ CHECKS = (
 
 
 def examine_all(examined: Examined, about_to: Callable[[str], None]) -> dict[str, Facts]:
-    """Make all checks on this rank. What fails is a fact too.
-
-    Args:
-        about_to: told the name of each check before it.
-    """
+    """Make all checks on this rank, telling `about_to` the name of each before it. What fails is a fact too."""
     facts: dict[str, Facts] = {}
     for check in CHECKS:
         about_to(check.name)

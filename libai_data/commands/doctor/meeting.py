@@ -31,8 +31,7 @@ _GONE = (OSError, EOFError, ValueError, PeerError)
 class Meeting:
     """Rank 0's side: who has come (`links`), what each has told (`reports`) and was about to look at (`last_words`).
 
-    Raises:
-        PeerError: Something else uses the port.
+    A PeerError if something else uses the port.
     """
 
     def __init__(self, job: JobRank, seconds: float) -> None:
@@ -144,11 +143,7 @@ def why_unreached(error: OSError) -> str:
 
 
 def answer_until_dismissed(link: socket.socket, job: JobRank, seconds: float) -> int:
-    """Answer rank 0's questions until it lets this rank go; returns the exit code.
-
-    Args:
-        seconds: without a word from rank 0 that this rank waits.
-    """
+    """Answer rank 0's questions, each within so many seconds, until it lets this rank go; returns the exit code."""
     link.settimeout(seconds)
     while True:
         try:

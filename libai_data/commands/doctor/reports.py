@@ -28,11 +28,7 @@ class Finding(NamedTuple):
 
 
 class Reports(NamedTuple):
-    """What all ranks have told.
-
-    Args:
-        of_rank: rank -> check -> its facts; ranks that did not report are missing.
-    """
+    """What all ranks have told: rank -> check -> its facts; ranks that did not report are missing."""
 
     world_size: int
     of_rank: Mapping[int, Mapping[str, Facts]]

@@ -88,8 +88,7 @@ def whole_shape(rows: int, sample_shape: Sequence[int], layout: Layout, mesh: Pa
 def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int) -> Part | None:
     """What a rank holds of a global tensor: the data axis splits first, then the tensor axis what that left.
 
-    Returns:
-        A slice for each dim; None where another pipeline stage holds the field.
+    That is a slice for each dim; None where another pipeline stage holds the field.
     """
     ranks = np.array(mesh.ranks_of_stage(mesh.layer_stage(layout.placement_idx)))
     grid = ranks.reshape(mesh.data_parallel_size, mesh.tensor_parallel_size)

@@ -45,8 +45,7 @@ def best_fit(lengths: np.ndarray, room: int, window: int = 0) -> tuple[np.ndarra
 def _samples_of_windows(lengths: np.ndarray, room: int) -> np.ndarray:
     """The sample of each piece, int64 [windows, pieces], from 0 in each window; one piece of all windows at a time.
 
-    Args:
-        lengths: int32 [windows, pieces], 0 behind the last piece of a window.
+    `lengths` are int32 [windows, pieces], 0 behind the last piece of a window.
     """
     windows, count = lengths.shape
     every = np.arange(windows)

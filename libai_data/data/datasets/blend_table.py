@@ -25,8 +25,7 @@ _ROW = "  {:<40} {:>14} {:>18} {:>8} {:>8} {:>8} {:>8}"
 def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> None:
     """Log how often a training sees each dataset of a blend, or each corpus of tokens; of other datasets nothing.
 
-    Args:
-        position_of: of the first sample of a step.
+    `position_of` is the position of the first sample of a step.
     """
     whole = dataset.dataset if isinstance(dataset, StreamTransform) else dataset
     parts = whole.datasets if isinstance(whole, ConcatDataset) else [whole]

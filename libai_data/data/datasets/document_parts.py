@@ -66,8 +66,7 @@ def split_documents(dataset: Any, proportions: Sequence[float]) -> Parts:
 def report_tokens(dataset: Any, used: int) -> None:
     """Log what share of a corpus's tokens the samples hold, and keep their number as `tokens_per_epoch`.
 
-    Args:
-        used: tokens, counted as often as samples hold them.
+    `used` counts tokens as often as samples hold them.
     """
     dataset.tokens_per_epoch = used
     total = len(dataset.source.tokens)

@@ -97,11 +97,7 @@ class LabelledImages:
 
     @property
     def read_batch(self) -> Callable[[np.ndarray, Mapping[str, np.ndarray]], None]:
-        """Reads samples straight into the rows of a batch.
-
-        Raises:
-            AttributeError: A subclass makes other samples.
-        """
+        """Reads samples straight into the rows of a batch; an AttributeError if a subclass makes other samples."""
         if type(self).__getitem__ is not LabelledImages.__getitem__:
             raise AttributeError(f"the samples of {type(self).__name__} are made by its own __getitem__")
         return self._read_batch

@@ -70,9 +70,7 @@ class SentenceSamples(NamedTuple):
 def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
     """The samples of a corpus.
 
-    Args:
-        source: has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
-        rule: how sentences are put together.
+    It has `sizes`, tokens of each sentence, and `doc_idx`, the first sentence of each document.
     """
     sizes = np.asarray(source.sizes)
     full = np.flatnonzero(sizes)
@@ -95,12 +93,7 @@ def find_samples(source: Any, rule: SentenceRule) -> SentenceSamples:
 
 
 def repeated(find_epoch: Callable[[int], Sequence[np.ndarray]], rule: SentenceRule) -> list[np.ndarray]:
-    """The samples of one epoch, or of as many as `max_num_samples` needs.
-
-    Args:
-        find_epoch: number of an epoch -> arrays [samples].
-        rule: with `max_num_samples`.
-    """
+    """The samples of one epoch, or of as many as `rule` needs; `find_epoch` gives the arrays [samples] of one."""
     epochs = [find_epoch(0)]
     count = len(epochs[0][0])
     while rule.max_num_samples is not None and count < rule.max_num_samples:

@@ -36,12 +36,7 @@ _WITHOUT_SPACES = (
 
 
 def special_id(tokenizer: Any, role: str) -> int:
-    """The id of a special token.
-
-    Args:
-        tokenizer: has `<role>_token_id`, as those of this package, LiBai and Hugging Face have.
-        role: such as "mask".
-    """
+    """The id of a special token such as "mask", by `mask_token_id` of a tokenizer of ours, LiBai or Hugging Face."""
     ident = getattr(tokenizer, f"{role}_token_id", None)
     if ident is None:
         raise ConfigError(f"the tokenizer has no {role} token ({role}_token_id is None), which this dataset needs")

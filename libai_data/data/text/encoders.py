@@ -93,11 +93,7 @@ def as_gpt2(tokenizer: Any) -> Any:
 
 
 class FastEncoder:
-    """Hugging Face's `tokenizers.Tokenizer`.
-
-    Args:
-        tokenizer: as it is; what its post-processor would add at the ends of a text is left out.
-    """
+    """Hugging Face's `tokenizers.Tokenizer`, without what its post-processor would add at the ends of a text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer

@@ -183,11 +183,7 @@ def foreign_encoding(data: bytes) -> str:
 
 @contextmanager
 def open_parquet(path: Path) -> Iterator[Any]:
-    """The `pyarrow.parquet.ParquetFile` of a path.
-
-    Raises:
-        ConfigError: pyarrow is not installed.
-    """
+    """The `pyarrow.parquet.ParquetFile` of a path; a ConfigError if pyarrow is not installed."""
     pyarrow = installed("pyarrow", str(path), "'libai_data[text]'")
     parquet = installed("pyarrow.parquet", str(path), "'libai_data[text]'")
     try:

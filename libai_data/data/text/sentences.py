@@ -52,8 +52,7 @@ def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:
 def pieces_of(text: str, longest: int) -> Iterator[str]:
     """Cut a text into pieces, where a tokenizer begins a new word as a rule: behind a line's end, or before a space.
 
-    Args:
-        longest: characters of a piece. A piece has half as many at least, but for the last one.
+    They have at most `longest` characters, and half as many at least, but for the last one.
     """
     start = 0
     while len(text) - start > longest:

@@ -59,8 +59,7 @@ class Task:
     def ends(self, tokenizer: TextTokenizer) -> tuple[list[int], list[int]]:
         """The tokens that each document begins with, and those that it ends with; one at most of each.
 
-        Raises:
-            ConfigError: The tokenizer does not have the token, or none that ends documents.
+        A ConfigError if the tokenizer does not have the token, or none that ends documents.
         """
         begin = [tokenizer.id_of(self.bos_token)] if self.bos_token else []
         if self.eod_token:
@@ -98,8 +97,7 @@ class TokenizingError(WorkError):
 def tokenize_parts(folder: Path, parts: Iterable[Part], task: Task, workers: int) -> Iterator[tuple[Part, ShardReport]]:
     """Write the shard of each part, by so many processes; gives each part with its report, as they are finished.
 
-    Raises:
-        TokenizingError: A process failed over a part, or died over it again and again.
+    A TokenizingError if a process failed over a part, or died over it again and again.
     """
     yield from done_by_processes(Work(WriteShards(folder, task), name_of, TokenizingError), parts, workers)
 

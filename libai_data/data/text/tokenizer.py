@@ -105,11 +105,7 @@ class TextTokenizer:
         return [ident for _, ident in sorted(found)]
 
     def id_to_token(self, ident: int) -> str:
-        """The token of an id.
-
-        Raises:
-            KeyError: There is none.
-        """
+        """The token of an id; a KeyError if there is none."""
         return self._tokens[ident]
 
     @cached_property
@@ -117,11 +113,7 @@ class TextTokenizer:
         return {ident: token for token, ident in self._vocabulary.items()}
 
     def id_of(self, token: str) -> int:
-        """The id of a token.
-
-        Raises:
-            ConfigError: The vocabulary does not have it; with the nearest one.
-        """
+        """The id of a token; a ConfigError with the nearest one if the vocabulary does not have it."""
         if token not in self._vocabulary:
             raise ConfigError(f"the tokenizer has no token {token!r}.{nearest(token, self._vocabulary)}")
         return self._vocabulary[token]
@@ -205,11 +197,7 @@ class TokenizerFiles:
         return [*self.files(), *(self.files()[0].parent / name for name in SETTINGS)]
 
     def settings(self) -> FolderSettings:
-        """What the folder says of special tokens; of a single file nothing.
-
-        Raises:
-            ConfigError: A file of the folder is no JSON object.
-        """
+        """What the folder says of special tokens; of a single file nothing. A ConfigError if a file is no object."""
         given = Path(self.path)
         return read_settings(given) if given.is_dir() else FolderSettings()
 

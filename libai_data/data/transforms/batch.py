@@ -46,11 +46,7 @@ def rows_together(transform: BatchTransform | None) -> int:
 
 
 def check_rows_together(together: int, rows: int, whose: str) -> None:
-    """Refuse numbers of rows that would part what a transform needs together.
-
-    Args:
-        whose: where the rows are, for the message.
-    """
+    """Refuse numbers of rows that would part what a transform needs together; the message says `whose` rows."""
     if rows % together:
         raise ConfigError(
             f"{whose} has {rows} rows on each data-parallel rank, but the batch transform needs multiples of "

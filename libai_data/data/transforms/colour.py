@@ -84,12 +84,7 @@ class RandomErasing(RandomTransform):
         self.value = value
 
     def apply(self, image: Any, generator: np.random.Generator) -> np.ndarray:
-        """Fill a box, or not.
-
-        Args:
-            image: as other transforms take it, or float32 [C, H, W], as after `ImageToFloat`.
-            generator: where to draw from.
-        """
+        """Fill a box, or not, of an image as other transforms take it, or float32 [C, H, W] as of `ImageToFloat`."""
         is_float = isinstance(image, np.ndarray) and image.dtype == np.float32 and image.ndim == 3
         pixels = image if is_float else pixels_of(image)
         if generator.random() >= self.p:

@@ -60,11 +60,7 @@ class EncodedImage:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width in pixels, after the EXIF orientation is applied.
-
-        Raises:
-            FormatError: See `decode_image`.
-        """
+        """Height and width in pixels, after the EXIF orientation is applied; or a FormatError, as of `decode_image`."""
         height, width = self._stored_size
         return (width, height) if self._orientation >= 5 else (height, width)
 

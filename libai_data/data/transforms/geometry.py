@@ -24,12 +24,7 @@ _SMOOTHING = 0.42
 
 
 def resized(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize an image by linear interpolation, over the area of each pixel of the result.
-
-    Args:
-        pixels: uint8 [H, W, 3] or [H, W].
-        size: height and width of the result.
-    """
+    """Resize uint8 [H, W, 3] or [H, W] to (height, width) by linear interpolation, over the area of each new pixel."""
     cv2 = opencv()
     height, width = size
     if pixels.shape[:2] == (height, width):
@@ -169,11 +164,7 @@ class RandomFlip(RandomTransform):
 
 
 def probability(p: float) -> float:
-    """A probability, checked.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """A probability; a ConfigError if it is none."""
     check({"p": real(0, 1)}, p=p)
     return p
 

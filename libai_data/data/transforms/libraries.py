@@ -23,11 +23,7 @@ def has_opencv() -> bool:
 
 @cache
 def opencv() -> Any:
-    """OpenCV, told to use no threads of its own: the loader's workers share the cores already.
-
-    Raises:
-        ImportError: It is not installed.
-    """
+    """OpenCV, told to use no threads of its own: the loader's workers share the cores. An ImportError without it."""
     cv2 = installed("cv2", "changing images", _INSTALL)
     cv2.setNumThreads(0)
     return cv2
@@ -35,11 +31,7 @@ def opencv() -> Any:
 
 @cache
 def libjpeg_turbo() -> Any:
-    """The binding of libjpeg-turbo, simplejpeg.
-
-    Raises:
-        ImportError: It is not installed.
-    """
+    """The binding of libjpeg-turbo, simplejpeg; an ImportError if it is not installed."""
     return installed("simplejpeg", "decoding JPEG files", _INSTALL)
 
 
@@ -54,10 +46,7 @@ _kept = _Kept()
 def scratch(purpose: str, shape: tuple[int, ...]) -> np.ndarray:
     """A uint8 array, which holds its pixels until this thread asks for the same purpose again.
 
-    Memory is used again, since pages that the system gives and takes back cost much time.
-
-    Args:
-        shape: of the array; what is larger than 32 MB is made anew.
+    Memory is used again, since pages that the system gives and takes back cost much time; not above 32 MB.
     """
     size = int(np.prod(shape))
     if size > _MOST_BYTES:

@@ -97,11 +97,7 @@ class Mixup(BatchTransform):
         return SoftLabels(dataset, self.num_classes, self.label_smoothing)
 
     def __call__(self, fields: dict[str, np.ndarray], random: BatchRandom) -> None:
-        """Mix rows in pairs; see `BatchTransform`.
-
-        Raises:
-            SchemaError: There are no images, or of another form.
-        """
+        """Mix rows in pairs; see `BatchTransform`. A SchemaError if there are no images, or of another form."""
         images, labels = _images_of(fields), fields[LABELS]
         plane = images.shape[2:4] if images.dtype.kind == "f" else images.shape[1:3]
         mixes = self._mixes(random, len(images), (int(plane[0]), int(plane[1])))

@@ -112,11 +112,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_small_file(path: Path, text: str) -> None:
-    """Replace a small file: the old text or the new one is there, at every moment.
-
-    Raises:
-        OSError: The new one could not be written.
-    """
+    """Replace a small file: the old or the new text is always there. An OSError if the new one cannot be written."""
     with written_whole(path, path.with_name(path.name + _PARTIAL)) as unfinished:
         unfinished.write_text(text)
     sync_directory(path.parent)

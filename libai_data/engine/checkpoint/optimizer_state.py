@@ -41,8 +41,7 @@ def collect(model: Any, optimizer: Any, graph: Any = None) -> tuple[int, dict[st
 def restore(step: int, file: TensorFile, model: Any, optimizer: Any, graph: Any = None) -> None:
     """Give a new optimizer the stored state. Parameters are found by name, so their grouping and the mesh may differ.
 
-    Raises:
-        CheckpointError: The graph has run already, or the state does not fit the parameters.
+    A CheckpointError if the graph has run already, or the state does not fit the parameters.
     """
     parameters = dict(model.named_parameters())
     slots = [name for name in file.names() if not name.startswith(_SYSTEM)]

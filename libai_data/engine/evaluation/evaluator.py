@@ -93,11 +93,7 @@ class DatasetEvaluators(DatasetEvaluator):
             evaluator.process(inputs, {name: outputs[where] for name, where in chosen.items()})
 
     def evaluate(self) -> dict[str, Any]:
-        """All metrics.
-
-        Raises:
-            ValueError: Two evaluators use the same name.
-        """
+        """All metrics; a ValueError if two evaluators use the same name."""
         results: dict[str, Any] = OrderedDict()
         for evaluator in self._evaluators:
             for name, value in (evaluator.evaluate() or {}).items():

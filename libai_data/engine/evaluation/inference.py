@@ -179,11 +179,7 @@ class _WithoutPadding:
         self._warned: set[str] = set()
 
     def __call__(self, name: str, tensor: Any, rows: int, valid: int | None) -> Any:
-        """The rows that count of a local tensor.
-
-        Args:
-            valid: how many of them count; None for all.
-        """
+        """The rows of a local tensor that count: the first `valid`, or all with None."""
         if tensor.ndim == 0 or tensor.shape[0] != rows:
             self._shared.add(name)
             return tensor

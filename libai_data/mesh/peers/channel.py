@@ -34,11 +34,7 @@ class Channel:
         return self._end.fileno()
 
     def send(self, message: Any) -> None:
-        """Send a picklable message of any size.
-
-        Raises:
-            OSError: The other end is gone.
-        """
+        """Send a picklable message of any size; an OSError if the other end is gone."""
         packed = pickled(message)
         if len(packed) <= _INLINE:
             self._end.sendall(b"i" + packed)
@@ -53,19 +49,11 @@ class Channel:
             os.close(descriptor)
 
     def send_descriptor(self, descriptor: int) -> None:
-        """Send an open file; the other end gets a descriptor of its own.
-
-        Raises:
-            OSError: The other end is gone.
-        """
+        """Send an open file, of which the other end gets a descriptor of its own; an OSError if it is gone."""
         self._end.sendmsg([b"d"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))])
 
     def receive(self) -> Any:
-        """Wait for a message.
-
-        Raises:
-            EOFError: The other end is gone, and nothing of it waits any more.
-        """
+        """Wait for a message; an EOFError if the other end is gone, and nothing of it waits any more."""
         data, descriptor = self._receive()
         if descriptor is None:
             return pickle.loads(memoryview(data)[1:])

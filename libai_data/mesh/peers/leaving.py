@@ -11,11 +11,7 @@ _REMEDY = (
 
 
 class Leaving:
-    """What one rank knows of those that have left.
-
-    Attributes:
-        after: rank that has left -> the collectives that it had begun.
-    """
+    """What one rank knows of those that have left, each `after` so many collectives that it had begun."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size

@@ -104,11 +104,7 @@ def _telling_the_launcher() -> Iterator[None]:
 
 
 def seconds_to_join() -> float:
-    """How long ranks wait for each other to start: 600 s, or what LIBAI_DATA_SECONDS_TO_JOIN says.
-
-    Raises:
-        ConfigError: The variable is no positive number.
-    """
+    """How long ranks wait for each other to start: 600 s, or what LIBAI_DATA_SECONDS_TO_JOIN says; or a ConfigError."""
     return seconds_from_environment(SECONDS_TO_JOIN_VARIABLE, _SECONDS_TO_JOIN)
 
 
@@ -170,14 +166,7 @@ def begin_to_watch() -> Liveness | None:
 
 
 def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
-    """Announce that this rank begins a collective of this package.
-
-    Args:
-        what: wait until all ranks have begun a collective of this name, the same on all ranks; "" does not wait.
-        words: then tell them this.
-
-    Returns:
-        What each rank has told; nothing without `what`.
+    """Announce that this rank begins a collective of this package, as `Liveness.begin_collective`.
 
     Raises:
         PeerError: Another rank has left, and will not come to it.

@@ -168,11 +168,7 @@ def _notice_death(link: socket.socket) -> None:
 
 
 def send_head(link: socket.socket, head: dict[str, Any]) -> None:
-    """Send a message that JSON can express.
-
-    Raises:
-        OSError: The other end is gone.
-    """
+    """Send a message that JSON can express; an OSError if the other end is gone."""
     packed = json.dumps(head).encode()
     link.sendall(_LENGTH.pack(len(packed)) + packed)
 
@@ -193,12 +189,7 @@ def receive_head(link: socket.socket, longest: int = _LONGEST_HEAD) -> dict[str,
 
 
 def receive_exactly(link: socket.socket, target: memoryview) -> memoryview:
-    """Wait until `target` is full; returns it.
-
-    Raises:
-        OSError: The other end is gone.
-        EOFError: It has closed the connection.
-    """
+    """Wait until `target` is full; returns it. An OSError if the other end is gone, an EOFError if it has closed."""
     received = 0
     while received < len(target):
         count = link.recv_into(target[received:])

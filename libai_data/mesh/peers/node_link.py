@@ -25,11 +25,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def seconds_to_meet() -> float:
-    """How long ranks wait for each other to connect: 60 s, or what LIBAI_DATA_SECONDS_TO_MEET says.
-
-    Raises:
-        ConfigError: The variable is no positive number.
-    """
+    """How long ranks wait for each other to connect: 60 s, or what LIBAI_DATA_SECONDS_TO_MEET says; or ConfigError."""
     return seconds_from_environment(SECONDS_TO_MEET_VARIABLE, _SECONDS_TO_MEET)
 
 
@@ -75,11 +71,7 @@ def accept_followers(listener: socket.socket, ranks: Sequence[int]) -> dict[int,
 
 
 def let_in(end: socket.socket) -> tuple[int, Channel]:
-    """Ask a newcomer which rank it is.
-
-    Returns:
-        The rank, -1 for who is no rank of this user or does not say, and the connection.
-    """
+    """The rank of a newcomer, -1 for who is no rank of this user or does not say, and the connection."""
     channel = Channel(end)
     keep_from_forks(channel)
     # What comes is a pickle: nothing of another user's process is read.

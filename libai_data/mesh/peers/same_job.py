@@ -19,11 +19,7 @@ def told_by_rank0(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_same_job(own: dict[str, Any], theirs: dict[str, Any], rank: int, world_size: int, nodes: int) -> None:
-    """Refuse ranks of two jobs, and nodes that are not the machines.
-
-    Args:
-        own: the `job` and the `machine` of this rank.
-    """
+    """Refuse ranks of two jobs, and nodes that are not the machines, by the `job` and the `machine` of this rank."""
     where = f"{os.environ.get('MASTER_ADDR')}, port {os.environ.get('MASTER_PORT')}"
     if own["job"] != theirs["job"]:
         raise MeshError(

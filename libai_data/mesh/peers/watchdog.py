@@ -122,12 +122,7 @@ class Liveness:
 
     @contextmanager
     def waiting(self, kind: str, what: str) -> Iterator[None]:
-        """Around code of the main thread that may wait for other ranks.
-
-        Args:
-            kind: `COLLECTIVE` or `BATCH`.
-            what: named in errors; the same on all ranks that wait in the same place.
-        """
+        """Around code of the main thread that may wait for other ranks: a `COLLECTIVE` or a `BATCH`, and which one."""
         before = self._place.enter((self._collectives, kind, what))
         try:
             yield
