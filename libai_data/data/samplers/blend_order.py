@@ -1,140 +1,31 @@
 """The order of a blend: which dataset's turn it is at each place, and which of its samples comes.
 
-Turns follow a table of one period, an earliest-deadline-first schedule of windows: the j-th sample of a dataset of
-share w comes between floor(j / w) and ceil((j + 1) / w). That there is such a schedule, in which each dataset is always
-less than one sample from its share, is shown by S. Baruah, N. Cohen, C. Plaxton and D. Varvel, "Proportionate progress"
-(Algorithmica 15, 1996). Everything else is arithmetic: any place is found in O(1).
-
-A dataset that reaches its limit has no turn any more: from this place on, the weights of the others make up the table.
-All such places follow from sizes, weights and limits, so that the state need not hold them.
+`blend_turns` says whose turn it is. The n-th turn of a dataset has the n-th sample of the dataset's own order.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
-from heapq import heappop, heappush
-from math import gcd
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from heapq import merge
+from typing import Any
 
 import numpy as np
 
 from libai_data.data.datasets.blend import Blend
 from libai_data.data.datasets.combine import length_of
 from libai_data.data.random.hashing import combine64
+from libai_data.data.samplers.blend_turns import LanePattern, Pattern, lane_patterns, patterns_of, turns_of
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.weighted_order import WeightedOrder
+from libai_data.data.shard_use import ShardUse
 from libai_data.errors import ConfigError
 
-
-class Turns(NamedTuple):
-    """Whose turn it is in one period.
-
-    Args:
-        datasets: int64 [period], the number of the dataset whose turn it is.
-        ranks: int64 [period], how many turns this dataset had before.
-        slots: for each dataset its turns, int64 [turns of it], ascending.
-    """
-
-    datasets: np.ndarray
-    ranks: np.ndarray
-    slots: tuple[np.ndarray, ...]
-
-
-@lru_cache(maxsize=16)
-def turns_of(counts: tuple[int, ...]) -> Turns:
-    """The turns of a period in which each dataset has so many."""
-    period = sum(counts)
-    released: list[list[tuple[int, int]]] = [[] for _ in range(period)]
-    for number, count in enumerate(counts):
-        for turn in range(count):
-            released[turn * period // count].append((-(-(turn + 1) * period // count), number))
-    waiting: list[tuple[int, int]] = []
-    datasets = np.empty(period, dtype=np.int64)
-    for place, windows in enumerate(released):
-        for window in windows:
-            heappush(waiting, window)
-        datasets[place] = heappop(waiting)[1]
-    slots = tuple(np.flatnonzero(datasets == number) for number in range(len(counts)))
-    ranks = np.empty(period, dtype=np.int64)
-    for own in slots:
-        ranks[own] = np.arange(len(own))
-    return Turns(datasets, ranks, slots)
-
-
-class Pattern(NamedTuple):
-    """Weights in effect from a place on.
-
-    Args:
-        start: the place.
-        counts: samples of each dataset in one period; 0 for one that has reached its limit.
-        taken: samples of each dataset that were taken before.
-    """
-
-    start: int
-    counts: tuple[int, ...]
-    taken: tuple[int, ...]
-
-    def taken_before(self, place: int) -> tuple[int, ...]:
-        """Samples of each dataset before a place at which these weights hold, or before the next place."""
-        periods, rest = divmod(place - self.start, sum(self.counts))
-        return tuple(
-            base + periods * count + int(np.searchsorted(own, rest))
-            for base, count, own in zip(self.taken, self.counts, turns_of(self.counts).slots)
-        )
-
-    def place_of(self, number: int, own: int) -> int:
-        """The place of a dataset's own-th sample, if these weights hold there; -1 if they have none of it."""
-        count = self.counts[number]
-        if not count:
-            return -1
-        periods, rank = divmod(own - self.taken[number], count)
-        return self.start + periods * sum(self.counts) + int(turns_of(self.counts).slots[number][rank])
-
-
-@lru_cache(maxsize=16)
-def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
-    """The weights of a blend, as they are where datasets reach their limits."""
-    patterns: list[Pattern] = []
-    limits = blend.limits or (None,) * len(blend.sizes)
-    ends = [*(start for start, _ in blend.phases[1:]), None]
-    for (start, weights), end in zip(blend.phases, ends):
-        place: int | None = start
-        while place is not None and place != end:
-            taken = patterns[-1].taken_before(place) if patterns else (0,) * len(limits)
-            ended = [
-                limit is not None and place >= blend.limited_from and done >= limit
-                for limit, done in zip(limits, taken)
-            ]
-            counts = tuple(0 if over else count for over, count in zip(ended, weights))
-            if not any(counts):
-                raise ConfigError(
-                    f"after {place} samples of the stream, each dataset with a weight has reached its max_epochs: the "
-                    "blend has no more samples, but the stream has no end; give one dataset None in max_epochs"
-                )
-            divisor = reduce(gcd, counts)
-            counts = tuple(count // divisor for count in counts)
-            if not patterns or patterns[-1].counts != counts:
-                patterns.append(Pattern(place, counts, taken))
-            # Behind the last sample that a dataset may yield, the weights change again.
-            last = patterns[-1]
-            behind = [
-                max(last.place_of(number, limit - 1) + 1, blend.limited_from)
-                for number, limit in enumerate(limits)
-                if limit is not None and counts[number]
-            ]
-            place = min([*behind, *([] if end is None else [end])], default=None)
-    return tuple(patterns)
-
-
-def phases_of(blend: Blend) -> Blend:
-    """A blend without limits that has the same weights at each place."""
-    return Blend(blend.sizes, tuple((start, counts) for start, counts, _ in patterns_of(blend)))
-
-
 _OF_ONE_SAMPLE = Blend((1,), ((0, (1,)),))
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True)
@@ -169,7 +60,7 @@ class BlendOrder(Order):
             )
 
     @cached_property
-    def _members(self) -> tuple[tuple[int, Order], ...]:
+    def _members(self) -> Sequence[tuple[int, Order]]:
         """First index and order of each dataset that has samples; of another only its number counts."""
         first, members = 0, []
         for number, size in enumerate(self.blend.sizes):
@@ -190,8 +81,8 @@ class BlendOrder(Order):
         """How many samples of each dataset lie before a place."""
         return self.patterns[bisect_right(self._starts, place) - 1].taken_before(place)
 
-    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        places = np.asarray(positions, dtype=np.int64)
+    def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whose turn it is at these places, and the place in the dataset's own order, int64 [n] each."""
         datasets, own = np.empty_like(places), np.empty_like(places)
         numbers = np.searchsorted(self._starts, places, side="right") - 1
         for number in np.unique(numbers).tolist():
@@ -203,6 +94,11 @@ class BlendOrder(Order):
             datasets[rows] = turn_of
             in_periods = periods * np.array(counts, dtype=np.int64)[turn_of]
             own[rows] = np.array(taken, dtype=np.int64)[turn_of] + in_periods + turns.ranks[slots]
+        return datasets, own
+
+    def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        places = np.asarray(positions, dtype=np.int64)
+        datasets, own = self._turns_at(places)
         epochs, indices = np.empty_like(places), np.empty_like(places)
         for number in np.unique(datasets).tolist():
             rows = datasets == number
@@ -246,12 +142,134 @@ class BlendOrder(Order):
         return {**super().to_json(), "blend": state}
 
 
-def order_over(dataset: Any, seed: int, shuffle: bool) -> Order:
-    """The endless order of a dataset: that of its blend, if it is one."""
+@dataclass(frozen=True)
+class LanedBlendOrder(BlendOrder, LaneOrder):
+    """A blend of datasets with shards, each of which is read in lanes.
+
+    Place p is round p // lanes of a lane. Each lane counts its own rounds: they follow the table of the weights. The
+    n-th turn of a dataset in a lane has the n-th sample of this lane in the dataset's own `LaneOrder`. So a lane has
+    the exact proportions, and reads a span of the shards of each dataset. The lanes begin at slots that are spread over
+    the table, so that a batch has about the proportions too.
+
+    The weights change at the same place for all lanes. This is also so where a dataset reaches its limit: it is where
+    the blend without lanes reaches the limit.
+    """
+
+    @cached_property
+    def _shard_ends(self) -> np.ndarray:
+        return np.cumsum(np.zeros(0, dtype=np.int64) if self.lengths is None else self.lengths)
+
+    @cached_property
+    def _shards(self) -> tuple[slice, ...]:
+        """The shards that hold samples of each dataset."""
+        ends = np.cumsum([0, *self.blend.sizes])
+        firsts = np.searchsorted(self._shard_ends, ends[:-1], side="right")
+        lasts = np.searchsorted(self._shard_ends, ends[1:], side="left")
+        return tuple(slice(first, last + 1) for first, last in zip(firsts.tolist(), lasts.tolist()))
+
+    @cached_property
+    def _members(self) -> tuple[tuple[int, LaneOrder], ...]:
+        first, members = 0, []
+        for number, size in enumerate(self.blend.sizes):
+            lengths = None
+            if self.lengths is not None:
+                ends = np.minimum(self._shard_ends[self._shards[number]], first + size)
+                lengths = np.diff(ends, prepend=first)
+            seed = combine64(self.seed, number)
+            own = LaneOrder(max(size, 1), seed, self.shuffle, 0, self.lanes, self.block, self.digest, lengths)
+            members.append((first, own))
+            first += size
+        return tuple(members)
+
+    @cached_property
+    def _lane_patterns(self) -> tuple[LanePattern, ...]:
+        return lane_patterns(self.blend, self._lane_of_turn)
+
+    def _turns_at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        datasets, own = np.empty_like(places), np.empty_like(places)
+        rounds, residues = np.divmod(places, self.lanes)
+        numbers = np.searchsorted(self._starts, places, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            datasets[rows], turns = self._lane_patterns[number].turns_at(residues[rows], rounds[rows])
+            own[rows] = turns * self.lanes + residues[rows]
+        return datasets, own
+
+    def _rounds_before(self, place: int) -> np.ndarray:
+        """Turns of each lane before a place, int64 [lanes]; the lanes in the order of their turns."""
+        return (place - np.arange(self.lanes) + self.lanes - 1) // self.lanes
+
+    def _taken_in_lanes(self, number: int, place: int) -> np.ndarray:
+        """Samples of a dataset that each lane takes before a place, int64 [lanes]."""
+        pattern = self._lane_patterns[bisect_right(self._starts, place) - 1]
+        return pattern.taken_before(number, self._rounds_before(place))
+
+    def taken_before(self, place: int) -> tuple[int, ...]:
+        return tuple(int(self._taken_in_lanes(number, place).sum()) for number in range(len(self.blend.sizes)))
+
+    def _place_of(self, number: int, own: int) -> int:
+        turn, residue = divmod(own, self.lanes)
+        taken = [int(pattern.taken[number, residue]) for pattern in self._lane_patterns]
+        found = self._lane_patterns[bisect_right(taken, turn) - 1].round_of(number, residue, turn)
+        return -1 if found < 0 else found * self.lanes + residue
+
+    def uses_of(self, index: int, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        number, own_index = self._own(index)
+        low, high = int(self._taken_in_lanes(number, first).min()), int(self._taken_in_lanes(number, end).max())
+        epochs, own = self._members[number][1].uses_of(own_index, low * self.lanes, (high + 1) * self.lanes)
+        places = np.array([self._place_of(number, place) for place in own.tolist()], dtype=np.int64)
+        used = np.flatnonzero((places >= first) & (places < end))
+        used = used[places[used].argsort()]
+        return epochs[used], places[used]
+
+    def shard_uses(self, rows: range, batch_size: int, first_batch: int = 0) -> Iterator[ShardUse]:
+        residues = self._turn_of_lane[self.lanes_of(rows, batch_size)].tolist()
+        uses: list[Iterator[ShardUse]] = []
+        for number in np.flatnonzero(self.blend.sizes).tolist():
+            begins = self._taken_in_lanes(number, first_batch * batch_size).tolist()
+            uses += [self._uses_of_member(number, residue, begins[residue], batch_size) for residue in residues]
+        return merge(*uses, key=lambda use: use.first)
+
+    def _uses_of_member(self, number: int, residue: int, begin: int, batch_size: int) -> Iterator[ShardUse]:
+        """The uses of a dataset's shards in a lane, from the lane's begin-th sample of the dataset on."""
+        start, lane = begin * self.lanes + residue, int(self._lane_of_turn[residue])
+        # Where the weight of a dataset is 0 from some place on, a lane has this many of its samples in all.
+        last = (int(self._lane_patterns[-1].taken[number, residue]) - 1) * self.lanes + residue
+        for shard, low, high in self._members[number][1].visits_from(lane, start):
+            first, end = self._place_of(number, max(low, start)), self._place_of(number, high)
+            if first < 0:
+                return
+            end = self._place_of(number, last) if end < 0 else end
+            yield ShardUse(self._shards[number].start + shard, first // batch_size, end // batch_size)
+
+    def next_use(self, shard: int, batch_size: int, batch: int) -> int:
+        number, index = self._own(int(self._shard_ends[shard - 1]) if shard else 0)
+        taken, size = self._taken_in_lanes(number, (batch + 1) * batch_size), self.blend.sizes[number]
+        own = self._members[number][1].find(int(taken.max()) * self.lanes // size + 1, np.array([index]))
+        place = self._place_of(number, int(own[0]))
+        return _NEVER if place < 0 else place // batch_size
+
+
+def order_over(dataset: Any, seed: int, shuffle: bool, laned: LaneOrder | None = None) -> Order:
+    """The endless order of a dataset: that of its blend, if it is one.
+
+    Args:
+        dataset: the samples.
+        seed: decides the order.
+        shuffle: another permutation in each epoch.
+        laned: the order of the dataset in lanes, if it is read so.
+    """
     blend = getattr(dataset, "blend", None)
-    if isinstance(blend, Blend):
+    if not isinstance(blend, Blend):
+        return laned or Order(length_of(dataset), seed, shuffle)
+    if laned is None:
         return BlendOrder(length_of(dataset), seed, shuffle, blend=blend)
-    return Order(length_of(dataset), seed, shuffle)
+    return _laned_blend(laned, blend)
+
+
+def _laned_blend(laned: LaneOrder, blend: Blend) -> LanedBlendOrder:
+    own = {each.name: getattr(laned, each.name) for each in fields(laned)}
+    return LanedBlendOrder(**own, blend=blend)
 
 
 def order_from_json(state: Any) -> Order:
@@ -264,12 +282,14 @@ def order_from_json(state: Any) -> Order:
     plain = state["samples"], state["seed"], bool(state["shuffle"]), state["epoch_size"]
     if "weights" in state:
         return WeightedOrder(*plain, state["weights"]["digest"], state["weights"]["replacement"])
+    laned = None
     if "lanes" in state:
         lanes = state["lanes"]
-        return LaneOrder(*plain, lanes["lanes"], lanes["block"], lanes["digest"])
+        laned = LaneOrder(*plain, lanes["lanes"], lanes["block"], lanes["digest"])
     if "blend" not in state:
-        return Order(*plain)
+        return laned or Order(*plain)
     blend = state["blend"]
     phases = tuple((int(start), tuple(int(count) for count in counts)) for start, counts in blend["phases"])
     limits = tuple(blend.get("limits", ())), blend.get("limited_from", 0)
-    return BlendOrder(*plain, blend=Blend(tuple(int(size) for size in blend["sizes"]), phases, (), *limits))
+    whole = Blend(tuple(int(size) for size in blend["sizes"]), phases, (), *limits)
+    return BlendOrder(*plain, blend=whole) if laned is None else _laned_blend(laned, whole)

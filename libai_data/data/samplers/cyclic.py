@@ -78,11 +78,9 @@ class CyclicSampler(StreamSampler):
         block: int | None = None,
     ) -> None:
         check({"shuffle": FLAG, "drop_last": FLAG}, shuffle=shuffle, drop_last=drop_last)
-        order = (
-            laned_order(dataset, seed, shuffle, lanes, block, weights)
-            or drawn_order(dataset, seed, weights, num_samples, replacement)
-            or order_over(dataset, seed, shuffle)
-        )
+        laned = laned_order(dataset, seed, shuffle, lanes, block, weights)
+        drawn = drawn_order(dataset, seed, weights, num_samples, replacement) if laned is None else None
+        order = drawn or order_over(dataset, seed, shuffle, laned)
         self._epoch_size = order.epoch_size
         self._blend = order.blend if isinstance(order, BlendOrder) else None
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size, consumed_samples)

@@ -198,6 +198,16 @@ class LaneOrder(Order):
 
     def _uses_of_lane(self, lane: int, batch_size: int, first_batch: int) -> Iterator[ShardUse]:
         start = first_batch * batch_size
+        for shard, low, high in self.visits_from(lane, start):
+            yield ShardUse(shard, max(low, start) // batch_size, high // batch_size)
+
+    def visits_from(self, lane: int, start: int) -> Iterator[tuple[int, int, int]]:
+        """The shards that a lane visits, without end: each with the first and the last place of its block.
+
+        Args:
+            lane: whose.
+            start: blocks that end before this place are left out.
+        """
         for epoch in count(start // self.epoch_size):
             span, first = self._span(epoch, lane), self._first_place(epoch, lane)
             if span[0] == span[1]:
@@ -211,9 +221,8 @@ class LaneOrder(Order):
                     low = first + (visits.start + begin) * self.lanes
                     high = min(first + (visits.start + end - 1) * self.lanes, (epoch + 1) * self.epoch_size - 1)
                     if start <= high and low <= high:
-                        batches = max(low, start) // batch_size, high // batch_size
                         for shard in shards[slice(*visits.block_shards[block : block + 2])].tolist():
-                            yield ShardUse(shard, *batches)
+                            yield shard, low, high
 
     def next_use(self, shard: int, batch_size: int, batch: int) -> int:
         """The first batch after this one that may need a shard: the beginning of its block in the next epoch."""
@@ -261,12 +270,11 @@ def laned_order(
         return None
     if weights is not None:
         raise ConfigError(f"lanes is {lanes}, and weights are given too; leave out one of the two")
-    for kind, what in (("blend", "a blend"), ("is_stream_transform", "a stream transform")):
-        if getattr(dataset, kind, False):
-            raise ConfigError(
-                f"lanes is {lanes}, but the dataset is a {type(dataset).__name__}, {what}; lanes are for a dataset of "
-                "single samples"
-            )
+    if getattr(dataset, "is_stream_transform", False):
+        raise ConfigError(
+            f"lanes is {lanes}, but the dataset is a {type(dataset).__name__}, a stream transform; lanes are for a "
+            "dataset of single samples"
+        )
     lengths = shard_lengths_of(dataset)
     digest = hashlib.blake2b(lengths.tobytes(), digest_size=8).hexdigest()
     samples = length_of(dataset)

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from libai_data.data.datasets.blend import Blend
-from libai_data.data.samplers.blend_order import BlendOrder, phases_of
+from libai_data.data.samplers.blend_order import BlendOrder
+from libai_data.data.samplers.blend_turns import phases_of
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
 from libai_data.data.samplers.stream_state import ORDER_KEYS, StreamState
 from libai_data.data.samplers.weighted_order import WeightedOrder

@@ -16,7 +16,7 @@ from libai_data.data.datasets import Blend, BlendedDataset
 from libai_data.data.datasets.blend import LONGEST_PERIOD, proportions
 from libai_data.data.random.hashing import combine64
 from libai_data.data.samplers import BlendOrder, CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
-from libai_data.data.samplers.blend_order import phases_of, turns_of
+from libai_data.data.samplers.blend_turns import phases_of, turns_of
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
 

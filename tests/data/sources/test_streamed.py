@@ -110,13 +110,22 @@ def test_opening_reads_the_table_alone_and_records_are_those_of_the_files(store:
     assert held <= source.storage.size
 
 
-@pytest.mark.parametrize("workers", [slowly(0), 2])
+def halves_of(numbers: Any) -> BlendedDataset:
+    return BlendedDataset([Subset(numbers, 0, 5 * SAMPLES), Subset(numbers, 5 * SAMPLES, SHARDS * SAMPLES)], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("workers", "of", "room"),
+    [slowly(0, Numbers, 8), (2, Numbers, 8), (0, lambda source: halves_of(Numbers(source)), 15)],
+)
 def test_a_training_streams_the_batches_of_local_files_and_fetches_each_shard_once_an_epoch(
-    store: ObjectStore, tmp_path: Path, workers: int
+    store: ObjectStore, tmp_path: Path, workers: int, of: Any, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    local = CyclicSampler(Numbers(open_source(tmp_path / "local")), 10, shuffle=True, seed=3, lanes=2, block=1)
+    """Also those of a blend, which has two shards in use for each lane."""
+    monkeypatch.setenv("LIBAI_DATA_CACHE_SIZE", str(room * (tmp_path / "local" / "00.parquet").stat().st_size))
+    local = CyclicSampler(of(open_source(tmp_path / "local")), 10, shuffle=True, seed=3, lanes=2, block=1)
     source = open_source(FOLDER, streaming=True)
-    dataset = Numbers(source)
+    dataset = of(source)
     sampler = CyclicSampler(dataset, 10, shuffle=True, seed=3, lanes=2, block=1)
     with closing(BatchLoader(dataset, sampler, num_workers=workers)) as loader:
         batches = iter(loader)
@@ -146,6 +155,7 @@ WITHIN: dict[str, tuple[Any, dict[str, Any]]] = {
     "part": (lambda one, two: Subset(Map(one, number_of), range(SAMPLES, 5 * SAMPLES - 7)), IN_LANES),
     "one behind the other": (lambda one, two: Map(ConcatDataset([one, two]), number_of), IN_LANES),
     "blend": (lambda one, two: BlendedDataset([Map(one, number_of), Map(two, number_of)], [3, 1]), {}),
+    "blend in lanes": (lambda one, two: BlendedDataset([Map(one, number_of), Map(two, number_of)], [3, 1]), IN_LANES),
     "filter": (lambda one, two: FilteredDataset(Map(ConcatDataset([one, two]), number_of), _is_odd), {}),
     "mask": (lambda one, two: FilteredDataset(Map(one, number_of), np.arange(len(one)) % 3 > 0), {}),
     "packer": (lambda one, two: PackedDataset(Map(one, tokens_of), 6, lengths=[2] * len(one)), {}),
@@ -158,7 +168,9 @@ def _is_odd(sample: Any) -> bool:
     return bool(sample["x"] % 2)
 
 
-@pytest.mark.parametrize("names", [("one behind the other", "blend", "packer"), slowly(tuple(WITHIN))])
+@pytest.mark.parametrize(
+    "names", [("one behind the other", "blend", "blend in lanes", "packer"), slowly(tuple(WITHIN))]
+)
 def test_sources_within_other_datasets_are_fetched_ahead(
     names: tuple[str, ...], store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,6 +551,10 @@ def test_the_plan_shows_what_each_node_fetches_and_keeps(store: ObjectStore) -> 
     batches = 2 * SAMPLES // 10  # in which a node reads a shard
     each = bytes_in_words(int(sizes[0]) / batches)
     assert shown[2] == f"0 5 {half} {half} {bytes_in_words(2 * int(sizes[0]))} {each}"
+    blend = halves_of(dataset)
+    order = CyclicSampler(blend, 10, shuffle=True, seed=3, lanes=2, block=1).order
+    nodes = streaming_report(blend, order, ParallelMesh(2, 1, 1, num_nodes=2), 5, "every_rank")[4:-1]
+    assert [line.split()[:2] for line in nodes] == [["0-1", "6"]], "three of the five shards of each half"
     assert shown[-1].endswith(f"with a cache of {bytes_in_words(int(source.storage.size))}.")
     assert bytes_a_batch([ShardUse(0, 0, 3), ShardUse(1, 2, 5), ShardUse(2, 6, 7)], sizes, int(sizes[0])) == np.inf
     plain = CyclicSampler(dataset, 10).order

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,9 @@ from libai_data.data.sources import open_source
 from libai_data.delivery import to_global
 from libai_data.mesh.current import ParallelMesh, set_mesh
 from tests.distributed.scripts.stream_and_resume import ORDER
+
+BATCHES = 20
+"""Of an epoch of the source; of a stream without end as many."""
 
 
 def number_of(record: Any) -> dict[str, np.ndarray]:
@@ -36,15 +40,21 @@ def is_kept(sample: Any) -> bool:
 
 
 def loader_of(kind: str, source: Any, **more: Any) -> DataLoader:
-    """Batches of 8 of a source: "plain" in lanes, or of a "blend", "filter" or "packer", which have no lanes."""
+    """Batches of 8 of a source: in lanes "plain" or a blend, "laned"; without lanes a "blend", "filter" or "packer"."""
     numbers, half = Map(source, number_of), len(source) // 2
+
+    def blend() -> BlendedDataset:
+        return BlendedDataset([Subset(numbers, 0, half), Subset(numbers, half, 2 * half)], [3, 1])
+
     dataset = {
         "plain": lambda: numbers,
-        "blend": lambda: BlendedDataset([Subset(numbers, 0, half), Subset(numbers, half, 2 * half)], [3, 1]),
+        "laned": blend,
+        "blend": blend,
         "filter": lambda: FilteredDataset(numbers, is_kept),
         "packer": lambda: PackedDataset(Map(source, tokens_of), 8, lengths=[2 + x % 3 for x in range(len(source))]),
     }[kind]()
-    order = ORDER if kind == "plain" else {"shuffle": False}
+    in_lanes = {"plain": ORDER, "laned": {**ORDER, "lanes": 2, "block": 1, "ends": "cycle"}}
+    order = in_lanes.get(kind, {"shuffle": False})
     return DataLoader(dataset, global_batch_size=8, **order, **more)
 
 
@@ -73,7 +83,7 @@ def main() -> None:
                 loader.close()
                 loader = loader_of(kind, open_source(sys.argv[1], streaming=True), readers=readers)
                 loader.load_state_dict(state)
-                taken += [rows_of(batch) for batch in loader]
+                taken += [rows_of(batch) for batch in islice(loader, BATCHES - 5)]
                 loader.close()
                 results[f"{data} {readers} {kind}"] = taken
     if rank == 0:

@@ -1,0 +1,196 @@
+"""Whose turn it is in a blend: the table of one period of the weights, and the weights from each place on.
+
+Turns follow a table of one period, an earliest-deadline-first schedule of windows: the j-th sample of a dataset of
+share w comes between floor(j / w) and ceil((j + 1) / w). That there is such a schedule, in which each dataset is always
+less than one sample from its share, is shown by S. Baruah, N. Cohen, C. Plaxton and D. Varvel, "Proportionate progress"
+(Algorithmica 15, 1996). Everything else is arithmetic: any place is found in O(1).
+
+A dataset that reaches its limit has no turn any more: from this place on, the weights of the others make up the table.
+All such places follow from sizes, weights and limits, so that the state need not hold them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache, reduce
+from heapq import heappop, heappush
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from libai_data.data.datasets.blend import Blend
+from libai_data.data.random.hashing import mix64_array
+from libai_data.errors import ConfigError
+
+
+class Turns(NamedTuple):
+    """Whose turn it is in one period.
+
+    Args:
+        datasets: int64 [period], the number of the dataset whose turn it is.
+        ranks: int64 [period], how many turns this dataset had before.
+        slots: for each dataset its turns, int64 [turns of it], ascending.
+    """
+
+    datasets: np.ndarray
+    ranks: np.ndarray
+    slots: tuple[np.ndarray, ...]
+
+
+@lru_cache(maxsize=16)
+def turns_of(counts: tuple[int, ...]) -> Turns:
+    """The turns of a period in which each dataset has so many."""
+    period = sum(counts)
+    released: list[list[tuple[int, int]]] = [[] for _ in range(period)]
+    for number, count in enumerate(counts):
+        for turn in range(count):
+            released[turn * period // count].append((-(-(turn + 1) * period // count), number))
+    waiting: list[tuple[int, int]] = []
+    datasets = np.empty(period, dtype=np.int64)
+    for place, windows in enumerate(released):
+        for window in windows:
+            heappush(waiting, window)
+        datasets[place] = heappop(waiting)[1]
+    slots = tuple(np.flatnonzero(datasets == number) for number in range(len(counts)))
+    ranks = np.empty(period, dtype=np.int64)
+    for own in slots:
+        ranks[own] = np.arange(len(own))
+    return Turns(datasets, ranks, slots)
+
+
+class Pattern(NamedTuple):
+    """Weights in effect from a place on.
+
+    Args:
+        start: the place.
+        counts: samples of each dataset in one period; 0 for one that has reached its limit.
+        taken: samples of each dataset that were taken before.
+    """
+
+    start: int
+    counts: tuple[int, ...]
+    taken: tuple[int, ...]
+
+    def taken_before(self, place: int) -> tuple[int, ...]:
+        """Samples of each dataset before a place at which these weights hold, or before the next place."""
+        periods, rest = divmod(place - self.start, sum(self.counts))
+        return tuple(
+            base + periods * count + int(np.searchsorted(own, rest))
+            for base, count, own in zip(self.taken, self.counts, turns_of(self.counts).slots)
+        )
+
+    def place_of(self, number: int, own: int) -> int:
+        """The place of a dataset's own-th sample, if these weights hold there; -1 if they have none of it."""
+        count = self.counts[number]
+        if not count:
+            return -1
+        periods, rank = divmod(own - self.taken[number], count)
+        return self.start + periods * sum(self.counts) + int(turns_of(self.counts).slots[number][rank])
+
+
+@lru_cache(maxsize=16)
+def patterns_of(blend: Blend) -> tuple[Pattern, ...]:
+    """The weights of a blend, as they are where datasets reach their limits."""
+    patterns: list[Pattern] = []
+    limits = blend.limits or (None,) * len(blend.sizes)
+    ends = [*(start for start, _ in blend.phases[1:]), None]
+    for (start, weights), end in zip(blend.phases, ends):
+        place: int | None = start
+        while place is not None and place != end:
+            taken = patterns[-1].taken_before(place) if patterns else (0,) * len(limits)
+            ended = [
+                limit is not None and place >= blend.limited_from and done >= limit
+                for limit, done in zip(limits, taken)
+            ]
+            counts = tuple(0 if over else count for over, count in zip(ended, weights))
+            if not any(counts):
+                raise ConfigError(
+                    f"after {place} samples of the stream, each dataset with a weight has reached its max_epochs: the "
+                    "blend has no more samples, but the stream has no end; give one dataset None in max_epochs"
+                )
+            divisor = reduce(gcd, counts)
+            counts = tuple(count // divisor for count in counts)
+            if not patterns or patterns[-1].counts != counts:
+                patterns.append(Pattern(place, counts, taken))
+            # Behind the last sample that a dataset may yield, the weights change again.
+            last = patterns[-1]
+            behind = [
+                max(last.place_of(number, limit - 1) + 1, blend.limited_from)
+                for number, limit in enumerate(limits)
+                if limit is not None and counts[number]
+            ]
+            place = min([*behind, *([] if end is None else [end])], default=None)
+    return tuple(patterns)
+
+
+def phases_of(blend: Blend) -> Blend:
+    """A blend without limits that has the same weights at each place."""
+    return Blend(blend.sizes, tuple((start, counts) for start, counts, _ in patterns_of(blend)))
+
+
+class LanePattern(NamedTuple):
+    """Weights in effect from a place on, in each lane of a blend in lanes.
+
+    A lane is named by its residue, the remainder of its places divided by the number of lanes. Its turns are counted in
+    rounds: round r of residue s is place r * lanes + s.
+
+    Args:
+        counts: samples of each dataset in one period.
+        begins: int64 [lanes], the round in which the lane's period begins; before the place by up to a period.
+        bases: int64 [datasets, lanes], samples of each dataset before this round, as if the weights held there.
+        taken: int64 [datasets, lanes], samples of each dataset that the lane takes before the place.
+    """
+
+    counts: tuple[int, ...]
+    begins: np.ndarray
+    bases: np.ndarray
+    taken: np.ndarray
+
+    def turns_at(self, residues: np.ndarray, rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Whose turn it is, and how many turns this dataset had before in the lane, int64 [n] each."""
+        table = turns_of(self.counts)
+        periods, slots = np.divmod(rounds - self.begins[residues], sum(self.counts))
+        datasets = table.datasets[slots]
+        before = self.bases[datasets, residues] + periods * np.array(self.counts, dtype=np.int64)[datasets]
+        return datasets, before + table.ranks[slots]
+
+    def taken_before(self, number: int, rounds: np.ndarray) -> np.ndarray:
+        """Samples of a dataset that each lane takes before its round, int64 [lanes]."""
+        periods, rest = np.divmod(rounds - self.begins, sum(self.counts))
+        inner = np.searchsorted(turns_of(self.counts).slots[number], rest)
+        return np.asarray(self.bases[number] + periods * self.counts[number] + inner)
+
+    def round_of(self, number: int, residue: int, turn: int) -> int:
+        """The round in which a lane takes its turn-th sample of a dataset; -1 if it has none with these weights."""
+        count = self.counts[number]
+        if not count:
+            return -1
+        periods, rank = divmod(turn - int(self.bases[number, residue]), count)
+        slot = int(turns_of(self.counts).slots[number][rank])
+        return int(self.begins[residue]) + periods * sum(self.counts) + slot
+
+
+def lane_patterns(blend: Blend, lanes: np.ndarray) -> tuple[LanePattern, ...]:
+    """The weights of a blend in each lane, for each of `patterns_of`.
+
+    The lanes begin at slots that are spread over the period. A hash of the lane moves each within its share of the
+    period. Else all lanes would have the same dataset at once if the table repeats after a share.
+
+    Args:
+        blend: with the places of all phases.
+        lanes: int64 [lanes], the lane of each residue.
+    """
+    residues, count = np.arange(len(lanes)), len(lanes)
+    spread = (lanes << 16) + (mix64_array(lanes.astype(np.uint64)) >> np.uint64(48)).astype(np.int64)
+    found: list[LanePattern] = []
+    for start, counts, _ in patterns_of(blend):
+        rounds = (start - residues + count - 1) // count
+        slots = turns_of(counts).slots
+        taken = np.zeros((len(counts), count), dtype=np.int64)
+        for number in range(len(counts)):
+            if found:
+                taken[number] = found[-1].taken_before(number, rounds)
+        shifts = (spread * sum(counts) >> 16) // count
+        bases = taken - np.stack([np.searchsorted(own, shifts) for own in slots])
+        found.append(LanePattern(counts, rounds - shifts, bases, taken))
+    return tuple(found)
