@@ -349,7 +349,7 @@ class BatchInfo(NamedTuple):
         position: position of the global batch's first sample.
         size: rows of the global batch.
         valid: rows [0, valid) of the global batch count; the rest is padding (evaluation only).
-        next_start: of a stream transform, where the output after the batch begins.
+        next_start: of a stream transform, where the output after the batch begins; in lanes that of each lane.
     """
 
     step: int
@@ -357,7 +357,7 @@ class BatchInfo(NamedTuple):
     position: int
     size: int
     valid: int
-    next_start: int | None = None
+    next_start: int | tuple[int, ...] | None = None
 
 
 class RowIndices(NamedTuple):

@@ -77,10 +77,15 @@ def _order(origin: Origin) -> str:
 
 
 def _head(signature: list[FieldSignature], origin: Origin) -> np.ndarray:
-    place = [0] * len(_NAMES) if origin.info is None else [word or 0 for word in origin.info]
+    place = [0] * len(_NAMES) if origin.info is None else [_word(value) for value in origin.info]
     words = digest_of(_order(origin).encode()), digest_of(repr(signature).encode())
     witness = None if origin.agreement is None else origin.agreement.witness
     return np.array([*place, origin.rows is not None, *words, *(witness or 3 * [_ABSENT])], dtype=np.int64)
+
+
+def _word(value: Any) -> int:
+    """A part of a `BatchInfo` as a number."""
+    return digest_of(repr(value).encode()) if isinstance(value, tuple) else value or 0
 
 
 def _checksums(fields: Mapping[str, DistTensorData], absent: AbstractSet[str]) -> np.ndarray:

@@ -241,7 +241,10 @@ class NetworkFeed(Feed):
                 receive_exactly(self._link, array.reshape(-1).view(np.uint8).data)
         layouts = {name: Layout(tuple(sbp_list), index) for name, _, _, sbp_list, index, _ in fields}
         skeleton = pickle.loads(bytes.fromhex(head["skeleton"])) if "skeleton" in head else None
-        return NodeBatch(BatchInfo(**head["info"]), None, arrays, layouts, skeleton, (slot.offset, slot.size), specs)
+        info = BatchInfo(**head["info"])
+        if isinstance(info.next_start, list):  # of lanes, which JSON has no tuples for
+            info = info._replace(next_start=tuple(info.next_start))
+        return NodeBatch(info, None, arrays, layouts, skeleton, (slot.offset, slot.size), specs)
 
     def close(self) -> None:
         """Take leave of rank 0, and hang up."""

@@ -13,6 +13,7 @@ from libai_data.data.datasets.combine import ConcatDataset
 from libai_data.data.datasets.packing import PackedDataset
 from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.samplers.stream_state import StreamState
+from libai_data.data.samplers.walk import UNKNOWN
 from libai_data.engine.data_state import stream_state_of
 from libai_data.engine.losses import number_on_rank0
 from libai_data.iterables.iterable_loader import indexed_dataset_of
@@ -113,7 +114,7 @@ class TokenCounter:
         """The samples between two states, and the tokens of each, int64 [n] each; none where they are not known."""
         if before.start is not None and now.start is not None:
             dataset = self._loader.dataset
-            if min(before.start, now.start) >= 0 and isinstance(dataset, PackedDataset):
+            if UNKNOWN not in (before.start, now.start) and isinstance(dataset, PackedDataset):
                 return dataset.amounts_between(before.start, now.start)
             return _NONE, _NONE
         _, indices = now.order.locate(now.left_out.places_of(np.arange(before.position, now.position)))

@@ -287,9 +287,13 @@ def _map_style(
 def _rounds(dataset: Any, ends: str, **arguments: Any) -> Any:
     """The sampler of epochs of a dataset, or of what stands for it on a rank that does not read."""
     if getattr(dataset, "is_stream_transform", False):
-        for name in ("weights", "lanes"):
-            if name in arguments:
-                raise ConfigError(f"{name} is for single samples; give the filter or packer a dataset without {name}")
+        if "weights" in arguments:
+            raise ConfigError("weights is for single samples; give the filter or packer a dataset without weights")
+        if "lanes" in arguments:
+            raise ConfigError(
+                "lanes of a filter or packer have no common epochs: use ends='cycle' or CyclicSampler, for a stream "
+                "without end"
+            )
         return TransformRounds(dataset, ends=ends, **arguments)
     kind = ShortEndSampler if ends == "short" else SingleRoundSampler
     return kind(dataset, drop_last=ends == "drop", **arguments)

@@ -143,6 +143,7 @@ class _AsTheyCome:
     """The order of the samples that wait to be packed."""
 
     seed = 0
+    lanes = 1
 
     def __init__(self, samples: _Waiting) -> None:
         self._samples = samples

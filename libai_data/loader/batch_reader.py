@@ -376,7 +376,10 @@ def _samples_read(pending: PendingBatch) -> int:
     """How many samples of the dataset a batch took, at least about: a stream transform makes an output of several."""
     if pending.index_batch.next_start is None or pending.rows == 1:
         return pending.rows
-    places, _ = place_and_offset(pending.index_batch.indices)
+    batch = pending.index_batch
+    places, _ = place_and_offset(batch.indices)
+    if isinstance(batch.next_start, tuple):  # Between the places of a lane are those of all others.
+        return int((places.max() - places.min()) * pending.rows / batch.size)
     return int((places[-1] - places[0]) * pending.rows / (pending.rows - 1))
 
 

@@ -47,7 +47,7 @@ def batch(number: int, length: int = 5, **fields: np.ndarray) -> NodeBatch:
     }
     layouts = {name: Layout() for name in arrays}
     layouts["label"] = Layout(("split_0", "broadcast"), -1)
-    return NodeBatch(BatchInfo(number, 0, 12 * number, 12, 12), None, arrays, layouts, None, (0, 0), ())
+    return NodeBatch(BatchInfo(number, 0, 12 * number, 12, 12, (number, 1)), None, arrays, layouts, None, (0, 0), ())
 
 
 class Link:

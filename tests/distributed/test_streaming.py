@@ -104,14 +104,15 @@ def check_taken(folder: Path, steps: int) -> None:
 
 
 WHOLE_CACHE = 100
-ALL_KINDS = "plain,laned,blend,filter,packer"
+IN_LANES = "plain,blend-lanes,filter-lanes,packer-lanes"
+ALL_KINDS = f"{IN_LANES},blend,filter,packer"
 
 
 @pytest.mark.parametrize(
     ("ranks", "meshes", "readers", "kinds", "cached"),
     [
-        (2, "2", "every_rank", "plain,laned", 18),
-        slowly(2, "2,1", EACH, "plain,laned", 18),
+        (2, "2", "every_rank", IN_LANES, 18),
+        slowly(2, "2,1", EACH, IN_LANES, 18),
         slowly(4, "4,2", EACH, "plain", 18),
         slowly(2, "2", EACH, ALL_KINDS, WHOLE_CACHE),
         slowly(4, "4", "every_rank,node", ALL_KINDS, WHOLE_CACHE),

@@ -106,6 +106,7 @@ class Lengths:
 
     def __init__(self, lengths: list[int], name: str) -> None:
         self.lengths, self.source = lengths, SimpleNamespace(prefix=name)
+        self.shard_lengths = [len(lengths) // 2] * 2
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -115,14 +116,17 @@ class Lengths:
 
 
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("lanes", [None, 2])
 @pytest.mark.parametrize("options", [{}, {"cut": False}, {"cut": False, "window": 0}, {"cut": False, "window": 3}])
-def test_tokens_of_each_dataset_of_a_packed_blend_are_counted(options: dict[str, Any], known: bool) -> None:
+def test_tokens_of_each_dataset_of_a_packed_blend_are_counted(
+    options: dict[str, Any], lanes: int | None, known: bool
+) -> None:
     lengths = [[3, 1, 4, 1, 5, 0, 2, 6], [5, 3, 5, 8]]
     parts = [Lengths(lengths[0], "a/same"), Lengths(lengths[1], "b/same")]
     packs = PackedDataset(
         BlendedDataset(parts, [2, 1]), 8, lengths=[*lengths[0], *lengths[1]] if known else None, **options
     )
-    loader = BatchLoader(packs, CyclicSampler(packs, 2, shuffle=True, seed=1))
+    loader = BatchLoader(packs, CyclicSampler(packs, 2, shuffle=True, seed=1, lanes=lanes))
     counter = TokenCounter(loader)
     counter.take(0, 0)
     expected = [0, 0]

@@ -8,6 +8,7 @@ import numpy as np
 
 from libai_data.data.datasets.combine import ConcatDataset, Subset, length_of
 from libai_data.data.datasets.mapped import Map
+from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.nesting import array_of
 from libai_data.errors import ConfigError
 
@@ -17,7 +18,7 @@ def shard_lengths_of(dataset: Any) -> np.ndarray:
 
     Args:
         dataset: a source of files, or a dataset with an attribute `shard_lengths`; or a `ConcatDataset`, a contiguous
-            `Subset` or a `Map` of these.
+            `Subset`, a `Map`, a filter or a packer of these: then it is of the samples that outputs are made of.
     """
     lengths = array_of(_lengths(dataset))
     name, samples = type(dataset).__name__, length_of(dataset)
@@ -40,7 +41,7 @@ def _lengths(dataset: Any) -> Any:
     if isinstance(dataset, Subset) and dataset.is_contiguous:
         ends = np.cumsum(shard_lengths_of(dataset.dataset))
         return np.diff(np.clip(ends, dataset.start, dataset.stop), prepend=dataset.start)
-    if isinstance(dataset, Map):
+    if isinstance(dataset, (Map, StreamTransform)):
         return shard_lengths_of(dataset.dataset)
     raise ConfigError(
         f"the shards of a {type(dataset).__name__} are not known, and lanes read shard by shard; give the dataset an "

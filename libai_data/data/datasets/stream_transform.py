@@ -27,6 +27,9 @@ from libai_data.errors import ConfigError, SchemaError
 
 Keep = Union[Callable[[Any], bool], Sequence[bool], np.ndarray]
 
+Start = Union[int, tuple[int, ...]]
+"""Where the next output begins (`start_of`), in lanes that of each lane, in the order of the lanes' turns."""
+
 _PLACE_BITS = 40
 _MOST_UNITS = 1 << 22
 _LOOKED_UP = 32
@@ -40,6 +43,10 @@ class InputOrder(Protocol):
     @property
     def seed(self) -> int:
         """With epoch and index it decides what random transforms draw."""
+
+    @property
+    def lanes(self) -> int:
+        """Outputs are made of places that are so far apart."""
 
     def locate(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Epochs and indices at these places."""
@@ -61,12 +68,14 @@ class _Window(NamedTuple):
     Args:
         begin: its first place.
         end: the place behind its last one.
+        last: its last place.
         outputs: of each the places of its samples, int64 [samples].
         samples: place -> what was read there, if it was read to know its amount.
     """
 
     begin: int
     end: int
+    last: int
     outputs: list[np.ndarray]
     samples: dict[int, Any]
 
@@ -82,7 +91,7 @@ def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _RE
 def starts_in(window: _Window, numbers: np.ndarray) -> np.ndarray:
     """Where outputs of these numbers of a window begin, int64 [n]: the first one with the window, all others with its
     last place, so that the place behind it is the end of what is used."""
-    return np.asarray(start_of(np.where(numbers, window.end - 1, window.begin), numbers))
+    return np.asarray(start_of(np.where(numbers, window.last, window.begin), numbers))
 
 
 class StreamTransform:
@@ -217,7 +226,7 @@ class StreamTransform:
             remember(self._planned, (epoch, index), replacement.chosen)
         return amount, read
 
-    def amounts_between(self, first: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    def amounts_between(self, first: Start, end: Start) -> tuple[np.ndarray, np.ndarray]:
         """The samples of which outputs are made, from where one begins to where a later one does.
 
         Args:
@@ -227,21 +236,25 @@ class StreamTransform:
         Returns:
             Indices, and units of each that these outputs hold, int64 [n] each.
         """
+        if isinstance(first, tuple) and isinstance(end, tuple):
+            found = [self.amounts_between(*of_lane) for of_lane in zip(first, end)]
+            return np.concatenate([indices for indices, _ in found]), np.concatenate([amounts for _, amounts in found])
         (place, offset), (last, behind) = place_and_offset(first), place_and_offset(end)
         if not self.window:
-            epochs, indices = self._given_order.locate(np.arange(place, last + (behind > 0)))
+            places = np.arange(place, last + (behind > 0), self._given_order.lanes)
+            epochs, indices = self._given_order.locate(places)
             amounts = self.amounts(epochs, indices)
             if behind:
                 amounts[-1] = behind
             if len(amounts):
                 amounts[0] -= offset
             return indices, amounts
-        places = [np.empty(0, np.int64)]
+        packed = [np.empty(0, np.int64)]
         begin, stop = self._window_bounds(place)
         while begin < last:
-            places += self._packed(begin, stop)[0][offset : behind if last < stop else None]
+            packed += self._packed(begin, stop)[0][offset : behind if last < stop else None]
             offset, (begin, stop) = 0, self._window_bounds(stop)
-        epochs, indices = self._given_order.locate(np.concatenate(places))
+        epochs, indices = self._given_order.locate(np.concatenate(packed))
         return indices, self.amounts(epochs, indices)
 
     def window_at(self, place: int) -> _Window:
@@ -249,28 +262,30 @@ class StreamTransform:
         begin, end = self._window_bounds(place)
         window = self._windows.get(begin)
         if window is None:
-            window = _Window(begin, end, *self._packed(begin, end))
-            remember(self._windows, begin, window, _WINDOWS_KEPT)
+            window = _Window(begin, end, end - self._given_order.lanes, *self._packed(begin, end))
+            remember(self._windows, begin, window, max(_WINDOWS_KEPT, 2 * self._given_order.lanes))
         return window
 
     def _window_bounds(self, place: int) -> tuple[int, int]:
-        size, wide = len(self), self.window
-        first = place // size * size if self._in_rounds else 0
+        size, lanes = len(self), self._given_order.lanes
+        wide = self.window * lanes
+        first = place // size * size if self._in_rounds else place % lanes
         begin = first + (place - first) // wide * wide
         return begin, min(begin + wide, first + size) if self._in_rounds else begin + wide
 
     def _packed(self, begin: int, end: int) -> tuple[list[np.ndarray], dict[int, Any]]:
         """The outputs of a window, and its samples where they had to be read."""
         samples: dict[int, Any] = {}
-        epochs, indices = self._given_order.locate(np.arange(begin, end))
+        window = np.arange(begin, end, self._given_order.lanes)
+        epochs, indices = self._given_order.locate(window)
         if self.reads_to_measure:
-            for place, epoch, index in zip(range(begin, end), epochs.tolist(), indices.tolist()):
+            for place, epoch, index in zip(window.tolist(), epochs.tolist(), indices.tolist()):
                 if (self._kept is None or self._kept[index]) and (epoch, index) not in self._amounts:
                     samples[place] = self._measured_amount(epoch, index)[1]
         amounts = self.amounts(epochs, indices)
         full = np.flatnonzero(amounts)
         order, firsts = best_fit(amounts[full], self.units, max(len(full), 1))
-        places = begin + full[order]
+        places = window[full[order]]
         return np.split(places, firsts[1:-1]) if len(full) else [], samples
 
     def _known_amounts(self, indices: np.ndarray) -> np.ndarray:
@@ -291,14 +306,14 @@ class StreamTransform:
 
     def inputs_from(self, place: int) -> Iterator[tuple[int, Any, bool]]:
         """The samples that are kept, from a place of the order on: index, sample, whether it is another's."""
-        size = len(self)
+        size, lanes = len(self), self._given_order.lanes
         stop = (place // size + 1) * size if self._in_rounds else 1 << _PLACE_BITS
         while place < stop:
-            places = np.arange(place, min(place + _LOOKED_UP, stop))
+            places = np.arange(place, min(place + _LOOKED_UP * lanes, stop), lanes)
             if not len(self._given_order.locate(places)[1]):
                 return
             yield from self._inputs_at(places, {})
-            place += _LOOKED_UP
+            place += _LOOKED_UP * lanes
 
     def inputs_of(self, start: int) -> Iterator[tuple[int, Any, bool]]:
         """The samples of an output of a window, as `inputs_from`."""

@@ -187,8 +187,8 @@ class StreamedShards:
         if needed > self._budget:
             self._refuse(
                 needed,
-                "give lanes (lanes=64), which keep samples of one shard close together. Filters, packers and random "
-                "parts have no lanes: read these with shuffle=False",
+                "give lanes (lanes=64), which keep samples of one shard close together. Random parts, and epochs of "
+                "filters and packers, have no lanes: read these with shuffle=False",
             )
 
     def _refuse(self, needed: int, advice: str) -> None:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset
 from libai_data.data.samplers.blend_order import BlendOrder, order_over
 from libai_data.data.samplers.lane_order import laned_order
@@ -15,7 +17,7 @@ from libai_data.data.samplers.resuming import continued_schedule
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler, check_holds_a_batch
 from libai_data.data.samplers.schedule import LeftOut, Ranges, StepSchedule, left_out_by
 from libai_data.data.samplers.stream_state import StreamState
-from libai_data.data.samplers.walk import Walk
+from libai_data.data.samplers.walk import LanesWalk, Walk
 from libai_data.data.samplers.weighted_order import drawn_order
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FLAG, check, whole
@@ -87,7 +89,8 @@ class CyclicSampler(StreamSampler):
         if getattr(dataset, "is_stream_transform", False):
             if drop_last:
                 raise ConfigError(f"drop_last: {_OF_TRANSFORMS}; set drop_last=False for the sampler")
-            self._walk = Walk(dataset if isinstance(dataset, StreamTransform) else None, order)
+            kind = Walk if order.lanes == 1 else LanesWalk
+            self._walk = kind(dataset if isinstance(dataset, StreamTransform) else None, order)
         self.drop_last = drop_last
         self._skip_steps: Ranges = ()
         self._micro_batches: Mapping[int, int] = {}
@@ -217,7 +220,9 @@ class CyclicSampler(StreamSampler):
 
     def _transformed_part(self, walk: Walk, position: int, size: int, number: int) -> IndexBatch:
         firsts, end = walk.outputs(position, size)
+        epoch = int(place_and_offset(firsts[0])[0]) // self.order.epoch_size
+        if self.order.lanes > 1:
+            firsts = firsts[self.order.in_rows(position + np.arange(size)[None])[0] - position]
         places, _ = place_and_offset(firsts)
         own = self._rows_of(size)
-        epoch = int(places[0]) // self.order.epoch_size
         return IndexBatch(number, epoch, position, size, size, self.order.locate(places[own])[0], firsts[own], end)

@@ -270,11 +270,6 @@ def laned_order(
         return None
     if weights is not None:
         raise ConfigError(f"lanes is {lanes}, and weights are given too; leave out one of the two")
-    if getattr(dataset, "is_stream_transform", False):
-        raise ConfigError(
-            f"lanes is {lanes}, but the dataset is a {type(dataset).__name__}, a stream transform; lanes are for a "
-            "dataset of single samples"
-        )
     lengths = shard_lengths_of(dataset)
     digest = hashlib.blake2b(lengths.tobytes(), digest_size=8).hexdigest()
     samples = length_of(dataset)

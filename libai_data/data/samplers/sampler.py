@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
-from libai_data.data.datasets.stream_transform import place_and_offset
+from libai_data.data.datasets.stream_transform import Start, place_and_offset
 from libai_data.data.samplers.cursor import Cursor
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.samplers.order import Order
@@ -53,7 +53,7 @@ class IndexBatch(NamedTuple):
         valid: rows [0, valid) of the global batch count; the rest is padding.
         epochs: int64 [n], the epoch of each of this reader's samples.
         indices: int64 [n], the dataset's index of each.
-        next_start: of a stream transform, where the output behind the global batch begins (`start_of`).
+        next_start: of a stream transform, where the output behind the global batch begins; in lanes that of each lane.
     """
 
     step: int
@@ -63,7 +63,7 @@ class IndexBatch(NamedTuple):
     valid: int
     epochs: np.ndarray
     indices: np.ndarray
-    next_start: int | None = None
+    next_start: Start | None = None
 
 
 class StreamSampler:
@@ -238,7 +238,9 @@ class StreamSampler:
         if first is None:
             return None
         if isinstance(order, LaneOrder):
-            rows = self._rows_of(size)
+            # To measure samples, a reader goes through those of all lanes.
+            all_lanes = self.makes_outputs and getattr(self.dataset, "reads_to_measure", False)
+            rows = np.arange(size) if all_lanes else self._rows_of(size)
             uses = order.shard_uses(range(int(rows[0]), int(rows[-1]) + 1), size, first)
             plan = ShardPlan(uses, lambda shard, batch: order.next_use(shard, size, batch))
             return shards.plan_of(plan, shard_lengths_of(self.dataset))
@@ -276,7 +278,8 @@ class StreamSampler:
         if self._walk is None:
             return self.left_out.place_of(position)
         start = self._walk.known_start(position)
-        return None if start == UNKNOWN else int(place_and_offset(start)[0])
+        starts = start if isinstance(start, tuple) else (start,)
+        return None if start == UNKNOWN else min(int(place_and_offset(each)[0]) for each in starts)
 
     def _first_of_turns(self, position: int, size: int) -> int:
         """Where the global batch begins of which the batch at a position is a part."""
@@ -326,7 +329,7 @@ class StreamSampler:
         start = None if self._walk is None else self._walk.known_start(self.position)
         return StreamState(int(self.position), self.order, self.left_out, self.schedule, start)
 
-    def note_start(self, position: int, start: int | None) -> None:
+    def note_start(self, position: int, start: Start | None) -> None:
         """Take note of where the output of a stream transform at a position begins, as whoever reads found it."""
         if self._walk is not None and start is not None:
             self._walk.note(position, start)

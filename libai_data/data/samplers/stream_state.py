@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from libai_data.data.datasets.stream_transform import place_and_offset, start_of
+from libai_data.data.datasets.stream_transform import Start, place_and_offset, start_of
 from libai_data.data.samplers.blend_order import order_from_json
 from libai_data.data.samplers.order import Order
 from libai_data.data.samplers.schedule import LeftOut, StepSchedule
@@ -23,6 +23,12 @@ _PHASE = Rule(
     lambda value: (
         isinstance(value, (list, tuple)) and len(value) == 2 and _NUMBER.holds(value[0]) and _COUNTS.holds(value[1])
     ),
+)
+
+
+_START = Rule(
+    "a place and what is used of its sample, in lanes those of each lane, or None",
+    lambda value: value is None or PAIR.holds(value) or (bool(value) and each(PAIR).holds(value)),
 )
 
 
@@ -54,7 +60,7 @@ _KEYS = Keys(
         "left_out": each(PAIR),
         "batch_sizes": each(PAIR),
         "first_position": whole(-(1 << 62)),
-        "start": or_none(PAIR),
+        "start": _START,
         "blend": Keys(
             {"sizes": _COUNTS, "phases": each(_PHASE)}, {"limits": each(or_none(_NUMBER)), "limited_from": _NUMBER}
         ),
@@ -76,22 +82,22 @@ class StreamState:
         order: place -> (epoch, index).
         left_out: places that no step takes.
         schedule: the sizes of the steps; None if whoever iterates knows of no steps.
-        start: of a stream transform, where the output at `position` begins (`start_of`), or -1 if that is yet to be
-            found; None for any other stream.
+        start: of a stream transform, where the output at `position` begins, or -1 if that is yet to be found; None for
+            any other stream. In lanes, where the next output of each lane begins.
     """
 
     position: int
     order: Order
     left_out: LeftOut = NOTHING
     schedule: StepSchedule | None = None
-    start: int | None = None
+    start: Start | None = None
 
     @property
     def place(self) -> int:
         """The place behind the last sample that was taken, whole or in part."""
         if self.start is not None:
-            place, offset = place_and_offset(max(self.start, 0))
-            return place + (offset > 0)
+            starts = self.start if isinstance(self.start, tuple) else (max(self.start, 0),)
+            return max(place + (offset > 0) for place, offset in map(place_and_offset, starts))
         return self.left_out.end_of(self.position)
 
     @property
@@ -111,7 +117,10 @@ class StreamState:
             state["batch_sizes"] = [list(entry) for entry in self.schedule.sizes]
             state["first_position"] = self.schedule.first_position
         if self.start is not None:
-            state["start"] = None if self.start < 0 else list(place_and_offset(self.start))
+            if isinstance(self.start, tuple):
+                state["start"] = [list(place_and_offset(start)) for start in self.start]
+            else:
+                state["start"] = None if self.start < 0 else list(place_and_offset(self.start))
         return state
 
     @staticmethod
@@ -131,10 +140,21 @@ class StreamState:
                 schedule = StepSchedule(sizes, state.get("first_position", 0))
             start = None
             if "start" in state:
-                start = -1 if state["start"] is None else start_of(*state["start"])
+                start = _start_from_json(state["start"], order.lanes)
         except ConfigError as error:
             raise CheckpointError(f"the data state {dict(state)} is broken: {error}") from error
         return StreamState(int(state["position"]), order, left_out, schedule, start)
+
+
+def _start_from_json(start: Any, lanes: int) -> Start:
+    if start is None:
+        return -1
+    if lanes == 1 and PAIR.holds(start):
+        return int(start_of(*start))
+    pairs = [] if PAIR.holds(start) else start
+    if lanes == 1 or [place % lanes for place, _ in pairs] != list(range(lanes)):
+        raise ConfigError(f"start is not that of {lanes} lane{'s' * (lanes > 1)}")
+    return tuple(int(start_of(*pair)) for pair in pairs)
 
 
 def check_state(state: Any, keys: Keys, saved_by: str, name: str = "") -> None:

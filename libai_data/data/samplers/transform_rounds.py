@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import StreamTransform, place_and_offset, remember, start_of
+from libai_data.data.datasets.stream_transform import Start, StreamTransform, place_and_offset, remember, start_of
 from libai_data.data.samplers.blend_order import BlendOrder, order_from_json, order_over
 from libai_data.data.samplers.cursor import EpochPositions
 from libai_data.data.samplers.resuming import refuse
@@ -97,8 +97,8 @@ class TransformRounds(EpochPositions, StreamSampler):
         start = self._starts.get((epoch, position))
         return self._rounds.of_round(epoch, first, position)[1] if start is None else start
 
-    def note_start(self, position: int, start: int | None) -> None:
-        if start is None or start == UNKNOWN or not position:
+    def note_start(self, position: int, start: Start | None) -> None:
+        if not isinstance(start, int) or start == UNKNOWN or not position:
             return
         place, offset = place_and_offset(start)
         # Behind an output: the place where an epoch ends is that where the next one begins.

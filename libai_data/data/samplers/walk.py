@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.stream_transform import place_and_offset, remember, start_of, starts_in
+from libai_data.data.datasets.stream_transform import Start, place_and_offset, remember, start_of, starts_in
 from libai_data.data.samplers.order import Order
 from libai_data.errors import ConfigError
 
 _KNOWN_AT_ONCE = 4096
 _MEASURED_AT_ONCE = 8
+_LEAST_AT_ONCE = 64
 _REMEMBERED = 2048
+_LEAST_REMEMBERED = 320
 """Batches of which it is remembered where they begin: more than can be read ahead."""
 
 UNKNOWN = -1
@@ -30,27 +32,36 @@ class Walk:
         transform: whose outputs are found; None on a rank that does not read, which is told.
         order: of the samples.
         in_rounds: no output has samples of two epochs.
+
+    With lanes, a walk is that of one lane: it goes through every lanes-th place.
     """
 
     def __init__(self, transform: Any | None, order: Order, in_rounds: bool = False) -> None:
         self._transform = transform
         self._order = order
-        self._starts: OrderedDict[int, int] = OrderedDict()
+        self._starts: OrderedDict[int, Start] = OrderedDict()
+        self._apart = order.lanes
+        self._known_at_once = max(_KNOWN_AT_ONCE // order.lanes, _LEAST_AT_ONCE)
+        self._remembered = max(_REMEMBERED // order.lanes, _LEAST_REMEMBERED)
         self._buffer_place = 0
         self._buffer = np.empty(0, dtype=np.int64)
         if transform is not None:
             transform.follow_order(order, in_rounds)
 
-    def note(self, position: int, start: int) -> None:
+    def note(self, position: int, start: Start) -> None:
         """Remember where the output at a position begins."""
         if start != UNKNOWN:
-            remember(self._starts, position, start, _REMEMBERED)
+            remember(self._starts, position, start, self._remembered)
 
-    def known_start(self, position: int) -> int:
+    def known_start(self, position: int) -> Start:
         """Where the output at a position begins, or `UNKNOWN`."""
-        return 0 if position == 0 else self._starts.get(position, UNKNOWN)
+        return self._first_start if position == 0 else self._starts.get(position, UNKNOWN)
 
-    def outputs(self, position: int, count: int) -> tuple[np.ndarray, int]:
+    @property
+    def _first_start(self) -> Start:
+        return 0
+
+    def outputs(self, position: int, count: int) -> tuple[np.ndarray, Start]:
         """Find some outputs.
 
         Returns:
@@ -62,11 +73,15 @@ class Walk:
         start = self.known_start(position)
         if start == UNKNOWN:
             before = max((known for known in self._starts if known < position), default=0)
-            start = self._go(self.known_start(before), position - before)[1]
+            start = self._outputs(before, self.known_start(before), position - before)[1]
             self.note(position, start)
-        firsts, end = self._go(start, count)
+        firsts, end = self._outputs(position, start, count)
         self.note(position + count, end)
         return firsts, end
+
+    def _outputs(self, position: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
+        """`outputs`, if it is known where those at the position begin."""
+        return self._go(start, count)
 
     def of_round(self, epoch: int, start: int, count: int) -> tuple[np.ndarray, int]:
         """Find the next outputs of an epoch; at its end there are fewer.
@@ -79,12 +94,12 @@ class Walk:
     def _go(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:
         found, left, begun = [np.empty(0, dtype=np.int64)], count, place_and_offset(start)[0]
         while left and (stop is None or place_and_offset(start)[0] < stop):
-            firsts, start = self._next(start, min(_KNOWN_AT_ONCE, left), stop)
+            firsts, start = self._next(start, min(self._known_at_once, left), stop)
             found.append(firsts)
             left -= len(firsts)
             place = place_and_offset(start)[0]
             begun = place if len(firsts) else begun
-            if place - begun > self._order.size + _KNOWN_AT_ONCE:
+            if place - begun > self._most_without_output:
                 raise self._keeps_nothing()
         return np.concatenate(found), int(start)
 
@@ -99,7 +114,7 @@ class Walk:
         place, number = place_and_offset(start)
         window = self._reading.window_at(place)
         behind = min(number + count, len(window.outputs))
-        end = start_of(window.end - 1, behind) if behind < len(window.outputs) else start_of(window.end, 0)
+        end = start_of(window.last, behind) if behind < len(window.outputs) else start_of(window.end, 0)
         return starts_in(window, np.arange(number, behind)), end
 
     @property
@@ -123,11 +138,12 @@ class Walk:
         firsts = np.searchsorted(ends, bounds[:-1], side="right")
         before = np.concatenate([[0], ends])
         if stop is not None and (not count or bounds[-1] > total):
-            return np.asarray(start_of(place + firsts, bounds[:-1] - before[firsts])), start_of(stop, 0)
+            return start_of(place + firsts, bounds[:-1] - before[firsts]), start_of(stop, 0)
         last = int(np.searchsorted(ends, bounds[-1], side="left"))
         # Behind the last unit that was taken, so that it does not depend on how far was looked.
         end = (last + 1, 0) if ends[last] == bounds[-1] else (last, int(bounds[-1] - before[last]))
-        return start_of(place + firsts, bounds[:-1] - before[firsts]), start_of(place + end[0], end[1])
+        firsts_at = place + self._apart * firsts
+        return start_of(firsts_at, bounds[:-1] - before[firsts]), start_of(place + self._apart * end[0], end[1])
 
     def _whole(self, start: int, stop: int | None = None) -> tuple[np.ndarray, int]:
         """One output of the samples that fit as a whole; none if those before the place `stop` have no unit."""
@@ -138,33 +154,67 @@ class Walk:
         if stop is not None and (first == len(ends) or ends[-1] < units):
             return place + np.arange(first, min(first + 1, len(ends))), start_of(stop, 0)
         last = int(np.searchsorted(ends, units, side="left"))
-        return np.array([place + first]), place + last + int(ends[last] == units)
+        behind = last + int(ends[last] == units)
+        return np.array([place + self._apart * first]), place + self._apart * behind
 
     def _ends_until(self, place: int, bound: int, stop: int | None = None) -> np.ndarray:
         """Where samples from `place` on end, in units, until one ends at `bound` or behind it, or `stop` comes."""
-        if not self._buffer_place <= place <= self._buffer_place + len(self._buffer):
+        if not self._buffer_place <= place <= self._buffer_place + self._apart * len(self._buffer):
             self._buffer_place, self._buffer = place, self._buffer[:0]
-        self._buffer = self._buffer[place - self._buffer_place :]
+        self._buffer = self._buffer[(place - self._buffer_place) // self._apart :]
         self._buffer_place = place
         total, empty = int(self._buffer.sum()), 0
         while total < bound or not len(self._buffer):
-            behind = place + len(self._buffer)
+            behind = place + self._apart * len(self._buffer)
             if stop is not None and behind >= stop:
                 break
             more = self._amounts(behind, stop)
             self._buffer = np.concatenate([self._buffer, more])
             total += int(more.sum())
             empty = 0 if more.any() else empty + len(more)
-            if empty > self._order.size + _KNOWN_AT_ONCE:
+            if empty * self._apart > self._most_without_output:
                 raise self._keeps_nothing()
         return np.cumsum(self._buffer)
 
     def _amounts(self, place: int, stop: int | None) -> np.ndarray:
-        count = _MEASURED_AT_ONCE if self._reading.reads_to_measure else _KNOWN_AT_ONCE
+        count = _MEASURED_AT_ONCE if self._reading.reads_to_measure else self._known_at_once
         count = count if stop is None else min(count, stop - place)
-        amounts: np.ndarray = self._reading.amounts(*self._order.locate(place + np.arange(count)))
+        amounts: np.ndarray = self._reading.amounts(*self._order.locate(place + self._apart * np.arange(count)))
         return amounts
+
+    @property
+    def _most_without_output(self) -> int:
+        """Places: a lane has all samples of its span once in as many as an epoch has, or has none."""
+        return self._order.size + _KNOWN_AT_ONCE * self._apart
 
     def _keeps_nothing(self) -> ConfigError:
         name = type(self._transform).__name__
+        if self._apart > 1:
+            return ConfigError(
+                f"{name} keeps nothing of the samples of one of the {self._apart} lanes; there would be no rows of "
+                "this lane. Use fewer lanes"
+            )
         return ConfigError(f"{name} keeps nothing of all {self._order.size} samples; there would be no batch")
+
+
+class LanesWalk(Walk):
+    """Goes through the samples of each lane by itself: output q is one of lane q mod lanes, of this lane's samples.
+
+    So a start is that of each lane, and lanes may be at different epochs of their spans.
+    """
+
+    def __init__(self, transform: Any | None, order: Order) -> None:
+        super().__init__(transform, order)
+        self._lanes = [Walk(transform, order) for _ in range(order.lanes)]
+
+    @property
+    def _first_start(self) -> Start:
+        return tuple(range(len(self._lanes)))
+
+    def _outputs(self, position: int, start: Any, count: int) -> tuple[np.ndarray, Start]:
+        firsts, ends = np.empty(count, dtype=np.int64), list(start)
+        for turn, lane in enumerate(self._lanes):
+            rows = np.arange((turn - position) % len(ends), count, len(ends))
+            if len(rows):
+                firsts[rows], ends[turn] = lane._go(ends[turn], len(rows))
+        return firsts, tuple(ends)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data import DataLoader
 from libai_data.config import LazyCall
 from libai_data.data.datasets.blend import BlendedDataset
 from libai_data.data.datasets.combine import ConcatDataset, Subset
@@ -315,7 +316,11 @@ def test_sources_and_datasets_of_datasets_know_their_shards() -> None:
         (lambda: CyclicSampler(Shards([5]), 1, block=4), "block is 4.*give lanes too"),
         (lambda: CyclicSampler(Shards([5]), 1, lanes=4, weights=[1] * 5), "lanes is 4, and weights are given too"),
         (lambda: CyclicSampler(Shards([0]), 1, lanes=4), "the dataset is empty"),
-        (lambda: CyclicSampler(FilteredDataset(Shards([5]), bool), 1, lanes=4), "a stream transform; lanes are for"),
+        (lambda: DataLoader(FilteredDataset(Shards([5]), bool), 1, lanes=4), r"no common epochs: use ends='cycle'"),
+        (
+            lambda: batch_at(CyclicSampler(FilteredDataset(Shards([4, 4]), [True] * 4 + [False] * 4), 2, lanes=2), 0),
+            "FilteredDataset keeps nothing of the samples of one of the 2 lanes.* Use fewer lanes",
+        ),
     ],
 )
 def test_what_cannot_be_read_in_lanes_is_refused(make: Any, message: str) -> None:

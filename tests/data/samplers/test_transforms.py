@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libai_data import DataLoader
-from libai_data.data.datasets import BlendedDataset, FilteredDataset, PackedDataset, cu_seqlens
+from libai_data.data.datasets import BlendedDataset, ConcatDataset, FilteredDataset, PackedDataset, cu_seqlens
 from libai_data.data.random.substitute import substitute_index
-from libai_data.data.samplers import CyclicSampler, Ledger, SingleRoundSampler, StepSchedule
+from libai_data.data.samplers import CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
 from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaError
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.data.samplers.transforms import Documents, Failing, as_tokens, expected_packs, expected_windows, is_even
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading, stream
 from tests.properties import examples, slowly
+
+
+class OfLane:
+    """The samples of a lane, in order; documents come again every `samples`."""
+
+    def __init__(self, order: Order, turn: int, samples: int) -> None:
+        self._order, self._turn, self._samples = order, turn, samples
+
+    def locate(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        epochs, indices = self._order.locate(places * self._order.lanes + self._turn)
+        return epochs, indices % self._samples
 
 
 class Case(NamedTuple):
@@ -32,6 +44,7 @@ class Case(NamedTuple):
     known: bool
     keep: str | None
     window: int | None = None
+    lanes: int | None = None
 
     def dataset(self) -> PackedDataset:
         keep: Any = {
@@ -40,18 +53,30 @@ class Case(NamedTuple):
             "bools": [length % 2 == 0 for length in self.lengths],
         }[self.keep]
         lengths = self.lengths if self.known else None
-        documents = Documents(self.lengths)
+        documents: Any = Documents(self.lengths)
+        if self.lanes:
+            # Every shard has all lengths, so that each lane has outputs.
+            documents = ConcatDataset([documents] * 2 * self.lanes)
+            documents.shard_lengths = np.full(2 * self.lanes, len(self.lengths))
+            lengths = None if lengths is None else lengths * 2 * self.lanes
+            keep = keep * 2 * self.lanes if isinstance(keep, list) else keep
         return PackedDataset(documents, self.units, cut=self.cut, lengths=lengths, keep=keep, window=self.window)
 
     def sampler(self, micro: int, rank: int = 0, ranks: int = 1, consumed: int = 0) -> CyclicSampler:
-        return CyclicSampler(self.dataset(), micro, True, consumed, rank, ranks, seed=1)
+        return CyclicSampler(self.dataset(), micro, True, consumed, rank, ranks, seed=1, lanes=self.lanes)
 
     def expected(self, count: int) -> list[Any]:
+        """The first outputs; in lanes each in turn has one of those of its own samples."""
         order = self.sampler(1).order
+        lanes = [islice(self._of_lane(order, turn), count) for turn in range(order.lanes)]
+        return [next(lanes[output % order.lanes]) for output in range(count)]
+
+    def _of_lane(self, order: Order, turn: int) -> Iterator[Any]:
+        own = OfLane(order, turn, len(self.lengths))
         kept = (lambda index: True) if self.keep is None else (lambda index: self.lengths[index] % 2 == 0)
         if self.window:
-            return list(islice(expected_windows(self.lengths, order, self.units, self.window, kept), count))
-        return list(islice(expected_packs(self.lengths, order, self.units, self.cut, kept), count))
+            return expected_windows(self.lengths, own, self.units, self.window, kept)
+        return expected_packs(self.lengths, own, self.units, self.cut, kept)
 
 
 @st.composite
@@ -62,7 +87,8 @@ def cases(draw: st.DrawFn) -> Case:
     lengths.append(2 if units > 1 or cut else 1)
     keep = draw(st.sampled_from([None, "function", "bools"])) if lengths[-1] == 2 else None
     window = None if cut else draw(st.sampled_from([0, 1, 4, 7]))
-    return Case(lengths, units, cut, draw(st.booleans()), keep, window)
+    lanes = draw(st.sampled_from([None, 1, 2, 3, 4]))
+    return Case(lengths, units, cut, draw(st.booleans()), keep, window, lanes)
 
 
 def outputs(sampler: CyclicSampler, batches: int) -> list[Any]:
@@ -77,6 +103,7 @@ def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: i
     first = case.sampler(1)
     assert outputs(first, cut) == expected[:cut]
     state = json.loads(json.dumps(first.state_dict()))
+    assert len(json.dumps(state)) < 1024 + 64 * first.order.lanes
     parts = []
     for rank in range(ranks):
         sampler = case.sampler(micro, rank, ranks)
@@ -84,7 +111,9 @@ def test_every_mesh_packs_the_same_and_goes_on_from_any_cut(case: Case, ranks: i
         assert sampler.state_dict() == state
         rows = outputs(sampler, 4)
         parts.append([rows[step * micro : (step + 1) * micro] for step in range(4)])
-    assert [pack for step in zip(*parts) for part in step for pack in part] == expected[cut:]
+    positions = cut + np.arange(4 * ranks * micro).reshape(4, -1)
+    in_rows = first.order.in_rows(positions).ravel().tolist()
+    assert [pack for step in zip(*parts) for part in step for pack in part] == [expected[row] for row in in_rows]
 
 
 @settings(max_examples=examples(30))
@@ -220,6 +249,20 @@ def test_another_seed_or_another_kind_of_stream_is_refused() -> None:
         other.load_state_dict(state, ["seed"])
     with pytest.raises(CheckpointError, match="was that of a stream transform and is now that of samples"):
         CyclicSampler(range(3), 2, shuffle=True, seed=1).load_state_dict(state)
+
+
+def test_a_state_in_lanes_has_a_beginning_for_each_lane() -> None:
+    case = Case([2, 3], 4, True, True, None, lanes=2)
+    state = case.sampler(2).state_dict()
+    assert state["start"] == [[0, 0], [1, 0]]
+    for start in ([0, 0], [[0, 0]], [[1, 0], [0, 0]], []):
+        with pytest.raises(CheckpointError, match="start"):
+            case.sampler(2).load_state_dict({**state, "start": start})
+    with pytest.raises(CheckpointError, match="continues only in the same order"):
+        case._replace(lanes=4).sampler(2).load_state_dict(state, ["lanes", "dataset", "drop_last"])
+    state = case._replace(lanes=None).sampler(2).state_dict()
+    with pytest.raises(CheckpointError, match="start is not that"):
+        case._replace(lanes=None).sampler(2).load_state_dict({**state, "start": [[0, 0]]})
 
 
 def test_other_lengths_of_sequences_are_another_dataset() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from libai_data.data.random.sample_random import sample_generator
-from libai_data.data.samplers import Order
 from libai_data.loader.worker_info import get_worker_info
 from libai_data.structures import DistTensorData, Instance
 
@@ -59,7 +58,7 @@ def is_even(sample: Any) -> bool:
     return len(sample.labels.tensor) % 2 == 0
 
 
-def expected_packs(lengths: Sequence[int], order: Order, units: int, cut: bool, kept: Any) -> Iterator[list[Any]]:
+def expected_packs(lengths: Sequence[int], order: Any, units: int, cut: bool, kept: Any) -> Iterator[list[Any]]:
     """(index, place in the sample) of each token of each sequence, and the number of its segment; None for padding."""
     pack: list[Any] = []
     segment, place = 0, 0
@@ -82,7 +81,7 @@ def expected_packs(lengths: Sequence[int], order: Order, units: int, cut: bool, 
 
 
 def expected_windows(
-    lengths: Sequence[int], order: Order, units: int, window: int, kept: Any, places: int = 1 << 20
+    lengths: Sequence[int], order: Any, units: int, window: int, kept: Any, places: int = 1 << 20
 ) -> Iterator[list[Any]]:
     """As `expected_packs`, of whole samples that are packed by best fit, the longest first, window by window."""
     for begin in range(0, places, window):

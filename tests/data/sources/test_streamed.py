@@ -159,6 +159,8 @@ WITHIN: dict[str, tuple[Any, dict[str, Any]]] = {
     "filter": (lambda one, two: FilteredDataset(Map(ConcatDataset([one, two]), number_of), _is_odd), {}),
     "mask": (lambda one, two: FilteredDataset(Map(one, number_of), np.arange(len(one)) % 3 > 0), {}),
     "packer": (lambda one, two: PackedDataset(Map(one, tokens_of), 6, lengths=[2] * len(one)), {}),
+    "mask in lanes": (lambda one, two: FilteredDataset(Map(one, number_of), np.arange(len(one)) % 3 > 0), IN_LANES),
+    "packer in lanes": (lambda one, two: PackedDataset(Map(one, tokens_of), 6, lengths=[2] * len(one)), IN_LANES),
     "outputs": (lambda one, two: OneRound(PackedDataset(Map(one, tokens_of), 6, lengths=[2] * len(one))), {}),
     "listed": (lambda one, two: Subset(Map(one, number_of), list(range(0, 90, 2))), {}),
 }
@@ -169,7 +171,7 @@ def _is_odd(sample: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "names", [("one behind the other", "blend", "blend in lanes", "packer"), slowly(tuple(WITHIN))]
+    "names", [("one behind the other", "blend", "blend in lanes", "packer in lanes", "packer"), slowly(tuple(WITHIN))]
 )
 def test_sources_within_other_datasets_are_fetched_ahead(
     names: tuple[str, ...], store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

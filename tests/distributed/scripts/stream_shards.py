@@ -40,21 +40,18 @@ def is_kept(sample: Any) -> bool:
 
 
 def loader_of(kind: str, source: Any, **more: Any) -> DataLoader:
-    """Batches of 8 of a source: in lanes "plain" or a blend, "laned"; without lanes a "blend", "filter" or "packer"."""
+    """Batches of 8: "plain", in lanes; a "blend", "filter" or "packer"; or in lanes too, as "blend-lanes"."""
+    name, _, in_lanes = kind.partition("-")
     numbers, half = Map(source, number_of), len(source) // 2
-
-    def blend() -> BlendedDataset:
-        return BlendedDataset([Subset(numbers, 0, half), Subset(numbers, half, 2 * half)], [3, 1])
-
     dataset = {
         "plain": lambda: numbers,
-        "laned": blend,
-        "blend": blend,
+        "blend": lambda: BlendedDataset([Subset(numbers, 0, half), Subset(numbers, half, 2 * half)], [3, 1]),
         "filter": lambda: FilteredDataset(numbers, is_kept),
         "packer": lambda: PackedDataset(Map(source, tokens_of), 8, lengths=[2 + x % 3 for x in range(len(source))]),
-    }[kind]()
-    in_lanes = {"plain": ORDER, "laned": {**ORDER, "lanes": 2, "block": 1, "ends": "cycle"}}
-    order = in_lanes.get(kind, {"shuffle": False})
+    }[name]()
+    order = ORDER if name == "plain" else {"shuffle": False}
+    if in_lanes:
+        order = {**ORDER, "lanes": 2, "block": 1, "ends": "cycle"}
     return DataLoader(dataset, global_batch_size=8, **order, **more)
 
 
