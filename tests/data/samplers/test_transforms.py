@@ -265,6 +265,23 @@ def test_a_state_in_lanes_has_a_beginning_for_each_lane() -> None:
         case._replace(lanes=None).sampler(2).load_state_dict({**state, "start": [[0, 0]]})
 
 
+@pytest.mark.parametrize(
+    "options", [{}, slowly({"cut": False}), slowly({"keep": [index % 3 > 0 for index in range(320)]})]
+)
+def test_ranks_read_their_own_shards_in_lanes(options: dict[str, Any]) -> None:
+    """Also in later epochs, in which the lanes come apart, as their samples have other lengths."""
+    lengths = np.random.default_rng(0).integers(1, 9, 320)
+    read: list[set[int]] = []
+    for rank in range(2):
+        documents: Any = Documents(lengths.tolist())
+        documents.shard_lengths = np.full(32, 10)
+        packs = PackedDataset(documents, 16, lengths=lengths, **options)
+        sampler = CyclicSampler(packs, 4, True, 0, rank, 2, seed=1, lanes=4, block=2)
+        outputs(sampler, 18)
+        read.append({index // 10 for index in documents.reads})
+    assert len(read[0] | read[1]) == 32 and len(read[0] & read[1]) <= 1
+
+
 def test_other_lengths_of_sequences_are_another_dataset() -> None:
     documents = Documents([5, 3, 11])
     four, five = (PackedDataset(documents, length) for length in (4, 5))
