@@ -172,7 +172,8 @@ class Iteration:
         return next(self) if is_done else None
 
     def _send_out(self) -> None:
-        while len(self._pending) <= self._ahead:
+        # A batch that failed ends the pass. To read on would end workers again over a first sample that ends them.
+        while len(self._pending) <= self._ahead and not (self._pending and self._pending[-1].error):
             index_batch = next(self._plan, None)
             if index_batch is None:
                 return

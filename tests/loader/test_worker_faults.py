@@ -202,7 +202,9 @@ def test_an_idle_worker_that_is_killed_is_replaced(start_method: str, caplog: py
 
 @pytest.mark.parametrize(("dataset", "how"), [(Exiting, "exit code 7"), (Crashing, "SIGSEGV")])
 @pytest.mark.parametrize("bad", [0, 9])
-def test_a_sample_that_ends_its_worker_again_and_again_ends_the_run(dataset: Any, how: str, bad: int) -> None:
+def test_a_sample_that_ends_its_worker_again_and_again_ends_the_run(
+    dataset: Any, how: str, bad: int, caplog: pytest.LogCaptureFixture
+) -> None:
     with loading(dataset(bad=[bad]), num_workers=2, start_method="fork") as loader:
         iterator = iter(loader)
         with pytest.raises(SampleError) as raised:
@@ -210,6 +212,7 @@ def test_a_sample_that_ends_its_worker_again_and_again_ends_the_run(dataset: Any
                 next(iterator)
         assert re.search(rf"\b{bad}\b", str(raised.value))
         assert how in str(raised.value)
+        assert sum(" again" in record.getMessage() for record in caplog.records) == 3, "whatever the loader reads ahead"
         pids = worker_pids(loader)
     assert not any(is_running(pid) for pid in pids)
 
@@ -266,11 +269,12 @@ def test_a_hanging_sample_is_found_by_the_timeout_and_its_stacks_are_shown(
     assert "out of memory" not in "".join(record.getMessage() for record in caplog.records)
 
 
-def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any) -> None:
+def test_a_first_sample_that_hangs_is_found_by_the_timeout(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(processes, "_SECONDS_BETWEEN_LOOKS", 0.2)
     for workers in ({"start_method": "fork"}, {"worker_type": "thread"}):
         with pytest.raises(SampleError, match=r"repeatedly ended on samples \[0\]|reading samples \[0\] for more"):
-            stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=0.5, prefetch=1, **workers)
+            stream(Hanging(bad=[0]), batches=1, num_workers=1, timeout=0.5, **workers)
+    assert sum("of Hanging for" in record.getMessage() for record in caplog.records) == 2, "tries of the fork"
 
 
 def hang_as_it_begins(number: int) -> None:
