@@ -362,7 +362,8 @@ class ProcessExecutor(Executor):
         time.sleep(_SECONDS_TO_PRINT_STACKS)
         process.send(signal.SIGKILL)
         process.wait()
-        self._hear_last_words(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s)")
+        fork = "" if process.is_program else "; a fork lacks the threads that the dataset started before"
+        self._hear_last_words(number, f"was ended after {seconds:.0f} s (timeout {self._timeout:g} s){fork}")
 
     def _hear_last_words(self, number: int, hung: str = "") -> None:
         """Hear what a worker sent before it ended, and replace it, even if a child of its own holds its channel."""

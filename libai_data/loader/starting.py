@@ -10,7 +10,9 @@ import logging
 import multiprocessing.process
 import multiprocessing.util
 import os
+import queue
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import threading
 import time
 import traceback
 import weakref
+from concurrent.futures import thread as thread_pools
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Callable, NoReturn
@@ -148,6 +151,7 @@ class WorkerStarter:
             os.dup2(stderr.descriptor, STDERR)
             sys.stderr = open(STDERR, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
             _open_files_again()
+            _renew_thread_pools()
             _run_only_new_exit_handlers()
             # What the trainer made is never freed here: freeing a OneFlow tensor would wait for threads that a fork
             # lacks.
@@ -174,17 +178,40 @@ class WorkerStarter:
 def _open_files_again() -> None:
     """Open what the trainer reads anew under the same numbers: a fork shares even the position in a file.
 
-    Without this, the reads of a dataset that has a file open would disturb those of all other workers.
+    Without this, the reads of a dataset that has a file open would disturb those of all other workers. A connection
+    cannot be opened anew. Here it has ended, so that a client connects again or raises an error; if workers shared it,
+    they would get each other's answers.
     """
     for number in map(int, os.listdir("/proc/self/fd")):
         with suppress(OSError):  # It was the listing's own, or may not be opened again.
             path, flags = f"/proc/self/fd/{number}", fcntl.fcntl(number, fcntl.F_GETFL)
             is_read = flags & os.O_ACCMODE != os.O_WRONLY and not flags & (os.O_APPEND | os.O_PATH)
-            if number > STDERR and is_read and stat.S_ISREG(os.fstat(number).st_mode) and not _is_memory(path):
+            mode = os.fstat(number).st_mode
+            if number > STDERR and is_read and stat.S_ISREG(mode) and not _is_memory(path):
                 own = os.open(path, flags & (os.O_ACCMODE | os.O_DIRECT) | os.O_CLOEXEC)
                 os.lseek(own, os.lseek(number, 0, os.SEEK_CUR), os.SEEK_SET)
                 os.dup2(own, number, os.get_inheritable(number))
                 os.close(own)
+            elif number > STDERR and stat.S_ISSOCK(mode) and _is_connection(number):
+                ended, other = socket.socketpair()
+                other.close()
+                os.dup2(ended.fileno(), number, os.get_inheritable(number))
+                ended.close()
+
+
+def _is_connection(number: int) -> bool:
+    """Whether it is a connection to an address; pairs of sockets, such as the channels of workers, have none."""
+    with socket.socket(fileno=os.dup(number)) as found:
+        return found.type == socket.SOCK_STREAM and bool(found.getpeername())
+
+
+def _renew_thread_pools() -> None:
+    """Have thread pools start threads when they are used: those of the trainer do not run in a fork."""
+    for thread in list(thread_pools._threads_queues):
+        pool = thread._args[0]() if hasattr(thread, "_args") else None
+        if pool is not None:
+            pool._threads, pool._work_queue = set(), queue.SimpleQueue()
+            pool._idle_semaphore, pool._shutdown_lock = threading.Semaphore(0), threading.Lock()
 
 
 def _is_memory(path: str) -> bool:
@@ -203,6 +230,8 @@ def _run_only_new_exit_handlers() -> None:
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     multiprocessing.process._children.clear()  # type: ignore[attr-defined]
     multiprocessing.util._finalizer_registry.clear()  # type: ignore[attr-defined]
+    # Proxies of a `Manager` connect anew.
+    multiprocessing.util._run_after_forkers()  # type: ignore[attr-defined]
     atexit.register(multiprocessing.util._exit_function)  # type: ignore[attr-defined]
 
 

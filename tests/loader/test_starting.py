@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import logging
 import mmap
+import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import types
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable
@@ -187,6 +190,33 @@ def test_forks_read_an_open_file_each_at_a_place_of_its_own(tmp_path: Path) -> N
     # Nothing that a worker read has moved the place of the trainer, which all forks would share.
     assert file.tell() == 7
     file.close()
+
+
+def test_forks_have_thread_pools_and_connections_of_their_own() -> None:
+    """Workers that share a connection get each other's answers; the threads of a pool do not run in them."""
+    with ThreadPoolExecutor(2) as pool:
+        assert pool.submit(abs, -1).result() == 1
+        dataset = WithFunction(lambda index: pool.submit(abs, -index).result(20))
+        assert values(dataset, "value") == list(range(16))
+    with multiprocessing.Manager() as manager:
+        shared = manager.list(range(100, 116))
+
+        def socket_of_proxy() -> int:
+            return os.fstat(shared._tls.connection.fileno()).st_ino  # type: ignore[attr-defined]
+
+        assert shared[0] == 100
+        dataset = WithFunction(lambda index: [shared[index], socket_of_proxy()])
+        items, sockets = np.array(values(dataset, "value")).reshape(-1, 2).T
+        assert items.tolist() == list(range(100, 116))
+        assert socket_of_proxy() not in sockets
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname(), timeout=20)
+        accepted, _ = server.accept()
+        with client, accepted:
+            dataset = WithFunction(lambda index: len(client.recv(1)))
+            assert values(dataset, "value") == [0] * 16, "the end of the connection"
+            accepted.send(b"x")
+            assert client.recv(1) == b"x"
 
 
 def test_an_open_file_is_refused_by_spawn_with_advice(tmp_path: Path) -> None:
