@@ -15,6 +15,7 @@ from libai_data.structures import DistTensorData, Instance
 
 TEXT = (str, bytes)
 _MOST_LOOKED_AT = 64
+_MOST_DIMS = 32
 Skeleton = Mapping[str, Any]
 """How a batch is nested: its fields with a `Leaf` in the place of each tensor."""
 
@@ -55,8 +56,9 @@ def is_numbers(value: Any) -> bool:
     """Whether a value is a (nested) list of numbers, and so an array; an empty list is, a tuple is not."""
     if not isinstance(value, list):
         return False
-    while value and isinstance(value[0], list):
-        value = value[0]
+    dims = 1
+    while value and isinstance(value[0], list) and dims < _MOST_DIMS:  # A list may contain itself.
+        value, dims = value[0], dims + 1
     # Looking at each of thousands of tokens would cost as much as making the array, which refuses what is no number.
     kinds = {*map(type, value[:_MOST_LOOKED_AT])}
     return all(issubclass(kind, (bool, int, float, np.generic)) and not issubclass(kind, TEXT) for kind in kinds)

@@ -77,6 +77,10 @@ def list_of(kind: type, words: str, least: int = 0) -> Rule:
     return Rule(f"a list of {words}", holds)
 
 
+def _are_field_names(value: Any) -> bool:
+    return list_of(str, "", 1).holds(value) and len({*value}) == len(value)
+
+
 def each(rule: Rule, count: int | None = None, least: int = 0) -> Rule:
     """A list, of so many elements where `count` is given and at least `least`, that all follow a rule."""
 
@@ -115,6 +119,7 @@ TEXT = Rule("a text", lambda value: isinstance(value, (str, os.PathLike)))
 PATH = Rule("a path, as text or a pathlib.Path", lambda value: TEXT.holds(value) and _is_path(os.fspath(value)))
 MAPPING = Rule("a mapping", lambda value: isinstance(value, Mapping))
 FUNCTION = Rule("a function", callable)
+FIELD_NAMES = Rule("a list of one or more names, each once", _are_field_names)
 ANYTHING = Rule("anything", lambda value: True)
 
 

@@ -24,7 +24,6 @@ from libai_data.errors.argument_rules import (
     BATCH_SIZE,
     FLAG,
     check,
-    list_of,
     one_of,
     or_none,
     takes_numpy_numbers,
@@ -54,7 +53,6 @@ _DECIDED = (
 
 _RULES = {
     **RULES,
-    "fields": or_none(list_of(str, "one or more names", 1)),
     "micro_batch_size": or_none(BATCH_SIZE),
     "batches": or_none(FLAG),
     "ends": one_of(*ENDS),

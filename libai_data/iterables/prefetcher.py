@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 from libai_data.data.items import ReuseCheck
-from libai_data.errors import SampleError
+from libai_data.errors import SampleError, error_text
 from libai_data.iterables.iterable_source import SaveState
 from libai_data.loader.resumable import finish
 
@@ -83,9 +83,9 @@ class Prefetcher:
                         "round; check what it waits for, or raise timeout"
                     ) from None
         if group.error is not None:
+            kind, _, message = error_text(group.error).partition(": ")
             raise SampleError(
-                f"{self._name} raised {type(group.error).__name__} after {self._shared.items} item(s) of this round: "
-                f"{group.error}"
+                f"{self._name} raised {kind} after {self._shared.items} item(s) of this round: {message}"
             ) from group.error
         return group
 

@@ -19,11 +19,11 @@ from libai_data.data.samplers.sampler import StreamSampler, order_in_words
 from libai_data.data.transforms.batch import BatchTransform, check_rows_together, rows_together
 from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import (
+    FIELD_NAMES,
     FUNCTION,
     INT,
     Rule,
     check,
-    list_of,
     one_of,
     or_none,
     real,
@@ -68,7 +68,7 @@ RULES = {
         lambda value: value is None or callable(value) or isinstance(value, BatchTransform),
     ),
     "seed": INT,
-    "fields": or_none(list_of(str, "one or more names", 1)),
+    "fields": or_none(FIELD_NAMES),
 }
 """What some arguments accept; other loaders have them too."""
 

@@ -23,6 +23,7 @@ from libai_data.errors import CheckpointError, ConfigError, SampleError, SchemaE
 from libai_data.iterables import default_collate, from_iterable
 from libai_data.structures import DistTensorData, Instance, batch_info
 from tests.iterables.rows import flat, numbers, resumed, rows_of, sample, taken
+from tests.loader.sample_datasets import Speechless
 from tests.loader.streams import eventually, loader_threads
 from tests.properties import examples
 
@@ -320,18 +321,22 @@ def test_a_state_of_another_kind_is_refused() -> None:
         loader.load_state_dict(endless.state_dict())
 
 
-def test_an_iterable_that_raises_midway_is_named_where_it_does() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(OSError("the disk is gone"), "OSError after 9 item.*the disk is gone"), (Speechless(), "Speechless after 9")],
+)
+def test_an_iterable_that_raises_midway_is_named_where_it_does(error: Exception, told: str) -> None:
     def breaks() -> Iterator[Any]:
         yield from (sample(number) for number in range(9))
-        raise OSError("the disk is gone")
+        raise error
 
     loader = from_iterable(breaks, 4)
     batches = iter(loader)
     assert [rows_of(next(batches)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     for _ in range(2):
-        with pytest.raises(SampleError, match=r"breaks raised OSError after 9 item.*the disk is gone") as raised:
+        with pytest.raises(SampleError, match=f"breaks raised {told}") as raised:
             next(batches)
-        assert isinstance(raised.value.__cause__, OSError)
+        assert raised.value.__cause__ is error
     loader.close()
 
 
@@ -399,6 +404,7 @@ def test_an_iterator_can_be_gone_through_once() -> None:
         (numbers, {"micro_batch_size": 2, "shuffle": True}, "shuffle=True is for sources that give samples by their"),
         (numbers, {"micro_batch_size": 2, "on_error": "skpi"}, "on_error is 'skpi'.*Did you mean 'skip'"),
         (numbers, {"micro_batch_size": 2, "fields": "x"}, "fields is 'x'"),
+        (numbers, {"micro_batch_size": 2, "fields": ["x", "x"]}, "one or more names, each once"),
         (numbers, {"micro_batch_size": 2, "readers": "rank1"}, "Did you mean 'rank0'"),
         (5, {"micro_batch_size": 2}, "a loader cannot be made of 5"),
         ("data.tar", {"micro_batch_size": 2}, "a str is not an iterable of samples"),

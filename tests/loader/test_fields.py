@@ -162,6 +162,13 @@ def test_a_field_that_cannot_be_sent_to_another_process_is_refused_by_name(worke
         batch_of(Fields({"fine": 1, "odd": lambda: 1}), **workers)
 
 
+def test_a_list_that_contains_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(DataPipelineError, match="sample 0 of Fields"):
+        batch_of(Fields({"x": endless}))
+
+
 @WITHOUT_SPAWN
 @pytest.mark.parametrize("sample", [[1, 2], 5, None, {}], ids=["list", "int", "None", "no fields"])
 def test_a_sample_without_named_fields_is_refused(workers: dict[str, Any], sample: Any) -> None:
