@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tests.data.text.corpora import texts
+from tests.data.text.corpora import byte_level_folder
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -35,20 +34,9 @@ TEMPLATES = {"chatml": CHATML, "marked": MARKED, "headers": HEADERS, "instructio
 
 def tokenizer_folder(folder: Path, template: str = CHATML) -> Path:
     """A byte-level BPE with the special tokens of these templates."""
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(texts(100), trainer)
-    tokenizer.add_special_tokens(["<|begin|>", "<|im_start|>", "<|im_end|>", "<pad>"])
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>", "pad_token": "<pad>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
+    special = ["<|begin|>", "<|im_start|>", "<|im_end|>", "<pad>"]
+    return byte_level_folder(folder, special, config, vocab_size=320)
 
 
 def conversation(*contents: str, system: str = "") -> dict[str, Any]:

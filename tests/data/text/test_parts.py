@@ -96,7 +96,7 @@ def test_a_compressed_file_that_is_cut_off_gives_its_whole_lines_and_is_told_of(
     random = np.random.default_rng(0)
     # bzip2 gives nothing of a block of 900,000 bytes that is not whole.
     count = 20000 if suffix == ".bz2" else 4000
-    lines = [json.dumps({"text": str(random.integers(0, 10**9, 20).tolist())}) for _ in range(count)]
+    lines = [json.dumps({"text": str(numbers)}) for numbers in random.integers(0, 10**9, (count, 20)).tolist()]
     path = tmp_path / f"corpus.jsonl{suffix}"
     data = COMPRESS[suffix]("\n".join(lines).encode())
     path.write_bytes(data[: len(data) // 2])

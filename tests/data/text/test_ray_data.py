@@ -21,15 +21,10 @@ from libai_data.data.text.shards import ShardReport, Task, TokenizingError
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError
 from tests.conftest import REPOSITORY
-from tests.data.text.corpora import bpe_tokenizer, content, texts, write_json_lines
+from tests.data.text.corpora import content, texts, write_json_lines
 
 pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return bpe_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import time
 
@@ -13,36 +14,18 @@ from libai_data.data.text import sentences
 from libai_data.data.text.documents import read_piece
 from libai_data.data.text.parts import PARAGRAPH, Cutting, Piece, cut_into_parts
 from libai_data.data.text.sentences import split_sentences
+from tests.data.text.corpora import texts
 from tests.properties import is_long_run
 
 REPEATED = [".", "!", "?", "…", "。", " ", "\n", "\t", "\r", "\v", "\u3000", '"', "”", ")", "a", "中"]
-PAIRS = [
-    ". ",
-    "! ",
-    ".)",
-    "。)",
-    " \n",
-    "\n ",
-    "\r\n",
-    ".\n",
-    "a.",
-    "a ",
-    "A. ",
-    "A.\n",
-    "a. ",
-    ". A",
-    "e.g. ",
-    "Mr. ",
-    "1. ",
-    '. "',
-    '." ',
-]
+PAIRS = [". ", "! ", ".)", "。)", " \n", "\n ", "\r\n", ".\n", "a.", "a ", "A. ", "A.\n", "a. ", ". A", "e.g. ", "Mr. "]
+PAIRS += ["1. ", '. "', '." ']
 
 
 @pytest.mark.parametrize("text", [*REPEATED, *PAIRS])
 def test_megabytes_of_one_character_are_split_in_seconds(text: str) -> None:
     # A quadratic pattern would take hours.
-    size = 10_000_000 // (1 if is_long_run() else 10)
+    size = 10_000_000 // (1 if is_long_run() else 20)
     repeated = text * (size // len(text))
     start = time.process_time()
     found = split_sentences(repeated, keep_newlines=True)
@@ -85,8 +68,6 @@ def test_linear_patterns_find_what_plain_ones_find(text: str, keep: bool) -> Non
 def test_files_of_one_character_are_cut_in_seconds(
     tmp_path_factory: pytest.TempPathFactory, text: str, suffix: str
 ) -> None:
-    import gzip
-
     path = tmp_path_factory.mktemp("blank") / f"x.txt{suffix}"
     data = text.encode() * ((10_000_000 if is_long_run() else 1_000_000) // len(text))
     path.write_bytes(gzip.compress(data, 1) if suffix else data)
@@ -97,3 +78,31 @@ def test_files_of_one_character_are_cut_in_seconds(
     found = sum(1 for piece in pieces for _ in read_piece(piece, ["text"], PARAGRAPH))
     assert time.process_time() - start < 15
     assert found <= 1
+
+
+def test_sentences_end_where_a_reader_would_end_them() -> None:
+    text = (
+        'Dr. Smith met J. Doe at 3.14 p.m. on Jan. 5. "Really?" he asked... Yes! See Fig. 2, e.g. the left.\n\n'
+        "New paragraph without mark\n\nLast one"
+    )
+    assert split_sentences(text) == [
+        "Dr. Smith met J. Doe at 3.14 p.m. on Jan. 5.",
+        '"Really?" he asked...',
+        "Yes!",
+        "See Fig. 2, e.g. the left.",
+        "New paragraph without mark",
+        "Last one",
+    ]
+    assert split_sentences("今天天气很好。我们去公园吧！“好的。”他说。") == [
+        "今天天气很好。",
+        "我们去公园吧！",
+        "“好的。”",
+        "他说。",
+    ]
+    assert split_sentences(" \n ") == []
+
+
+def test_kept_newlines_lose_nothing_of_the_text() -> None:
+    for text in texts(20):
+        text = text.replace(". ", ".\n")
+        assert "".join(split_sentences(text, keep_newlines=True)) == text

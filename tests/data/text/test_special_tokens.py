@@ -13,31 +13,12 @@ from libai_data.data.text.preprocessing import preprocess
 from libai_data.data.text.shards import Task
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError
-from tests.data.text.corpora import bpe_tokenizer, documents_of, texts, write_json_lines
+from tests.data.text.corpora import byte_level_folder, documents_of, texts, write_json_lines
 
 tokenizers = pytest.importorskip("tokenizers")
 
 BAR, BLOCK = "\uff5c", "\u2581"
 DEEPSEEK_END = f"<{BAR}end{BLOCK}of{BLOCK}sentence{BAR}>"
-
-
-def folder_of(
-    folder: Path, special: list[str], text_tokens: list[str] | None = None, config: dict[str, Any] | None = None
-) -> Path:
-    """A folder as Hugging Face's: a byte-level BPE, some special tokens, and others that are text."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=300, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts(50), trainer)
-    tokenizer.add_tokens(text_tokens or [])
-    tokenizer.add_special_tokens(special)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    if config is not None:
-        (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
 
 
 GEMMA = {"special": ["<pad>", "<eos>", "<bos>", "<unk>"], "text_tokens": ["<s>", "</s>", "<h1>"]}
@@ -70,7 +51,7 @@ def test_documents_end_with_what_the_folder_says_and_the_token_is_printed(
     tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given, expected = LAYOUTS[layout]
-    folder = folder_of(tmp_path / "tokenizer", **given)
+    folder = byte_level_folder(tmp_path / "tokenizer", **given)
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
     arguments = ["--input", str(corpus), "--output-prefix", str(tmp_path / "out"), "--tokenizer", str(folder)]
     assert main(["preprocess", *arguments, "--append-eod"]) == 0
@@ -80,7 +61,7 @@ def test_documents_end_with_what_the_folder_says_and_the_token_is_printed(
 
 
 def test_tokens_that_are_named_begin_and_end_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = folder_of(tmp_path / "tokenizer", ["<|begin|>", "<|stop|>"])
+    folder = byte_level_folder(tmp_path / "tokenizer", ["<|begin|>", "<|stop|>"])
     corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
     arguments = ["preprocess", "--input", str(corpus), "--output-prefix", str(tmp_path / "out"), "--split-sentences"]
     arguments += ["--tokenizer", str(folder)]
@@ -102,7 +83,7 @@ def test_tokens_that_are_named_begin_and_end_documents(tmp_path: Path, capsys: p
 
 def test_the_folders_word_counts_for_every_role(tmp_path: Path) -> None:
     config = {"pad_token": "<|im_end|>", "added_tokens_decoder": {"400": {"content": "<extra>", "special": True}}}
-    folder = folder_of(tmp_path, ["<|endoftext|>", "<|im_end|>", "<pad>"], config=config)
+    folder = byte_level_folder(tmp_path, ["<|endoftext|>", "<|im_end|>", "<pad>"], config=config)
     tokenizer = TokenizerFiles(str(folder)).load()
     assert tokenizer.pad_token_id == tokenizer.id_of("<|im_end|>")
     assert (tokenizer.id_of("<extra>"), len(tokenizer)) == (400, 401)
@@ -141,8 +122,3 @@ def test_a_model_of_sentencepiece_says_its_special_tokens(tmp_path: Path) -> Non
     task = Task(TokenizerFiles(str(tmp_path / "gemma.model")), append_eod=True)
     result = preprocess([str(corpus)], str(tmp_path / "out"), task)
     assert result.end == ("<eos>", 1)
-
-
-def test_a_bare_tokenizer_of_this_package_ends_documents_as_before(tmp_path: Path) -> None:
-    tokenizer = TokenizerFiles(bpe_tokenizer(tmp_path)).load()
-    assert tokenizer.id_to_token(tokenizer.eod_token_id) == "<|endoftext|>"

@@ -11,11 +11,10 @@ import pytest
 from libai_data.commands.train_tokenizer import main
 from libai_data.data.datasets.vocabulary import vocabulary_tables
 from libai_data.data.text.encoders import ChineseWordEncoder, open_encoder
-from libai_data.data.text.sentences import split_sentences
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.data.text.tokenizer_training import Training, train_tokenizer
 from libai_data.errors import ConfigError
-from tests.data.text.corpora import bpe_tokenizer, texts, write_json_lines
+from tests.data.text.corpora import texts, write_json_lines
 
 tokenizers = pytest.importorskip("tokenizers")
 
@@ -25,26 +24,8 @@ SENTENCES = ["Hello  worlds.", "ÉCLAIR unaffable", "你好世界 hello", "", "<
 def bert_vocabulary(folder: Path) -> Path:
     path = folder / "vocab.txt"
     words = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "hello",
-        "Hello",
-        "world",
-        "##s",
-        ".",
-        "eclair",
-        "un",
-        "##aff",
-        "##able",
-        "你",
-        "好",
-        "世",
-        "界",
-        "##好",
-        "##界",
+        *("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "Hello", "world", "##s", "."),
+        *("eclair", "un", "##aff", "##able", "你", "好", "世", "界", "##好", "##界"),
     ]
     path.write_text("\n".join(words) + "\n", "utf-8")
     return path
@@ -61,8 +42,8 @@ def test_a_bert_vocabulary_gives_what_berts_tokenizer_gives(tmp_path: Path, lowe
     assert (len(ours), ours.eod_token_id, ours.bos_token_id) == (20, 3, None)
 
 
-def test_gpt2_files_and_their_folder_give_what_byte_level_bpe_gives(tmp_path: Path) -> None:
-    trained = tokenizers.Tokenizer.from_file(bpe_tokenizer(tmp_path))
+def test_gpt2_files_and_their_folder_give_what_byte_level_bpe_gives(tmp_path: Path, tokenizer: str) -> None:
+    trained = tokenizers.Tokenizer.from_file(tokenizer)
     folder = tmp_path / "gpt2"
     folder.mkdir()
     trained.model.save(str(folder))
@@ -77,27 +58,25 @@ def test_gpt2_files_and_their_folder_give_what_byte_level_bpe_gives(tmp_path: Pa
     assert tokens.eod_token_id not in tokens.encode_batch(["<|endoftext|>"])[0]
 
 
-def test_a_tokenizer_json_keeps_long_documents_whole_and_adds_nothing(tmp_path: Path) -> None:
-    path = bpe_tokenizer(tmp_path)
-    tokenizer = tokenizers.Tokenizer.from_file(path)
-    plain = tokenizer.encode("the quick brown fox").ids
-    tokenizer.enable_truncation(2)
-    tokenizer.enable_padding(length=50)
-    end = [("<|endoftext|>", tokenizer.token_to_id("<|endoftext|>"))]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
-    tokenizer.save(path)
-    assert TokenizerFiles(path).load().encode_batch(["the quick brown fox"]) == [plain]
+def test_a_tokenizer_json_keeps_long_documents_whole_and_adds_nothing(tmp_path: Path, tokenizer: str) -> None:
+    changed = tokenizers.Tokenizer.from_file(tokenizer)
+    plain = changed.encode("the quick brown fox").ids
+    changed.enable_truncation(2)
+    changed.enable_padding(length=50)
+    end = [("<|endoftext|>", changed.token_to_id("<|endoftext|>"))]
+    changed.post_processor = tokenizers.processors.TemplateProcessing("$A <|endoftext|>", special_tokens=end)
+    changed.save(str(tmp_path / "changed.json"))
+    assert TokenizerFiles(str(tmp_path / "changed.json")).load().encode_batch(["the quick brown fox"]) == [plain]
 
 
-def test_special_tokens_in_a_text_are_text_if_they_are_escaped(tmp_path: Path) -> None:
-    path = bpe_tokenizer(tmp_path)
+def test_special_tokens_in_a_text_are_text_if_they_are_escaped(tokenizer: str) -> None:
     texts_with = ["before <|endoftext|> after", "<|endoftext|>"]
-    plain, escaped = (TokenizerFiles(path, escape_special_tokens=escape).load() for escape in (False, True))
+    plain, escaped = (TokenizerFiles(tokenizer, escape_special_tokens=escape).load() for escape in (False, True))
     assert all(plain.eod_token_id in ids for ids in plain.encode_batch(texts_with))
     assert not any(escaped.eod_token_id in ids for ids in escaped.encode_batch(texts_with))
-    backend = tokenizers.Tokenizer.from_file(path)
+    backend = tokenizers.Tokenizer.from_file(tokenizer)
     assert [backend.decode(ids, skip_special_tokens=False) for ids in escaped.encode_batch(texts_with)] == texts_with
-    prints = {str(TokenizerFiles(path, escape_special_tokens=escape).fingerprint()) for escape in (False, True)}
+    prints = {str(TokenizerFiles(tokenizer, escape_special_tokens=escape).fingerprint()) for escape in (False, True)}
     assert len(prints) == 2
 
 
@@ -115,7 +94,9 @@ def test_sentencepiece_gives_its_own_tokens_and_t5s_sentinels(tmp_path: Path) ->
     assert (len(ours), ours.pad_token_id, ours.eos_token_id) == (80, 3, 2)
 
 
-def test_characters_of_a_chinese_word_behind_its_first_are_marked_where_the_vocabulary_can(tmp_path: Path) -> None:
+def test_characters_of_a_chinese_word_behind_its_first_are_marked_where_the_vocabulary_can(
+    tmp_path: Path, tokenizer: str
+) -> None:
     pytest.importorskip("jieba")
     path = bert_vocabulary(tmp_path)
     ours = TokenizerFiles(str(path), lower_case=True, chinese_words=True).load()
@@ -126,7 +107,7 @@ def test_characters_of_a_chinese_word_behind_its_first_are_marked_where_the_voca
         ["好", "hello"],
     ]
     with pytest.raises(ConfigError, match="BERT's vocabularies"):
-        TokenizerFiles(bpe_tokenizer(tmp_path), chinese_words=True)
+        TokenizerFiles(tokenizer, chinese_words=True)
 
 
 def test_jieba_is_given_short_stretches_however_long_a_text_without_punctuation_is(tmp_path: Path) -> None:
@@ -204,31 +185,3 @@ def test_the_training_command_reads_what_preprocessing_reads(
     (tmp_path / "a.txt").write_text("\n")
     assert main(arguments) == 2
     assert "no document" in capsys.readouterr().err
-
-
-def test_sentences_end_where_a_reader_would_end_them() -> None:
-    text = (
-        'Dr. Smith met J. Doe at 3.14 p.m. on Jan. 5. "Really?" he asked... Yes! See Fig. 2, e.g. the left.\n\n'
-        "New paragraph without mark\n\nLast one"
-    )
-    assert split_sentences(text) == [
-        "Dr. Smith met J. Doe at 3.14 p.m. on Jan. 5.",
-        '"Really?" he asked...',
-        "Yes!",
-        "See Fig. 2, e.g. the left.",
-        "New paragraph without mark",
-        "Last one",
-    ]
-    assert split_sentences("今天天气很好。我们去公园吧！“好的。”他说。") == [
-        "今天天气很好。",
-        "我们去公园吧！",
-        "“好的。”",
-        "他说。",
-    ]
-    assert split_sentences(" \n ") == []
-
-
-def test_kept_newlines_lose_nothing_of_the_text() -> None:
-    for text in texts(20):
-        text = text.replace(". ", ".\n")
-        assert "".join(split_sentences(text, keep_newlines=True)) == text
