@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from libai_data.data.sources import remote
 from tests.data.sources.object_store import ObjectStore
 
 
 @pytest.fixture(scope="session")
 def object_server() -> Iterator[ObjectStore]:
     """The server; tests use `object_store`."""
+    import s3fs
+
+    # Clients of another server; those of this one are kept from test to test, as each takes long to make.
+    s3fs.S3FileSystem.clear_instance_cache()
     store = ObjectStore()
     yield store
     store.close()
@@ -21,14 +26,11 @@ def object_server() -> Iterator[ObjectStore]:
 @pytest.fixture
 def object_store(object_server: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     """An empty bucket, which s3:// leads to, and an empty cache in `<tmp_path>/cache`."""
-    import s3fs
-
     object_server.reset()
     for name, value in object_server.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("LIBAI_DATA_STORAGE_ATTEMPTS", "3")
-    s3fs.S3FileSystem.clear_instance_cache()
+    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
     yield object_server
     object_server.go_on.set()
-    s3fs.S3FileSystem.clear_instance_cache()

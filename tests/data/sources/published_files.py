@@ -6,6 +6,7 @@ import gzip
 import io
 import struct
 import tarfile
+from collections.abc import Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -84,10 +85,10 @@ def jpeg(level: int, size: tuple[int, int] = (24, 18)) -> bytes:
     return stream.getvalue()
 
 
-def tar_of(files: dict[str, bytes]) -> bytes:
+def tar_of(files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
     """An archive."""
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
+    with tarfile.open(fileobj=stream, mode="w", format=form) as tar:
         for name, data in files.items():
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Callable
 
@@ -29,15 +31,7 @@ SOURCES: dict[str, Callable[..., Any]] = {
     "numpy": NumpySource,
     "mds": MDSSource,
 }
-ENDINGS = {
-    "array_record": "array_record",
-    "webdataset": "tar",
-    "parquet": "parquet",
-    "arrow": "arrow",
-    "jsonl": "jsonl",
-    "numpy": "npy",
-    "mds": "mds",
-}
+ENDINGS = {**{kind: kind for kind in SOURCES}, "webdataset": "tar", "numpy": "npy"}
 
 
 def texts(count: int, seed: int = 0) -> list[str]:
@@ -210,3 +204,13 @@ def same(found: Any, expected: Any) -> bool:
     if isinstance(expected, np.ndarray):
         return bool(np.array_equal(found, expected)) and found.dtype == expected.dtype
     return bool(found == expected) and type(found) is type(expected)
+
+
+_TIMES = count(10**18, 10**9)
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file that was changed long ago, at another time than any before: sources wait for new ones to settle."""
+    path.write_bytes(content)
+    time = next(_TIMES)
+    os.utime(path, ns=(time, time))

@@ -8,7 +8,6 @@ import pickle
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import count
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
@@ -33,7 +32,7 @@ from libai_data.data.sources import (
 )
 from libai_data.errors import DataPipelineError
 from tests.data.sources.published_files import jpeg, tar_of, write_cifar10, write_cifar100, write_mnist
-from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, texts, write
+from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, put, texts, write
 from tests.properties import examples
 
 pytest.importorskip("array_record")
@@ -179,16 +178,6 @@ def damaged(content: bytes, note: Path) -> Iterator[bytes]:
         yield bytes(changed)
         changed[place : place + 8] = random.bytes(len(changed[place : place + 8]))
         yield bytes(changed)
-
-
-TIMES = count(10**18, 10**9)
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file that was changed long ago, at another time than any before: sources wait for new ones to settle."""
-    path.write_bytes(content)
-    time = next(TIMES)
-    os.utime(path, ns=(time, time))
 
 
 def read_all(kind: Kind, folder: Path, damaged_file: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import sys
@@ -15,7 +14,8 @@ import pytest
 
 from libai_data.data.sources import ArrayRecordSource, WebDatasetSource
 from libai_data.errors import ConfigError, DataPipelineError, FormatError
-from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
+from tests.data.sources.published_files import tar_of
+from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, put, same, texts, write
 
 KINDS = sorted(SOURCES)
 pytest.importorskip("array_record")
@@ -53,7 +53,7 @@ def test_of_a_file_cut_short_anywhere_no_wrong_record_is_read(tmp_path: Path, ki
     content = whole.read_bytes()
     errors = 0
     for length in sorted({*np.linspace(0, len(content) - 1, 60).astype(int).tolist(), len(content) - 1}):
-        cut.write_bytes(content[:length])
+        put(cut, content[:length])
         found = read_each(kind, cut)
         assert not wrong(found, expected)
         told = [str(error) for error in found if isinstance(error, DataPipelineError)]
@@ -83,7 +83,7 @@ def test_damage_of_array_records_is_always_noticed(tmp_path: Path) -> None:
     noticed = 0
     for number in range(150):
         start, stop = ends[number % 3]
-        path.write_bytes(damaged(content, random, start, min(stop, used)))
+        put(path, damaged(content, random, start, min(stop, used)))
         found = read_each("array_record", path)
         assert not wrong(found, expected)
         noticed += any(isinstance(record, FormatError) for record in found)
@@ -102,7 +102,7 @@ def test_damaged_pages_of_parquet_are_noticed_by_their_checksums(tmp_path: Path)
     for _ in range(50):
         changed = damaged(content, random, start, start + 1000)
         if changed != content:
-            path.write_bytes(changed)
+            put(path, changed)
             (error,) = {str(each) for each in read_each("parquet", path)}
             assert "a.parquet, record 0, offset 4: row group 0 cannot be read" in error
 
@@ -130,16 +130,6 @@ def _read_or_exit(source: ArrayRecordSource, expected: list[bytes]) -> None:
     os._exit(0 if source.read_many(range(len(expected))) == expected else 1)
 
 
-def tar_of(path: Path, names: list[str]) -> Path:
-    """A tar file of some members."""
-    with tarfile.open(path, "w") as file:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = len(name)
-            file.addfile(info, io.BytesIO(name.encode()))
-    return path
-
-
 @pytest.mark.parametrize(
     ("names", "told"),
     [
@@ -148,14 +138,16 @@ def tar_of(path: Path, names: list[str]) -> Path:
     ],
 )
 def test_samples_that_occur_twice_are_refused(tmp_path: Path, names: list[str], told: str) -> None:
+    (tmp_path / "x.tar").write_bytes(tar_of({name: name.encode() for name in names}))
     with pytest.raises(FormatError, match=told):
-        WebDatasetSource(tar_of(tmp_path / "x.tar", names))
+        WebDatasetSource(tmp_path / "x.tar")
 
 
 def test_what_is_no_field_is_passed_over_as_webdataset_does(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     names = ["a.txt", "README", ".hidden", "folder/a.seg.png", "__meta__", "folder/b.txt"]
-    path = tar_of(tmp_path / "x.tar", names)
+    path = tmp_path / "x.tar"
+    path.write_bytes(tar_of({name: name.encode() for name in names}))
     with tarfile.open(path, "a") as file:
         link = tarfile.TarInfo("folder/link.txt")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"

@@ -239,20 +239,20 @@ def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -
     dataset, alone = (Lengths([SOURCES[kind](tmp_path / f"a.{ENDINGS[kind]}") for kind in kinds]) for _ in range(2))
     steps = len(dataset) // 8
 
-    def loader() -> DataLoader:
-        return DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True, seed=5), num_workers=2)
+    def loader(num_workers: int) -> DataLoader:
+        return DataLoader(dataset, CyclicSampler(dataset, 8, shuffle=True, seed=5), num_workers=num_workers)
 
     def numbers(batch: Any) -> list[Any]:
         return [batch.get(name).tensor.numpy().tolist() for name in ("index", "length")]
 
-    with closing(loader()) as first:
+    with closing(loader(2)) as first:
         batches = iter(first)
         found = [numbers(next(batches)) for _ in range(steps // 2)]
         state = first.state_dict()
         further = [numbers(next(batches)) for _ in range(steps // 2, steps)]
     for indices, lengths in [*found, *further]:
         assert lengths == [int(sample["length"]) for sample in alone.__getitems__(indices)]
-    with closing(loader()) as second:
+    with closing(loader(0)) as second:
         second.load_state_dict(state)
         batches = iter(second)
         assert [numbers(next(batches)) for _ in range(steps // 2, steps)] == further

@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from libai_data.data.sources import remote
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.errors import ConfigError, StorageError
-from tests.data.sources.object_store import CUT, FAIL, FLIP, STALL, ObjectStore
+from tests.data.sources.object_store import BUSY, CUT, FAIL, FLIP, STALL, ObjectStore
 from tests.data.sources.published_files import WebFolder
 from tests.forks import a_fork_that_lives_on
 from tests.properties import slowly
@@ -77,12 +76,8 @@ def test_a_pattern_that_names_no_file_is_refused_by_its_text(folder: Path, patte
         listed([str(folder), pattern.format(folder)])
     with pytest.raises(ConfigError, match="no files are given"):
         listed([])
-
-
-@pytest.mark.parametrize("files", [None, 3, b"folder", [None], [["folder"]]])
-def test_what_names_no_files_is_refused(files: Any) -> None:
-    with pytest.raises(ConfigError, match=r"files is .*; it must be a file, a glob or a folder"):
-        listed(files)
+    with pytest.raises(ConfigError, match=r"files is None; it must be a file, a glob or a folder"):
+        listed(None)  # type: ignore[arg-type]
 
 
 def test_a_local_path_is_itself_and_needs_no_fsspec(folder: Path) -> None:
@@ -116,20 +111,15 @@ def test_web_pages_list_their_files_and_give_them(web: str, object_store: Object
         local_path(f"{web}/nothing")
 
 
-def test_a_silent_web_server_is_named_with_the_attempts(object_store: ObjectStore) -> None:
-    with pytest.raises(StorageError, match=r"http://127\.0\.0\.1:9/x could not be looked up in 3 attempts.*onnect"):
-        local_path("http://127.0.0.1:9/x")
-
-
-def test_a_web_server_that_accepts_and_says_nothing_is_named_too(
+def test_a_web_server_that_is_not_there_or_says_nothing_is_named_with_the_attempts(
     object_store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "_SECONDS_OF_SILENCE", 0.1)
-    monkeypatch.setattr(remote, "_FIRST_WAIT", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
-        with pytest.raises(StorageError, match=rf"{url} could not be looked up in 3 attempts.*imeout"):
-            local_path(url)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port, reason in ((9, "onnect"), (silent.getsockname()[1], "imeout")):
+            url = f"http://127.0.0.1:{port}/x"
+            with pytest.raises(StorageError, match=rf"{url} could not be looked up in 3 attempts.*{reason}"):
+                local_path(url)
 
 
 def test_an_object_is_fetched_once_and_keeps_its_ending(object_store: ObjectStore) -> None:
@@ -141,13 +131,13 @@ def test_an_object_is_fetched_once_and_keeps_its_ending(object_store: ObjectStor
     assert len(object_store.gets) == 1
 
 
-@pytest.mark.parametrize("faults", [[FAIL], [CUT], [CUT, FAIL]])
+@pytest.mark.parametrize("faults", [[CUT, FAIL], [FLIP, BUSY]])
 def test_a_store_that_fails_is_asked_again(object_store: ObjectStore, faults: list[str]) -> None:
     data = os.urandom(300_000)
     url = object_store.put("shard.tar", data)
     object_store.faults = list(faults)
     assert LocalFile(url).path.read_bytes() == data
-    assert not object_store.faults
+    assert not object_store.faults and len(object_store.gets) == 3
 
 
 @pytest.mark.parametrize("fault", [FAIL, slowly(CUT)])
@@ -160,20 +150,13 @@ def test_a_store_that_always_fails_is_named_with_the_attempts_and_leaves_no_file
         StorageError, match=r"s3://bucket/shard\.tar could not be fetched in 3 attempts; the last error"
     ):
         LocalFile(url)
+    assert len(object_store.gets) == 3, "s3fs and botocore do not try again on their own"
     assert not list((tmp_path / "cache" / "files").glob("*.part")) and not kept_files(tmp_path / "cache" / "files")
     object_store.faults = []
     with LocalFile(url) as file:
         assert file.path.read_bytes() == b"content"
         os.truncate(file.path, 3)
     assert LocalFile(url).path.read_bytes() == b"content"
-
-
-def test_bytes_that_changed_on_their_way_are_fetched_again(object_store: ObjectStore) -> None:
-    data = os.urandom(1000)
-    url = object_store.put("shard.tar", data)
-    object_store.faults = [FLIP]
-    assert LocalFile(url).path.read_bytes() == data
-    assert len(object_store.gets) == 2
 
 
 def test_a_tag_that_is_no_sum_costs_a_second_look_and_no_more(object_store: ObjectStore) -> None:
@@ -225,13 +208,9 @@ def test_a_copy_is_in_use_until_all_who_hold_it_let_go(object_store: ObjectStore
             LocalFile(second, storage)
         del holders[0]
     assert LocalFile(second, storage).path.read_bytes() == bytes(600)
-
-
-def test_a_file_larger_than_the_cache_is_refused(object_store: ObjectStore, tmp_path: Path) -> None:
-    url = object_store.put("large.tar", bytes(2000))
     with pytest.raises(StorageError, match=r"2000 bytes finds no room .*LIBAI_DATA_CACHE_SIZE"):
-        LocalFile(url, Storage(tmp_path / "cache" / "files", size=1000))
-    assert not object_store.gets
+        LocalFile(object_store.put("larger than the cache.tar", bytes(2000)), storage)
+    assert len(object_store.gets) == 2
 
 
 def test_what_is_open_stays_readable_when_its_copy_goes(object_store: ObjectStore, tmp_path: Path) -> None:
@@ -308,6 +287,8 @@ def test_what_a_killed_downloader_left_makes_room(object_store: ObjectStore, tmp
 
 
 def test_a_file_of_a_worker_is_that_of_its_parent(object_store: ObjectStore) -> None:
+    import s3fs
+
     file = LocalFile(object_store.put("shard.tar", b"content"))
     child = os.fork()
     if child == 0:
@@ -318,6 +299,8 @@ def test_a_file_of_a_worker_is_that_of_its_parent(object_store: ObjectStore) -> 
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert len(object_store.gets) == 1
+    # The child's end stops the events of its parent's connections, which later tests would wait for.
+    s3fs.S3FileSystem.clear_instance_cache()
 
 
 @pytest.mark.parametrize(
@@ -361,8 +344,10 @@ def wait_until_a_second_process_has_opened_the_lock(cache: Path) -> None:
     raise AssertionError("no second process has opened the lock within 30 s")
 
 
-def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(object_store: ObjectStore, tmp_path: Path) -> None:
-    first, second = (object_store.put(name, bytes(600)) for name in ("a.tar", "b.tar"))
+def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(tmp_path: Path) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").pipe({f"/forked/{name}": bytes(600) for name in "ab"})
+    first, second = "memory://forked/a", "memory://forked/b"
     storage = Storage(tmp_path / "cache" / "files", size=1000)
     file = LocalFile(first, storage)
     with a_fork_that_lives_on():
@@ -376,8 +361,14 @@ def test_any_number_of_copies_in_use_needs_one_descriptor(tmp_path: Path, monkey
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(tmp_path))
     fsspec.filesystem("memory").pipe({f"/many/{number}": b"x" for number in range(40)})
-    before = len(os.listdir("/proc/self/fd"))
+
+    def descriptors() -> int:
+        """All but connections to a store, which may end meanwhile."""
+        links = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        return sum("socket:" not in link for link in links)
+
+    before = descriptors()
     files = [LocalFile(f"memory://many/{number}") for number in range(40)]
-    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert descriptors() <= before + 1
     del files
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors() == before

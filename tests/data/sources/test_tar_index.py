@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from libai_data.data.sources.packed_names import PackedNames
 from libai_data.data.sources.tar_index import TarIndex, index_tar
 from libai_data.errors import FormatError
+from tests.data.sources.published_files import tar_of
 from tests.properties import examples
 
 LONG = "folder of a rather long name/" * 9 + "ö" * 60 + ".jpg"
@@ -24,12 +25,8 @@ IN_ONE_FILE = settings(
 )
 
 
-def write_tar(path: Path, members: list[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT) -> Path:
-    with tarfile.open(path, "w", format=form) as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+def write_tar(path: Path, files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> Path:
+    path.write_bytes(tar_of(files, form))
     return path
 
 
@@ -53,8 +50,8 @@ def test_what_gnu_tar_wrote_of_a_folder_is_found_without_folders_and_links(tmp_p
 
 
 def test_an_archive_within_a_file_is_found(tmp_path: Path) -> None:
-    inner = write_tar(tmp_path / "inner.tar", list(CONTENT.items()))
-    outer = write_tar(tmp_path / "outer.tar", [("one.txt", b"1"), ("inner.tar", inner.read_bytes()), ("two.txt", b"2")])
+    inner = write_tar(tmp_path / "inner.tar", CONTENT)
+    outer = write_tar(tmp_path / "outer.tar", {"one.txt": b"1", "inner.tar": inner.read_bytes(), "two.txt": b"2"})
     whole = index_tar(outer)
     start, size = int(whole.offsets[1]), int(whole.sizes[1])
     assert content(outer, index_tar(outer, start, start + size)) == CONTENT
@@ -62,13 +59,13 @@ def test_an_archive_within_a_file_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../b", "..", "./../x", "a/.."])
 def test_names_that_lead_out_are_refused_with_their_offset(tmp_path: Path, name: str) -> None:
-    path = write_tar(tmp_path / "x.tar", [("good", b"1"), (name, b"2")])
+    path = write_tar(tmp_path / "x.tar", {"good": b"1", name: b"2"})
     with pytest.raises(FormatError, match=r"x\.tar at offset 1024: a file called .* leads out of the archive"):
         index_tar(path)
 
 
 def test_an_archive_cut_anywhere_is_refused_with_the_offset(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "x.tar", list(CONTENT.items()))
+    path = write_tar(tmp_path / "x.tar", CONTENT)
     data = path.read_bytes()
     index = index_tar(path)
     last = int(index.offsets[-1] + index.sizes[-1])
@@ -82,7 +79,7 @@ def test_an_archive_cut_anywhere_is_refused_with_the_offset(tmp_path: Path) -> N
 @given(place=st.integers(0, 5000), value=st.integers(0, 255))
 @example(place=3845, value=0)  # cuts a long name at a slash
 def test_a_changed_byte_is_found_or_changes_content_alone(tmp_path: Path, place: int, value: int) -> None:
-    path = write_tar(tmp_path / "x.tar", list(CONTENT.items()), tarfile.GNU_FORMAT)
+    path = write_tar(tmp_path / "x.tar", CONTENT, tarfile.GNU_FORMAT)
     before = index_tar(path)
     data = bytearray(path.read_bytes())
     data[place % len(data)] = value
