@@ -165,26 +165,3 @@ def test_a_huge_dataset_is_answered_at_once() -> None:
 def test_a_state_without_steps_is_refused() -> None:
     with pytest.raises(CheckpointError, match="knows the place in the stream, but no steps"):
         Ledger(CyclicSampler(range(50), 5).state)
-
-
-@given(st.integers(24, 90), schedules(), meshes)
-def test_a_growing_batch_loses_no_sample_and_takes_none_twice(size: int, schedule: StepSchedule, mesh: Any) -> None:
-    data_parallel_size, counts = mesh
-    ranks = following(size, schedule, (), data_parallel_size, counts)
-    taken = [sample for step in islice(steps_from(ranks, 0, counts), 30) for sample in step]
-    assert len(set(taken)) == len(taken)
-    for epoch in range(len(taken) // size):
-        assert sorted(index for at, index in taken if at == epoch) == list(range(size))
-
-
-def test_skipped_steps_leave_out_their_samples_and_those_alone() -> None:
-    schedule = StepSchedule(((0, 4), (10, 8)))
-    plain = list(islice(steps_from(following(300, schedule), 0), 20))
-    cut = list(islice(steps_from(following(300, schedule, ((3, 5),)), 0), 18))
-    taken = [sample for step in cut for sample in step]
-    left_out = [sample for step in plain[3:6] for sample in step]
-    assert cut[:3] == plain[:3]
-    assert cut[3] == plain[6]
-    assert not set(taken) & set(left_out)
-    assert [len(step) for step in cut] == [4] * 10 + [8] * 8
-    assert taken == [sample for step in plain for sample in step if sample not in left_out][: len(taken)]
