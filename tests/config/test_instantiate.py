@@ -141,11 +141,6 @@ def test_not_recursive_on_an_inner_call_holds_for_that_call() -> None:
     assert isinstance(built["inner"]["a"], DictConfig) and isinstance(built["b"], Scale)
 
 
-def test_recursive_must_be_a_boolean() -> None:
-    with pytest.raises(ConfigError, match="_recursive_ must be true or false; found 'no'"):
-        instantiate(LazyCall(record)(_recursive_="no"))
-
-
 def test_arguments_given_now_win_and_mappings_merge() -> None:
     big: list[int] = [1, 2]
     cfg = LazyCall(record)(a=1, options={"x": 1, "y": 2})
@@ -223,16 +218,21 @@ def test_a_target_that_is_not_there_is_said_to_be_so(target: str, message: str) 
     assert message in str(raised.value)
 
 
-def test_lazy_call_refuses_what_cannot_be_called_and_positional_arguments() -> None:
-    with pytest.raises(ConfigError, match="needs something to call"):
-        LazyCall(3)
-    with pytest.raises(ConfigError, match="keyword arguments only"):
-        LazyCall(Scale)(2.0)
-
-
-def test_arguments_for_what_is_no_call_are_refused() -> None:
-    with pytest.raises(ConfigError, match="has no _target_"):
-        instantiate(OmegaConf.create({"a": 1}), b=2)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LazyCall(3), "needs something to call"),
+        (lambda: LazyCall(Scale)(2.0), "keyword arguments only"),
+        (lambda: instantiate(OmegaConf.create({"a": 1}), b=2), "has no _target_"),
+        (
+            lambda: instantiate(LazyCall(record)(_recursive_="no")),
+            "_recursive_ must be true or false; found 'no'",
+        ),
+    ],
+)
+def test_what_describes_no_call_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
 
 
 def test_check_targets_finds_a_wrong_keyword_without_building() -> None:

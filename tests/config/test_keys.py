@@ -9,18 +9,20 @@ from libai_data.config import WRITTEN_TRAIN_KEYS, LazyCall, check_keys, default_
 from libai_data.errors import ConfigError
 
 
-def test_try_get_key_gives_the_first_key_that_the_config_has() -> None:
-    cfg = OmegaConf.create({"a": {"b": 1}, "c": None})
-    assert try_get_key(cfg, "x.y", "a.b", "c") == 1
-    assert try_get_key(cfg, "c", default=5) is None
-    assert try_get_key(cfg, "x", "a.z", default=5) == 5
-
-
-def test_try_get_key_looks_below_a_plain_value_or_null_in_vain() -> None:
-    cfg = OmegaConf.create({"a": 3, "n": None, "l": [1]})
-    assert try_get_key(cfg, "a.b.c", default="no") == "no"
-    assert try_get_key(cfg, "n.b.c", default="no") == "no"
-    assert try_get_key(cfg, "l.x", "l.7", default="no") == "no"
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (("x.y", "a.b", "c"), 1),
+        (("c",), None),
+        (("x", "a.z"), 5),
+        (("a.b.c",), 5),
+        (("c.b.c",), 5),
+        (("l.x", "l.7"), 5),
+    ],
+)
+def test_try_get_key_gives_the_first_key_that_the_config_has_or_the_default(keys: Any, expected: Any) -> None:
+    cfg = OmegaConf.create({"a": {"b": 1}, "c": None, "l": [1]})
+    assert try_get_key(cfg, *keys, default=5) == expected
 
 
 def test_try_get_key_refuses_a_reference_to_nothing() -> None:

@@ -14,6 +14,7 @@ from libai_data.config import LazyConfig, check_targets, check_values, default_g
 from libai_data.config.values import check_device, fill_in, require
 from libai_data.config.values import given as given_value
 from libai_data.errors import ConfigError
+from tests.properties import examples
 
 
 def config() -> DictConfig:
@@ -47,19 +48,20 @@ def test_the_defaults_are_accepted_and_stay() -> None:
 
 
 def test_every_default_key_has_a_rule() -> None:
-    refused = set()
+    refused, cfg = set(), config()
     for key in KEYS:
-        cfg = config()
+        default = OmegaConf.select(cfg, key)
         OmegaConf.update(cfg, key, object(), merge=False)
         try:
             check_values(cfg)
         except ConfigError as error:
             assert str(error).startswith(f"{key} is ")
             refused.add(key)
+        OmegaConf.update(cfg, key, default, merge=False)
     assert set(KEYS) - refused == CHECKED_ELSEWHERE
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(200))
 @given(key=st.sampled_from(KEYS), value=ODD)
 def test_an_odd_value_is_accepted_or_refused_by_an_error_that_names_the_key(key: str, value: Any) -> None:
     cfg = config()

@@ -36,24 +36,25 @@ def test_a_rank_whose_peer_is_never_started_ends_and_says_so(rank: int, reposito
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_of_ones_own_does_not_wait_for_ever_either(repository: Path, tmp_path: Path) -> None:
-    code = "import libai_data, oneflow"
-    environment = {**alone_of_two(1, "1"), "PYTHONPATH": str(repository)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+def ended_import(environment: dict[str, str], repository: Path) -> str:
+    """What a rank tells of its end that does nothing but import OneFlow."""
+    command = [sys.executable, "-c", "import libai_data, oneflow"]
+    environment = {**environment, "PYTHONPATH": str(repository)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert ended.returncode != 0
-    assert "rank 1 ends: the 2 ranks have not all started within 1 s" in ended.stderr
+    return ended.stderr
 
 
-def test_rank_0_does_not_share_its_port_with_another_job(repository: Path, tmp_path: Path) -> None:
-    environment = {**alone_of_two(0, "60"), "PYTHONPATH": str(repository)}
+def test_a_script_of_ones_own_does_not_wait_for_ever_either(repository: Path) -> None:
+    told = ended_import(alone_of_two(1, "1"), repository)
+    assert "rank 1 ends: the 2 ranks have not all started within 1 s" in told
+
+
+def test_rank_0_does_not_share_its_port_with_another_job(repository: Path) -> None:
+    environment = alone_of_two(0, "60")
     port = environment["MASTER_PORT"]
     with listen(int(port)):
-        code = "import libai_data, oneflow"
-        ended = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
-        )
-    assert ended.returncode != 0
-    assert f"ConfigError: port {port} cannot be used on this machine" in ended.stderr
+        assert f"ConfigError: port {port} cannot be used on this machine" in ended_import(environment, repository)
 
 
 def test_a_process_that_is_forked_while_ranks_meet_ends_nothing(repository: Path) -> None:
