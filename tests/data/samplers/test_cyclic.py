@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libai_data.data.samplers import CyclicSampler, StreamSampler
+from libai_data.data.samplers import CyclicSampler, SingleRoundSampler, StreamSampler
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
 
@@ -143,10 +143,7 @@ def test_a_batch_is_the_same_however_one_came_to_it(number: int) -> None:
     np.testing.assert_array_equal(batch.indices, again.indices)
     np.testing.assert_array_equal(batch.epochs, again.epochs)
     assert batch.epochs.tolist() == [(number * 7 + row) // 50 for row in range(7)]
-
-
-@given(st.integers(0, 400))
-def test_all_ranks_say_the_same_of_a_batch_also_where_an_epoch_ends_within_it(number: int) -> None:
+    # All ranks say the same of a batch, also where an epoch ends within it.
     parts = [sampler.batch_at(number * 12) for sampler in ranks_of(31, 4, 3)]
     facts = {(part.step, part.epoch, part.position, part.size, part.valid) for part in parts if part is not None}
     assert facts == {(number, number * 12 // 31, number * 12, 12, 12)}
@@ -174,19 +171,18 @@ def test_a_huge_dataset_gives_its_first_batch_and_any_other_in_under_one_megabyt
         tracemalloc.stop()
 
 
-def test_the_signature_is_libais() -> None:
-    signature = inspect.signature(CyclicSampler)
-    expected = {
-        "dataset": inspect.Parameter.empty,
-        "micro_batch_size": inspect.Parameter.empty,
-        "shuffle": False,
-        "consumed_samples": 0,
-        "data_parallel_rank": 0,
-        "data_parallel_size": 1,
-        "seed": 0,
-    }
-    assert {name: signature.parameters[name].default for name in list(signature.parameters)[:7]} == expected
-    assert isinstance(CyclicSampler(range(5), 2), StreamSampler)
+@pytest.mark.parametrize(
+    ("kind", "more"), [(CyclicSampler, {"consumed_samples": 0}), (SingleRoundSampler, {"drop_last": False})]
+)
+def test_the_signature_is_libais(kind: Any, more: dict[str, Any]) -> None:
+    parameters = dict(list(inspect.signature(kind).parameters.items())[:7])
+    required = dict.fromkeys(("dataset", "micro_batch_size"), inspect.Parameter.empty)
+    own = {"shuffle": False, "data_parallel_rank": 0, "data_parallel_size": 1, "seed": 0}
+    assert {name: each.default for name, each in parameters.items()} == {**required, **own, **more}
+    assert isinstance(kind(range(5), 2), StreamSampler)
+
+
+def test_a_length_is_that_of_the_dataset() -> None:
     assert len(CyclicSampler(range(5), 2)) == 5
 
 

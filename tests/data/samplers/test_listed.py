@@ -23,10 +23,16 @@ def two_data_parallel_ranks() -> Iterator[None]:
     set_mesh(before)
 
 
-def test_a_users_lists_are_taken_as_they_are_round_after_round() -> None:
-    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+LISTS = [[3, 1], [2], [0, 5, 4]]
+
+
+def test_a_users_lists_are_taken_as_they_are_round_after_round_and_all_rows_count() -> None:
+    stream = as_stream(LISTS)
     for _ in range(2):
-        assert [batch.indices.tolist() for batch in stream.batches(0)] == [[3, 1], [2], [0, 5, 4]]
+        batches = list(stream.batches(0))
+        assert [batch.indices.tolist() for batch in batches] == LISTS
+        places = [(batch.step, batch.position, batch.size, batch.valid) for batch in batches]
+        assert places == [(0, 0, 2, 2), (1, 2, 1, 1), (2, 3, 3, 3)]
     assert len(stream) == 3
 
 
@@ -49,15 +55,6 @@ def test_a_users_sampler_is_told_the_epoch() -> None:
     assert [batch.indices.tolist() for batch in stream.batches(0)] == [[5], [6]]
 
 
-def test_all_rows_count_and_positions_follow_each_other() -> None:
-    batches = list(as_stream([[3, 1], [2], [0, 5, 4]]).batches(0))
-    assert [(batch.step, batch.position, batch.size, batch.valid) for batch in batches] == [
-        (0, 0, 2, 2),
-        (1, 2, 1, 1),
-        (2, 3, 3, 3),
-    ]
-
-
 def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: None) -> None:
     batches = list(as_stream([[3, 1], [2]]).batches(0))
     assert [(batch.position, batch.size, batch.valid) for batch in batches] == [(0, 4, 4), (4, 2, 2)]
@@ -65,7 +62,7 @@ def test_rows_are_counted_over_all_data_parallel_ranks(two_data_parallel_ranks: 
 
 @pytest.mark.parametrize(("position", "left"), [(0, 3), (2, 2), (3, 1), (6, 3)])
 def test_a_saved_place_is_found_again_and_behind_the_last_list_the_next_round_begins(position: int, left: int) -> None:
-    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+    stream = as_stream(LISTS)
     stream.load_state_dict({"position": position, "epoch": 2})
     assert {"position": position, "epoch": 2}.items() <= stream.state_dict().items()
     batches = list(stream.batches(stream.position))
@@ -75,7 +72,7 @@ def test_a_saved_place_is_found_again_and_behind_the_last_list_the_next_round_be
 
 @pytest.mark.parametrize("position", [1, 4, 7])
 def test_a_position_that_no_list_begins_at_is_refused(position: int) -> None:
-    stream = as_stream([[3, 1], [2], [0, 5, 4]])
+    stream = as_stream(LISTS)
     stream.load_state_dict({"position": position, "epoch": 0})
     with pytest.raises(CheckpointError, match=f"its lists before position {position} of round 0 are not those"):
         list(stream.batches(position))
@@ -116,7 +113,7 @@ def one_pass(stream: Any) -> Iterator[Any]:
     stream.cursor = stream.after_pass()
 
 
-@pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: Drawn(3, False), lambda: [[3, 1], [2], [0, 5, 4]]])
+@pytest.mark.parametrize("make", [lambda: Drawn(3), lambda: Drawn(3, False), lambda: LISTS])
 def test_a_seeded_sampler_resumes_with_the_same_lists_at_every_place_of_every_round(make: Any) -> None:
     found = lists_and_states(as_stream(make()), 3)
     whole = [lists for lists, _ in found if lists]
@@ -281,21 +278,9 @@ def test_samplers_that_know_positions_stay_themselves() -> None:
     assert isinstance(as_stream([[1]]), ListedBatches)
 
 
-NO_LISTS = [
-    2,
-    None,
-    "12",
-    {1},
-    {1: 2},
-    iter([1]),
-    [],
-    [0.5],
-    [True, False],
-    [[2]],
-    [[1], [2, 3]],
-    [1, [2]],
-    [None],
-    ["1"],
+NO_LISTS: list[Any] = [
+    *(2, None, "12", {1}, {1: 2}, iter([1]), [], [0.5], [True, False], [[2]]),
+    *([[1], [2, 3]], [1, [2]], [None], ["1"]),
 ]
 NO_INDICES = [[2, -1], [2**70], np.array([2**63 + 1], np.uint64), np.array([1.0])]
 

@@ -175,7 +175,7 @@ def packed(**options: Any) -> PackedDataset:
     [
         packed,
         lambda: packed(cut=False, truncate=True, keep=is_even, window=5),
-        lambda: packed(cut=False, truncate=True, keep=is_even, window=0),
+        slowly(lambda: packed(cut=False, truncate=True, keep=is_even, window=0)),
     ],
 )
 def test_every_kind_of_worker_packs_the_same_and_goes_on_from_its_middle(options: Any, make: Any) -> None:
