@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.data.sources.indexed_writer import IndexedWriter
 
@@ -56,3 +57,9 @@ def random_corpus(prefix: Path, documents: int, tokens: int = 1000, pieces: int 
         return np.where((random.random(length) < 0.33 * bool(pieces)) & (np.arange(length) > 0), inner, words)
 
     return write_corpus(prefix, [[sentence() for _ in range(random.integers(2, 21))] for _ in range(documents)])
+
+
+def read(dataset: Any, index: int, epoch: int = 0, seed: int = 5) -> dict[str, np.ndarray]:
+    """A sample as a loader reads it."""
+    with reading_samples([(seed, epoch, index)]):
+        return {name: value.tensor for name, value in dataset[index].get_fields().items()}

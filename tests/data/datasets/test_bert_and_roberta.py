@@ -13,20 +13,13 @@ from hypothesis import strategies as st
 from libai_data import CyclicSampler, DataLoader
 from libai_data.data.datasets import BertDataset, RobertaDataset
 from libai_data.data.datasets.bert import truncate_pair
-from libai_data.data.random.sample_random import reading_samples
 from libai_data.errors import ConfigError
-from tests.data.datasets.sentence_corpora import CLS, FIRST, PAD, SEP, Tokenizer, random_corpus, write_corpus
+from tests.data.datasets.sentence_corpora import CLS, FIRST, PAD, SEP, Tokenizer, random_corpus, read, write_corpus
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return random_corpus(tmp_path_factory.mktemp("corpus") / "sentences", 300)
-
-
-def read(dataset: Any, index: int, epoch: int = 0) -> dict[str, np.ndarray]:
-    """A sample as a loader of seed 5 reads it."""
-    with reading_samples([(5, epoch, index)]):
-        return {name: value.tensor for name, value in dataset[index].get_fields().items()}
 
 
 def original(sample: dict[str, np.ndarray]) -> np.ndarray:

@@ -32,15 +32,6 @@ def test_a_subset_of_indices_has_these_samples_in_their_order(kind: Any) -> None
     assert len(Subset(list(range(3)), [])) == 0
 
 
-@pytest.mark.parametrize(
-    ("indices", "message"),
-    [([0, 10], "the index 10; the dataset has 10"), ([-1], "the index -1"), ([0.5], "give a list"), (3, "give a list")],
-)
-def test_a_subset_of_no_such_indices_is_refused(indices: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Subset(list(range(10)), indices)
-
-
 @given(sizes)
 def test_datasets_come_one_behind_the_other(sizes: list[int]) -> None:
     parts = [[(number, index) for index in range(size)] for number, size in enumerate(sizes)]
@@ -59,7 +50,7 @@ def test_a_part_is_a_contiguous_piece(size: int, data: st.DataObject) -> None:
 @pytest.mark.parametrize("index", [-1, 3, 100])
 def test_an_index_outside_is_refused_with_the_bounds(index: int) -> None:
     # A part that took negative indices would give samples that belong to another part.
-    for dataset in (ConcatDataset([[1, 2], [3]]), Subset([0, 1, 2, 3, 4], 1, 4)):
+    for dataset in (ConcatDataset([[1, 2], [3]]), Subset([0, 1, 2, 3, 4], 1, 4), random_split(range(6), [1, 1])[0]):
         with pytest.raises(IndexError, match=f"index {index} .*3 samples"):
             dataset[index]
 
@@ -116,22 +107,6 @@ def test_a_length_may_be_a_number_of_numpy_and_huge(take: Callable[[Any], Any]) 
         take(OfLength(length))
 
 
-def test_more_samples_than_python_can_count_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ConcatDataset, whose len.* raises OverflowError"):
-        ConcatDataset([OfLength(2**62)] * 2)
-
-
-def test_concatenating_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no datasets"):
-        ConcatDataset([])
-
-
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 6)])
-def test_a_part_that_reaches_outside_is_refused_with_the_numbers(start: int, stop: int) -> None:
-    with pytest.raises(ConfigError, match=f"from {start} to {stop} .*5 samples"):
-        Subset(list(range(5)), start, stop)
-
-
 fractions = st.lists(st.sampled_from([0, 0.1, 0.25, 0.3, 1, 2, 17]), min_size=1, max_size=6).filter(any)
 
 
@@ -154,22 +129,6 @@ def test_the_seed_alone_decides() -> None:
     assert samples[0] == samples[1] != samples[2]
     assert samples[0] != sorted(samples[0])
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
-
-
-@pytest.mark.parametrize("wrong", [[], [0], [1, -1], [1, float("nan")], ["half"], [True]])
-def test_fractions_that_mean_nothing_are_refused(wrong: list[Any]) -> None:
-    with pytest.raises(ConfigError, match=r"fractions (is|are)"):
-        random_split(range(9), wrong)
-
-
-def test_a_seed_that_is_no_int_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"seed is 0\.5"):
-        random_split(range(9), [1, 1], 0.5)  # type: ignore[arg-type]
-
-
-def test_an_index_outside_a_part_is_refused() -> None:
-    with pytest.raises(IndexError, match=r"index 5 .*5 samples"):
-        random_split(range(10), [1, 1])[0][5]
 
 
 class Noisy:
@@ -251,11 +210,33 @@ def test_parts_of_datasets_read_together_too() -> None:
         assert loaded(make(NoisyTogether)) == loaded(make(Noisy))
 
 
-def test_different_fields_are_refused_by_name() -> None:
-    with pytest.raises(SchemaError, match=r"dataset 1 .*\(Noisy\).*missing \['x'\], unexpected \['y'\]"):
-        BlendedDataset([Noisy(3), Noisy(3, "y")], [1, 1])
-
-
-def test_different_dtypes_are_refused_by_name() -> None:
-    with pytest.raises(SchemaError, match=r"field 'x' of dataset 1 .*float32.*float64"):
-        BlendedDataset([Noisy(3), Noisy(3, dtype=np.float32)], [1, 1])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Subset(range(10), [0, 10]), "the index 10; the dataset has 10"),
+        (lambda: Subset(range(10), [-1]), "the index -1"),
+        (lambda: Subset(range(10), [0.5]), "give a list"),  # type: ignore[list-item]
+        (lambda: Subset(range(10), 3), "give a list"),
+        (lambda: Subset(range(5), -1, 2), "from -1 to 2 .*5 samples"),
+        (lambda: Subset(range(5), 2, 1), "from 2 to 1 .*5 samples"),
+        (lambda: Subset(range(5), 0, 6), "from 0 to 6 .*5 samples"),
+        (lambda: ConcatDataset([]), "no datasets"),
+        (lambda: ConcatDataset([OfLength(2**62)] * 2), r"ConcatDataset, whose len.* raises OverflowError"),
+        *(
+            (lambda wrong=wrong: random_split(range(9), wrong), r"fractions (is|are)")
+            for wrong in ([], [0], [1, -1], [1, float("nan")], ["half"], [True])
+        ),
+        (lambda: random_split(range(9), [1, 1], 0.5), r"seed is 0\.5"),  # type: ignore[arg-type]
+        (
+            lambda: BlendedDataset([Noisy(3), Noisy(3, "y")], [1, 1]),
+            r"dataset 1 .*\(Noisy\).*missing \['x'\], unexpected \['y'\]",
+        ),
+        (
+            lambda: BlendedDataset([Noisy(3), Noisy(3, dtype=np.float32)], [1, 1]),
+            r"field 'x' of dataset 1 .*float32.*float64",
+        ),
+    ],
+)
+def test_what_makes_no_dataset_is_refused_with_the_reason(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ConfigError, SchemaError), match=message):
+        make()

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from libai_data import build_nlp_train_val_test_loader
 from libai_data.data.datasets import BertDataset, ConcatDataset, GPTDataset, Map, RobertaDataset, T5Dataset
 from libai_data.data.datasets.combine import random_split
-from libai_data.data.random.sample_random import reading_samples
 from libai_data.data.sources.indexed import IndexedSource
 from libai_data.delivery.build import cut
 from libai_data.errors import ConfigError
-from tests.data.datasets.sentence_corpora import FIRST, Tokenizer, write_corpus
+from tests.data.datasets.sentence_corpora import FIRST, Tokenizer, read, write_corpus
 
 DOCUMENTS = 300
 SENTENCES = 4
@@ -50,8 +49,7 @@ def documents_of(dataset: Any) -> set[int]:
     """The documents of which a dataset has tokens, but for those that masks drew."""
     found: set[int] = set()
     for index in range(len(dataset)):
-        with reading_samples([(5, 0, index)]):
-            sample = {name: value.tensor for name, value in dataset[index].get_fields().items()}
+        sample = read(dataset, index)
         if "encoder_input_ids" in sample:
             tokens = np.concatenate([sample["encoder_input_ids"], sample["lm_labels"]])
         elif "lm_labels" in sample:

@@ -21,7 +21,7 @@ from libai_data.data.sources import IndexedSource
 from libai_data.errors import ConfigError
 from libai_data.loader.schema import TensorPart
 from tests.data.datasets.gpt_corpora import Documents, corpora, samples, write
-from tests.properties import examples
+from tests.properties import examples, slowly
 
 EVERYTHING: dict[str, Any] = {"reset_position_ids": True, "reset_attention_mask": True, "eod_mask_loss": True}
 WHOLE = ("cu_seqlens", "max_seqlen")
@@ -250,7 +250,7 @@ def test_labels_are_for_the_last_stage_and_all_dtypes_become_int64(tmp_path: Pat
         assert sample.input_ids.tensor.dtype == sample.labels.tensor.dtype == np.int64
 
 
-@pytest.mark.parametrize("options", [{}, {"shuffle_documents": True}, {"packing": True}, EVERYTHING])
+@pytest.mark.parametrize("options", [{}, *map(slowly, ({"shuffle_documents": True}, {"packing": True})), EVERYTHING])
 def test_workers_map_the_files_and_read_the_same(tmp_path: Path, options: dict[str, Any]) -> None:
     rng = np.random.default_rng(0)
     documents = [rng.integers(0, 5000, size).tolist() for size in rng.integers(0, 90, 300)]

@@ -11,6 +11,7 @@ import pytest
 
 from libai_data.data.datasets import GPTDataset
 from libai_data.data.sources import IndexedSource, IndexedWriter
+from tests.data.datasets.gpt_corpora import samples
 
 MADE = Path(__file__).with_name("megatron_core")
 LENGTH = 8
@@ -30,18 +31,14 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(shutil.copytree(MADE, tmp_path_factory.mktemp("corpora") / "made"))
 
 
-def fields_of(dataset: GPTDataset) -> dict[str, np.ndarray]:
-    found = [dataset[index].get_fields() for index in range(len(dataset))]
-    return {name: np.stack([sample[name].tensor for sample in found]) for name in found[0]}
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_samples_are_megatrons(corpora: Path, corpus: str, case: str) -> None:
     with np.load(MADE / "samples.npz") as made:
         tokens, labels, loss, positions = made[f"{corpus}/{case}"]
         seen = np.unpackbits(made[f"{corpus}/{case}/seen"])[: len(tokens) * LENGTH**2]
-    found = fields_of(GPTDataset(corpora / corpus, LENGTH, **CASES[case]))
+    rows = samples(GPTDataset(corpora / corpus, LENGTH, **CASES[case]))
+    found = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     np.testing.assert_array_equal(found["input_ids"], tokens)
     np.testing.assert_array_equal(found["labels"], labels)
     if case == "plain":

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from libai_data.data.datasets import T5Dataset
 from libai_data.data.datasets.t5 import corrupt, draw_spans, span_numbers
-from libai_data.data.random.sample_random import reading_samples
 from libai_data.errors import ConfigError
-from tests.data.datasets.sentence_corpora import BOS, EOS, FIRST, PAD, Tokenizer, random_corpus, write_corpus
+from tests.data.datasets.sentence_corpora import BOS, EOS, FIRST, PAD, Tokenizer, random_corpus, read, write_corpus
 
 SENTINELS = np.arange(7, FIRST)
 
@@ -24,11 +23,6 @@ SENTINELS = np.arange(7, FIRST)
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return random_corpus(tmp_path_factory.mktemp("corpus") / "sentences", 200)
-
-
-def read(dataset: Any, index: int) -> dict[str, np.ndarray]:
-    with reading_samples([(5, 0, index)]):
-        return {name: value.tensor for name, value in dataset[index].get_fields().items()}
 
 
 def corrupted_by_loops(tokens: list[int], starts: list[int], lengths: list[int]) -> tuple[list[int], list[int]]:

@@ -24,19 +24,13 @@ from libai_data.data.sources.storage import cache_home
 from libai_data.data.text.files import find_inputs
 from libai_data.data.text.tokenizer import TokenizerFiles
 from libai_data.errors import ConfigError, FormatError
+from tests.data.datasets.sentence_corpora import Tokenizer
 from tests.data.sources.record_files import SOURCES
 
 LONG = "x" * 300
 NOT_PATHS: list[Any] = [5, 2.5, True, b"x", {"a": "b"}, {"x"}, object(), [None], [b"x"], [["a"]], ["a\0"], "a\0b", ""]
 NOT_ONE_PATH: list[Any] = [None, [], ["a"], iter(["a"])]
 NOWHERE = [LONG, "/" + "x/" * 3000, "~/nothing", "nothing/*.x", "rel/ative", "[", "/dev/null", "/dev/null/x", " "]
-
-
-class Tokenizer:
-    cls_token_id, sep_token_id, mask_token_id, pad_token_id = range(4)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {"a": 0, "b": 1, "c": 2, "d": 3, "e": 4}
 
 
 def bert(path: Any) -> Any:

@@ -30,13 +30,13 @@ from libai_data.errors import ConfigError, FormatError, SchemaError
 from tests.data.sources.record_files import ENDINGS, SOURCES, WRITERS, same, texts, write
 
 KINDS = sorted(SOURCES)
+PACKAGES = {"array_record": "array_record", "webdataset": "webdataset", "parquet": "pyarrow", "arrow": "pyarrow"}
 
 
 def available(kind: str) -> None:
     """Skip a test where the package that writes a format is not there."""
-    needed = {"array_record": "array_record", "webdataset": "webdataset", "parquet": "pyarrow", "arrow": "pyarrow"}
-    if kind in needed:
-        pytest.importorskip(needed[kind])
+    if kind in PACKAGES:
+        pytest.importorskip(PACKAGES[kind])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,7 +233,7 @@ class Lengths:
 
 
 def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -> None:
-    kinds = [kind for kind in KINDS if kind not in ("array_record", "webdataset") or _is_there(kind)]
+    kinds = [kind for kind in KINDS if kind not in PACKAGES or importlib.util.find_spec(PACKAGES[kind])]
     for kind in kinds:
         write(kind, tmp_path / f"a.{ENDINGS[kind]}", texts(20))
     dataset, alone = (Lengths([SOURCES[kind](tmp_path / f"a.{ENDINGS[kind]}") for kind in kinds]) for _ in range(2))
@@ -256,7 +256,3 @@ def test_a_loader_with_two_workers_reads_all_kinds_and_resumes(tmp_path: Path) -
         second.load_state_dict(state)
         batches = iter(second)
         assert [numbers(next(batches)) for _ in range(steps // 2, steps)] == further
-
-
-def _is_there(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
