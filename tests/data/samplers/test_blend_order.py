@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from libai_data.data.datasets import Blend, BlendedDataset
 from libai_data.data.datasets.blend import LONGEST_PERIOD, proportions
 from libai_data.data.random.hashing import combine64
-from libai_data.data.samplers import BlendOrder, CyclicSampler, Ledger, Order, SingleRoundSampler, StepSchedule
+from libai_data.data.samplers import BlendOrder, CyclicSampler, Order, SingleRoundSampler, StepSchedule
 from libai_data.data.samplers.blend_turns import phases_of, turns_of
 from libai_data.errors import CheckpointError, ConfigError
 from tests.properties import examples
@@ -279,22 +279,6 @@ def test_a_blend_is_no_concatenation() -> None:
     plain = CyclicSampler(range(60), 4, shuffle=True, seed=1)
     with pytest.raises(CheckpointError, match=r"was a blend of .* and is now no blend"):
         plain.load_state_dict(at(4, [1, 2, 3]).state_dict())
-
-
-def test_the_ledger_tells_the_samples_of_a_blend() -> None:
-    sampler = at(0, [1, 2, 3], {30: [1, 0, 0]})
-    sampler.follow(StepSchedule(((0, 4),)), skip_steps=((2, 3),))
-    ledger = Ledger(sampler.state)
-    steps = [ledger.samples_of(step) for step in range(20)]
-    assert [indices.tolist() for _, indices in steps] == [batch for _, batch in zip(range(20), iter(sampler))]
-    for index in range(60):
-        found = [(use.step, use.row, use.epoch) for use in ledger.uses_of(index, 20)]
-        assert found == [
-            (step, row, int(epochs[row]))
-            for step, (epochs, indices) in enumerate(steps)
-            for row in range(4)
-            if indices[row] == index
-        ]
 
 
 def test_one_round_over_a_blend_takes_every_sample_once() -> None:

@@ -41,21 +41,7 @@ def indexed_dataset(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.int64])
-def test_libai_reads_what_is_written_here(tmp_path: Path, indexed_dataset: Any, dtype: Any) -> None:
-    documents = [[[token % 200 for token in sequence] for sequence in document] for document in DOCUMENTS]
-    with IndexedWriter(tmp_path / "ours", dtype) as writer:
-        for document in documents:
-            writer.add_document(document)
-    theirs = indexed_dataset.MMapIndexedDataset(str(tmp_path / "ours"), skip_warmup=True)
-    flat = [sequence for document in documents for sequence in document]
-    assert [theirs[number].tolist() for number in range(len(theirs))] == flat
-    assert all(theirs[number].dtype == dtype for number in range(len(theirs)))
-    assert theirs.doc_idx.tolist() == [0, 2, 3, 3, 5]
-    assert theirs.get(0, offset=1, length=2).tolist() == [2, 3]
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.int64])
-def test_what_libai_writes_is_read_here_and_is_byte_for_byte_the_same(
+def test_libai_reads_what_is_written_here_and_writes_it_byte_for_byte_the_same(
     tmp_path: Path, indexed_dataset: Any, dtype: Any
 ) -> None:
     builder = indexed_dataset.MMapIndexedDatasetBuilder(str(tmp_path / "theirs.bin"), dtype=dtype)
@@ -66,9 +52,13 @@ def test_what_libai_writes_is_read_here_and_is_byte_for_byte_the_same(
                 builder.add_item(Tensor(sequence))
             builder.end_document()
     builder.finalize(str(tmp_path / "theirs.idx"))
-    source = IndexedSource(tmp_path / "theirs")
-    assert [source[number].tolist() for number in range(len(source))] == [
-        each for document in DOCUMENTS for each in document
-    ]
     for ending in (".bin", ".idx"):
         assert (tmp_path / f"ours{ending}").read_bytes() == (tmp_path / f"theirs{ending}").read_bytes()
+    flat = [sequence for document in DOCUMENTS for sequence in document]
+    source = IndexedSource(tmp_path / "theirs")
+    assert [source[number].tolist() for number in range(len(source))] == flat
+    theirs = indexed_dataset.MMapIndexedDataset(str(tmp_path / "ours"), skip_warmup=True)
+    assert [theirs[number].tolist() for number in range(len(theirs))] == flat
+    assert all(theirs[number].dtype == dtype for number in range(len(theirs)))
+    assert theirs.doc_idx.tolist() == [0, 2, 3, 3, 5]
+    assert theirs.get(0, offset=1, length=2).tolist() == [2, 3]

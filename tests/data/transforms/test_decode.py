@@ -3,8 +3,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
@@ -72,11 +71,6 @@ def test_of_sixteen_bits_the_upper_eight_are_taken() -> None:
         data = encoded(Image.fromarray(values), form)
         np.testing.assert_array_equal(decode_image(data, "L"), (values >> 8).astype(np.uint8))
         np.testing.assert_array_equal(decode_image(data)[:, :, 1], (values >> 8).astype(np.uint8))
-
-
-def test_pixels_of_floating_point_are_refused() -> None:
-    with pytest.raises(FormatError, match="floating point; save it with 8 or 16 bits"):
-        decode_image(encoded(Image.fromarray(np.zeros((4, 5), np.float32)), "TIFF"))
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
@@ -175,13 +169,6 @@ def test_a_damaged_file_is_refused_or_decoded_never_worse(place: int, bit: int, 
     assert pixels.dtype == np.uint8 and pixels.ndim == 3
 
 
-def test_a_jpeg_with_damaged_pixels_is_refused() -> None:
-    damaged = bytearray(encoded(photograph()))
-    damaged[len(damaged) // 2 : len(damaged) // 2 + 64] = b"\xff\xd0" * 32
-    with pytest.raises(FormatError, match="640 x 427 pixels is truncated or corrupt"):
-        decode_image(bytes(damaged))
-
-
 def _bomb_jpeg() -> bytes:
     data = bytearray(encoded(photograph()))
     frame = data.index(b"\xff\xc0")
@@ -206,10 +193,26 @@ def test_a_decompression_bomb_is_refused_by_its_header(bomb: Any) -> None:
             read()
 
 
-def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
-    for junk in (b"", b"\xff\xd8\xff", b"hello", bytes(1000)):
-        with pytest.raises(FormatError):
-            decode_image(junk)
+def _damaged_jpeg() -> bytes:
+    damaged = bytearray(encoded(photograph()))
+    damaged[len(damaged) // 2 : len(damaged) // 2 + 64] = b"\xff\xd0" * 32
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *((lambda junk=junk: junk, ".") for junk in (b"", b"\xff\xd8\xff", b"hello", bytes(1000))),
+        (_damaged_jpeg, "640 x 427 pixels is truncated or corrupt"),
+        (
+            lambda: encoded(Image.fromarray(np.zeros((4, 5), np.float32)), "TIFF"),
+            "floating point; save it with 8 or 16 bits",
+        ),
+    ],
+)
+def test_what_is_no_image_of_bytes_is_refused(make: Callable[[], bytes], message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        decode_image(make())
 
 
 def test_a_mode_that_is_not_known_is_refused() -> None:

@@ -271,24 +271,25 @@ def test_the_image_is_left_as_it_was() -> None:
     assert (image == 255).all()
 
 
-@pytest.mark.parametrize("image", [np.zeros((2, 2)), np.zeros(4, np.uint8), np.zeros((1, 2, 2, 3), np.uint8)])
-def test_other_images_are_refused_with_dtype_and_shape(image: Any) -> None:
-    with pytest.raises(SchemaError, match=r"expected uint8 \[H, W\] or \[H, W, C\]"):
-        ImageToFloat()(image)
+GREY = np.zeros((2, 2), np.uint8)
 
 
-def test_means_and_deviations_for_other_channels_are_refused_with_the_numbers() -> None:
-    grey = np.zeros((2, 2), np.uint8)
-    with pytest.raises(SchemaError, match="1 channels, but mean has 3"):
-        ImageToFloat(mean=(0.5, 0.5, 0.5))(grey)
-    with pytest.raises(SchemaError, match="1 channels, but std has 3"):
-        ImageToFloat(std=(0.5, 0.5, 0.5))(grey)
-
-
-@pytest.mark.parametrize("std", [(0.0,), (1.0, -1.0, 1.0)])
-def test_a_deviation_that_is_not_above_zero_is_refused(std: Any) -> None:
-    with pytest.raises(ConfigError, match="above 0"):
-        ImageToFloat(std=std)
+@pytest.mark.parametrize(
+    ("arguments", "image", "message"),
+    [
+        *(
+            ({}, image, r"expected uint8 \[H, W\] or \[H, W, C\]")
+            for image in (np.zeros((2, 2)), np.zeros(4, np.uint8), np.zeros((1, 2, 2, 3), np.uint8))
+        ),
+        ({"mean": (0.5, 0.5, 0.5)}, GREY, "1 channels, but mean has 3"),
+        ({"std": (0.5, 0.5, 0.5)}, GREY, "1 channels, but std has 3"),
+        ({"std": (0.0,)}, GREY, "above 0"),
+        ({"std": (1.0, -1.0, 1.0)}, GREY, "above 0"),
+    ],
+)
+def test_what_cannot_become_floats_is_refused_with_the_numbers(arguments: Any, image: Any, message: str) -> None:
+    with pytest.raises((SchemaError, ConfigError), match=message):
+        ImageToFloat(**arguments)(image)
 
 
 def test_transforms_touch_no_global_state() -> None:
