@@ -11,19 +11,7 @@ from hypothesis import strategies as st
 
 from libai_data.data.datasets import best_fit as module
 from libai_data.data.datasets.best_fit import best_fit
-
-
-def by_loop(lengths: list[int], room: int) -> list[list[int]]:
-    """Pieces of each sample of one window, the samples in the order of their first pieces."""
-    samples: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lambda each: -lengths[each]):
-        left = [room - sum(lengths[each] for each in sample) - lengths[number] for sample in samples]
-        fitting = [(rest, place) for place, rest in enumerate(left) if rest >= 0]
-        if fitting:
-            samples[min(fitting)[1]].append(number)
-        else:
-            samples.append([number])
-    return sorted(sorted(sample) for sample in samples)
+from tests.data.samplers.transforms import packed_by_loop
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.sampled_from([4, 16, 1024]))
@@ -36,7 +24,7 @@ def test_samples_are_those_of_a_loop_in_each_window(lengths: list[int], window: 
     found = [order[start:stop].tolist() for start, stop in zip(firsts, firsts[1:])]
     expected = []
     for first in range(0, len(lengths), window):
-        samples = by_loop(lengths[first : first + window], 20)
+        samples = packed_by_loop(lengths[first : first + window], 20)
         expected += [[first + number for number in sample] for sample in samples]
     assert found == expected
 

@@ -80,26 +80,31 @@ def expected_packs(lengths: Sequence[int], order: Any, units: int, cut: bool, ke
             pack, segment = [], 0
 
 
+def packed_by_loop(lengths: Sequence[int], units: int) -> list[list[int]]:
+    """The numbers of the samples of each pack by best fit, the longest first; packs in the order of their samples."""
+    packs: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        rooms = [units - sum(lengths[each] for each in pack) - lengths[number] for pack in packs]
+        fitting = [(room, pack) for pack, room in enumerate(rooms) if room >= 0]
+        if lengths[number] and fitting:
+            packs[min(fitting)[1]].append(number)
+        elif lengths[number]:
+            packs.append([number])
+    return sorted(sorted(pack) for pack in packs)
+
+
 def expected_windows(
     lengths: Sequence[int], order: Any, units: int, window: int, kept: Any, places: int = 1 << 20
 ) -> Iterator[list[Any]]:
-    """As `expected_packs`, of whole samples that are packed by best fit, the longest first, window by window."""
+    """As `expected_packs`, of whole samples that are packed by best fit, window by window."""
     for begin in range(0, places, window):
         indices = order.locate(np.arange(begin, min(begin + window, places)))[1].tolist()
-        packs: list[list[int]] = []
-        for number in sorted(range(len(indices)), key=lambda number: -lengths[indices[number]]):
-            length = lengths[indices[number]] if kept(indices[number]) else 0
-            rooms = [units - sum(lengths[indices[each]] for each in pack) - length for pack in packs]
-            fitting = [(room, pack) for pack, room in enumerate(rooms) if room >= 0]
-            if length and fitting:
-                packs[min(fitting)[1]].append(number)
-            elif length:
-                packs.append([number])
-        for pack in sorted(sorted(pack) for pack in packs):
+        own = [lengths[index] if kept(index) else 0 for index in indices]
+        for pack in packed_by_loop(own, units):
             tokens = [
                 (indices[number], token, segment + 1)
                 for segment, number in enumerate(pack)
-                for token in range(lengths[indices[number]])
+                for token in range(own[number])
             ]
             yield tokens + [None] * (units - len(tokens))
 

@@ -136,27 +136,16 @@ def test_a_forked_child_does_not_keep_the_name_of_the_memory(tmp_path: Path) -> 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_a_name_that_another_user_has_taken_is_refused_with_the_socket(tmp_path: Path) -> None:
-    ready, tell = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.setuid(65534)
-            squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            squatter.bind(f"\0libai_data/memory/0/{tmp_path}")
-            squatter.listen()
-            os.write(tell, b"x")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(tell)
-    try:
-        assert os.read(ready, 1) == b"x"
-        with pytest.raises(PeerError, match=f"user 65534 has the socket .*{tmp_path}"):
-            shared_memory(str(tmp_path), lambda descriptor: None)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ready)
+    def squat() -> socket.socket:
+        os.setuid(65534)
+        squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        squatter.bind(f"\0libai_data/memory/0/{tmp_path}")
+        squatter.listen()
+        return squatter
+
+    told = f"user 65534 has the socket .*{tmp_path}"
+    with a_fork_that_lives_on(squat), pytest.raises(PeerError, match=told):
+        shared_memory(str(tmp_path), lambda descriptor: None)
 
 
 def test_workers_map_the_memory_instead_of_a_copy(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import select
-import signal
 import socket
 import threading
 
@@ -21,6 +20,7 @@ from libai_data.mesh.peers.node_link import (
     open_node_link,
     seconds_to_meet,
 )
+from tests.forks import a_fork_that_lives_on
 
 
 @pytest.fixture
@@ -66,36 +66,25 @@ def test_who_does_not_say_a_rank_of_this_node_is_turned_away(name: str) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
-def test_another_users_process_neither_gets_in_nor_is_taken_for_the_leader(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_users_process_neither_gets_in_nor_is_taken_for_the_leader(name: str) -> None:
     """Names of Unix sockets can be read, and taken, by every user."""
-    go, begin = os.pipe()
-    child = os.fork()
-    if child == 0:
+    listener = open_node_link(name)
+
+    def squat_and_intrude() -> tuple[socket.socket, ...]:
         os.setuid(65534)
-        squatter = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        squatter, intruder = (socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2))
         squatter.bind(f"\0libai_data/{name} squatted")
         squatter.listen()
-        os.read(go, 1)
-        intruder = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         intruder.connect(f"\0libai_data/{name}")
         Channel(intruder).send(5)
-        os.read(go, 1)
-        os._exit(0)
-    try:
+        return squatter, intruder
+
+    with a_fork_that_lives_on(squat_and_intrude):
         with pytest.raises(PeerError, match="a process of user 65534 listens there"):
             connect_to_leader(f"{name} squatted", 5, leader=4, seconds=0.5)
-        listener = open_node_link(name)
-        os.write(begin, b".")
         rank, _ = let_in(listener.accept()[0])
         assert rank == -1
-        listener.close()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(go)
-        os.close(begin)
+    listener.close()
 
 
 def test_ranks_that_never_come_are_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,19 +112,8 @@ def test_a_time_to_meet_that_is_none_is_refused(value: str, monkeypatch: pytest.
 def test_what_a_rank_forked_does_not_keep_its_connections_open(name: str) -> None:
     """A worker, or any helper that a dataset forks, may outlive its rank."""
     ours, theirs = meet(name, [5]).values()
-    hold, held = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(held)
-        os.read(hold, 1)
-        os._exit(0)
-    try:
+    with a_fork_that_lives_on():
         ours[5].close()
         assert select.select([theirs[5]], [], [], 5)[0]
         with pytest.raises(EOFError):
             theirs[5].receive()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(hold)
-        os.close(held)
