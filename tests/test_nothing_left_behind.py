@@ -25,7 +25,8 @@ def session(tmp_path: Path) -> Path:
 def run(session: Path, test: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (session / "test_it.py").write_text(f"import os, subprocess, sys, time\ndef test_it():\n    {test}\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, str(session)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=session, timeout=60)
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # Plugins take longer to import than these tests.
+    return subprocess.run(command, capture_output=True, text=True, cwd=session, env=env, timeout=60)
 
 
 @pytest.mark.slow
@@ -68,6 +69,6 @@ def test_shared_memory_that_another_program_uses_is_not_held_against_the_session
 
 
 def test_a_test_that_ends_its_process_is_not_run_again_but_the_others_are(session: Path) -> None:
-    result = run(session, "os._exit(3)\ndef test_another():\n    pass", "-n", "2")
+    result = run(session, "os._exit(3)\ndef test_another():\n    pass", "-p", "xdist", "-n", "2")
     assert result.returncode == 1
     assert "1 failed, 1 passed" in result.stdout and "test_it.py::test_it" in result.stdout, result.stdout

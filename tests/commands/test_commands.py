@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -15,12 +14,11 @@ from libai_data.commands import COMMANDS, main
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_leads_to_a_function_and_explains_itself(name: str) -> None:
-    assert callable(importlib.import_module(COMMANDS[name].module).main)
-    shown = subprocess.run(
-        [sys.executable, "-m", "libai_data", name, "--help"], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert shown.stdout.startswith("usage: ")
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: libai-data {name}")
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,11 +47,14 @@ def imports(node: ast.AST, only_at_start: bool) -> Iterator[tuple[str, str]]:
         yield from imports(child, only_at_start)
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path, known: dict[str, Path], only_at_start: bool = False) -> set[str]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return {
-        f"{module}.{name}" if f"{module}.{name}" in known else module for module, name in imports(tree, only_at_start)
-    }
+    found = imports(parsed(path), only_at_start)
+    return {f"{module}.{name}" if f"{module}.{name}" in known else module for module, name in found}
 
 
 def test_the_table_names_what_lies_in_the_package() -> None:
@@ -95,8 +99,7 @@ def test_what_reads_data_is_imported_without_oneflow(folder: str) -> None:
     known = modules()
     for module, path in known.items():
         if module.startswith(f"libai_data.{folder}"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            names = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
+            names = {alias.name for node in parsed(path).body if isinstance(node, ast.Import) for alias in node.names}
             assert "oneflow" not in names, module
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from libai_data.commands.doctor import main
 from libai_data.launch.job_environment import SECRET_VARIABLE
 from libai_data.launch.launcher import free_port
 from tests.commands.doctor.data import SICK
@@ -189,14 +190,25 @@ def test_on_two_nodes_a_tensor_group_that_spans_them_is_warned_of() -> None:
     assert not ended.left
 
 
-def test_what_is_asked_wrongly_is_said() -> None:
-    for arguments, words in (([], "which config?"), (["--seconds", "0"], "--seconds is 0.0; it must be above 0")):
-        command = [sys.executable, "-m", "libai_data", "doctor", *([CONFIG] if arguments else []), *arguments]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=30, env=ranks_environment())
-        assert ended.returncode == 2 and words in ended.stderr
-
-
-def test_variables_that_are_no_numbers_are_refused() -> None:
-    env = {**rank_of(0, 2, free_port()), "RANK": "one"}
-    ended = subprocess.run(DOCTOR, capture_output=True, text=True, timeout=30, env=env)
-    assert ended.returncode == 1 and "RANK is 'one' beside WORLD_SIZE=2" in ended.stderr
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "which config?"),
+        ([CONFIG, "--seconds", "0"], 2, "--seconds is 0.0; it must be above 0"),
+        ([CONFIG], 1, "RANK is 'one' beside WORLD_SIZE=2"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(
+    arguments: list[str],
+    code: int,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "one")
+    try:
+        assert main(arguments) == code
+    except SystemExit as error:
+        assert error.code == code
+    assert words in capsys.readouterr().err
