@@ -191,26 +191,40 @@ def test_weights_must_fit_but_for_those_that_patterns_name(tmp_path: Path) -> No
         checkpointer.load_weights(str(tmp_path / "b"), ["first.*", "second.*"])
 
 
-@pytest.mark.parametrize("damage", ["truncate", "change", "remove", "pointer"])
-def test_a_damaged_last_checkpoint_is_passed_over(tmp_path: Path, damage: str, caplog: Any) -> None:
-    model = new_model()
-    checkpointer = Checkpointer(model, str(tmp_path))
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        ("truncate", "model.safetensors has 100 bytes, but"),
+        ("change", "the contents of model.safetensors have changed"),
+        ("remove", "model.safetensors is missing"),
+        ("foreign", "has format 'another'"),
+        ("pointer", ""),
+    ],
+)
+def test_a_damaged_last_checkpoint_is_passed_over_and_named_with_what_is_wrong(
+    tmp_path: Path, damage: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    checkpointer = Checkpointer(new_model(), str(tmp_path))
     checkpointer.save("model_0000004", iteration=4)
     checkpointer.save("model_0000009", iteration=9)
     last = tmp_path / "model_0000009" / "model.safetensors"
     if damage == "truncate":
-        os.truncate(last, last.stat().st_size // 2)
+        os.truncate(last, 100)
     elif damage == "change":
         content = bytearray(last.read_bytes())
         content[-3] ^= 1
         last.write_bytes(content)
     elif damage == "remove":
         last.unlink()
+    elif damage == "foreign":
+        last.with_name("manifest.json").write_text('{"format": "another", "files": {}}')
     else:
         (tmp_path / "last_checkpoint").write_text("model_0000019")
-    found = Checkpointer(model, str(tmp_path)).get_checkpoint_file()
-    expected = "model_0000009" if damage == "pointer" else "model_0000004"
-    assert found == str(tmp_path / expected)
+    with caplog.at_level("WARNING", "libai_data"):
+        found = Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file()
+    assert found == str(tmp_path / ("model_0000009" if damage == "pointer" else "model_0000004"))
+    assert said in caplog.text
+    assert damage == "pointer" or "model_0000009" in caplog.text
 
 
 def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:
@@ -223,60 +237,26 @@ def test_without_a_sound_checkpoint_nothing_is_found(tmp_path: Path) -> None:
         checkpointer.load(str(tmp_path / "model_0000001"))
 
 
-def test_a_full_disk_is_reported_and_the_older_checkpoint_survives(tmp_path: Path, monkeypatch: Any) -> None:
-    model = new_model()
-    checkpointer = Checkpointer(model, str(tmp_path), counter=Counter())
+@pytest.mark.parametrize("full", ["files", "pointer"])
+def test_a_full_disk_is_reported_and_the_older_checkpoint_survives(tmp_path: Path, full: str, monkeypatch: Any) -> None:
+    checkpointer = Checkpointer(new_model(), str(tmp_path), counter=Counter())
     checkpointer.save("model_0000004", iteration=4)
+    owner, name = (CheckedFile, "write") if full == "files" else (os, "replace")
+    original = getattr(owner, name)
 
-    def full(self: CheckedFile, data: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(CheckedFile, "write", full)
-        with pytest.raises(CheckpointError, match=r"model_0000009 could not be written.*No space left"):
-            checkpointer.save("model_0000009", iteration=9)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["last_checkpoint", "model_0000004"]
-    assert Checkpointer(model, str(tmp_path)).get_checkpoint_file() == str(tmp_path / "model_0000004")
-
-
-def test_a_checkpoint_that_cannot_be_made_the_last_one_is_not_left(tmp_path: Path, monkeypatch: Any) -> None:
-    checkpointer = Checkpointer(new_model(), str(tmp_path))
-    checkpointer.save("model_0000004", iteration=4)
-    replace = os.replace
-
-    def full(source: Any, target: Any) -> None:
-        if str(target).endswith("last_checkpoint"):
+    def no_space(first: Any, second: Any) -> None:
+        if full == "files" or str(second).endswith("last_checkpoint"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace(source, target)
+        original(first, second)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
+        patch.setattr(owner, name, no_space)
         with pytest.raises(CheckpointError, match=r"model_0000009 could not be written.*No space left"):
             checkpointer.save("model_0000009", iteration=9)
-        # The one that is the last already needs no new word.
-        checkpointer.save("model_0000004", iteration=4)
+        if full == "pointer":  # The one that is the last already needs no new word.
+            checkpointer.save("model_0000004", iteration=4)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["last_checkpoint", "model_0000004"]
     assert checkpointer.get_checkpoint_file() == str(tmp_path / "model_0000004")
-
-
-@pytest.mark.parametrize("damage", ["torn", "foreign"])
-def test_a_checkpoint_that_is_passed_over_is_named_with_what_is_wrong(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    checkpointer = Checkpointer(new_model(), str(tmp_path))
-    checkpointer.save("model_0000004", iteration=4)
-    checkpointer.save("model_0000009", iteration=9)
-    if damage == "torn":
-        os.truncate(tmp_path / "model_0000009" / "model.safetensors", 100)
-        said = "model.safetensors has 100 bytes, but"
-    else:
-        (tmp_path / "model_0000009" / "manifest.json").write_text('{"format": "another", "files": {}}')
-        said = "has format 'another'"
-    with caplog.at_level("WARNING", "libai_data"):
-        found = Checkpointer(new_model(), str(tmp_path)).get_checkpoint_file()
-    assert found == str(tmp_path / "model_0000004")
-    assert "model_0000009" in caplog.text
-    assert said in caplog.text
 
 
 def test_no_code_of_the_engine_unpickles_what_a_file_holds() -> None:

@@ -124,33 +124,40 @@ def machine(tmp_path: Path) -> Machine:
 
 
 class TestWhichPython:
-    def test_the_newest_that_oneflow_has_wheels_for_is_taken_from_the_path(self, machine: Machine) -> None:
-        machine.python("bin/python3.8", "3.8")
-        machine.python("bin/python3", "3.12")
-        machine.python("bin/python3.9", "3.9")
-        expected = machine.python("bin/python3.10", "3.10")
-        assert machine.find().stdout == f"{expected}\n"
-
-    def test_a_plain_python3_of_the_right_version_is_taken(self, machine: Machine) -> None:
-        expected = machine.python("bin/python3", "3.9")
-        assert machine.find().stdout == f"{expected}\n"
-
-    def test_a_pyenv_interpreter_is_found_where_its_shim_refuses(self, machine: Machine) -> None:
-        machine.write(machine.bin / "python3.10", REFUSING_SHIM)
-        machine.python("home/.pyenv/versions/3.10.1/bin/python", "3.10")
-        machine.python("home/.pyenv/versions/3.10.9/bin/python", "3.10")
-        expected = machine.python("home/.pyenv/versions/3.10.13/bin/python", "3.10")
-        machine.python("home/.pyenv/versions/3.11.7/bin/python", "3.11")
-        assert machine.find().stdout == f"{expected}\n"
+    @pytest.mark.parametrize(
+        ("pythons", "taken"),
+        [
+            pytest.param(
+                {"bin/python3.8": "3.8", "bin/python3": "3.12", "bin/python3.9": "3.9", "bin/python3.10": "3.10"},
+                "bin/python3.10",
+                id="the newest on the PATH that OneFlow has wheels for",
+            ),
+            pytest.param({"bin/python3": "3.9"}, "bin/python3", id="a plain python3 of the right version"),
+            pytest.param(
+                {
+                    f"home/.pyenv/versions/{each}/bin/python": each[:4]
+                    for each in ("3.10.1", "3.10.13", "3.10.9", "3.11.7")
+                },
+                "home/.pyenv/versions/3.10.13/bin/python",
+                id="the newest under pyenv, whose shim refuses",
+            ),
+            pytest.param(
+                {"bin/python3.9": "3.9", "home/.pyenv/versions/3.10.13/bin/python": "3.10"},
+                "home/.pyenv/versions/3.10.13/bin/python",
+                id="a better version under pyenv than on the PATH",
+            ),
+        ],
+    )
+    def test_the_best_version_is_taken(self, machine: Machine, pythons: dict[str, str], taken: str) -> None:
+        if taken.startswith("home"):
+            machine.write(machine.bin / "python3.10", REFUSING_SHIM)
+        for path, version in pythons.items():
+            machine.python(path, version)
+        assert machine.find().stdout == f"{machine.root / taken}\n"
 
     def test_the_pyenv_root_of_the_environment_is_searched(self, machine: Machine) -> None:
         expected = machine.python("elsewhere/versions/3.9.18/bin/python", "3.9")
         assert machine.find(PYENV_ROOT=str(machine.root / "elsewhere")).stdout == f"{expected}\n"
-
-    def test_a_better_version_under_pyenv_wins_over_one_on_the_path(self, machine: Machine) -> None:
-        machine.python("bin/python3.9", "3.9")
-        expected = machine.python("home/.pyenv/versions/3.10.13/bin/python", "3.10")
-        assert machine.find().stdout == f"{expected}\n"
 
     def test_one_that_cannot_make_an_environment_is_passed_over_and_named(self, machine: Machine) -> None:
         lacking = machine.python("bin/python3.10", "3.10", ensurepip=False)
@@ -166,11 +173,15 @@ class TestWhichPython:
         path = f"{machine.root}/.venv/bin:{machine.bin}"
         assert machine.find(PATH=path).stdout == f"{expected}\n"
 
-    def test_uv_supplies_one_when_there_is_no_other(self, machine: Machine) -> None:
-        supplied = machine.python("supplied/python", "3.10")
+    @pytest.mark.parametrize("is_needed", [True, False])
+    def test_uv_supplies_one_when_there_is_no_other_and_is_not_asked_else(
+        self, machine: Machine, is_needed: bool
+    ) -> None:
+        supplied = machine.python("supplied/python" if is_needed else "bin/python3.9", "3.10" if is_needed else "3.9")
         machine.write(
             machine.bin / "uv",
             f"""#!/bin/bash
+touch {machine.root}/asked
 case "$*" in
     "python install 3.10") touch {machine.root}/fetched ;;
     "python find --system 3.10") [[ -e {machine.root}/fetched ]] && echo {supplied} ;;
@@ -179,13 +190,7 @@ esac
 """,
         )
         assert machine.find().stdout == f"{supplied}\n"
-        assert (machine.root / "fetched").exists()
-
-    def test_uv_is_not_asked_when_there_is_another(self, machine: Machine) -> None:
-        expected = machine.python("bin/python3.9", "3.9")
-        machine.write(machine.bin / "uv", f"#!/bin/bash\ntouch {machine.root}/asked\n")
-        assert machine.find().stdout == f"{expected}\n"
-        assert not (machine.root / "asked").exists()
+        assert [(machine.root / name).exists() for name in ("asked", "fetched")] == [is_needed] * 2
 
     def test_without_any_one_line_says_what_to_install(self, machine: Machine) -> None:
         machine.python("bin/python3", "3.12")
@@ -196,23 +201,16 @@ esac
         assert "3.10 or 3.9" in last
         assert "pyenv install 3.10" in last
 
-    def test_the_one_that_the_user_names_is_taken(self, machine: Machine) -> None:
+    def test_the_one_that_the_user_names_is_taken_by_make_too_and_a_wrong_one_refused(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
-        expected = machine.python("mine/python", "3.9")
+        expected, wrong = machine.python("mine/python", "3.9"), machine.python("wrong/python", "3.12")
         assert machine.find(PYTHON=str(expected)).stdout == f"{expected}\n"
-
-    def test_make_passes_the_one_that_the_user_names_on(self, machine: Machine) -> None:
-        mine = machine.python("mine/python", "3.9")
-        result = finish(machine.start("-c", f"make -C {machine.root} setup", PYTHON=str(mine)))
-        assert result.returncode == 0, result.stderr
-        assert f"with {mine}" in result.stdout
-
-    def test_a_wrong_one_that_the_user_names_is_refused(self, machine: Machine) -> None:
-        machine.python("bin/python3.10", "3.10")
-        mine = machine.python("mine/python", "3.12")
-        result = machine.find(PYTHON=str(mine))
+        result = machine.find(PYTHON=str(wrong))
         assert result.returncode != 0
-        assert f"PYTHON={mine} is not a CPython 3.9 or 3.10" in result.stderr
+        assert f"PYTHON={wrong} is not a CPython 3.9 or 3.10" in result.stderr
+        result = finish(machine.start("-c", f"make -C {machine.root} setup", PYTHON=str(expected)))
+        assert result.returncode == 0, result.stderr
+        assert f"with {expected}" in result.stdout
 
     def test_a_machine_that_oneflow_has_no_wheels_for_is_refused(self, machine: Machine) -> None:
         machine.python("bin/python3.10", "3.10")
@@ -242,44 +240,37 @@ class TestRunningAgain:
         assert min(seconds) < 1
         assert len(machine.calls("--editable")) == 1
 
-    def test_a_changed_setup_py_installs_into_the_same_environment(self, machine: Machine) -> None:
-        machine.set_up()
-        (machine.root / "setup.py").write_text("two\n")
-        assert machine.set_up().returncode == 0
-        assert len(machine.calls("--editable")) == 2
-        assert len(machine.calls("-m venv")) == 1
-
-    def test_the_versions_that_are_written_down_are_taken_and_other_ones_installed_when_they_change(
-        self, machine: Machine
+    @pytest.mark.parametrize("changed", ["setup.py", "tools/constraints-3.10.txt"])
+    def test_a_change_of_what_is_needed_installs_with_the_constraints_into_the_same_environment(
+        self, machine: Machine, changed: str
     ) -> None:
         machine.set_up()
-        (machine.root / "tools" / "constraints-3.10.txt").write_text("numpy==1.26.3\n")
-        machine.set_up()
+        (machine.root / changed).write_text("numpy==1.26.3\n")
+        assert machine.set_up().returncode == 0
         calls = machine.calls("--editable")
         assert len(calls) == 2
         assert all("--constraint" in call and "tools/constraints-3.10.txt" in call for call in calls)
+        assert len(machine.calls("-m venv")) == 1
 
-    def test_an_environment_for_development_serves_the_tests_too(self, machine: Machine) -> None:
-        machine.set_up("dev")
-        assert machine.set_up("test").stdout == ""
-        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["dev]"]
-
-    def test_an_environment_for_the_examples_is_widened_for_the_tests_and_then_serves_both(
-        self, machine: Machine
+    @pytest.mark.parametrize(
+        ("asked", "installed"),
+        [
+            (["dev", "test"], ["dev"]),
+            (["examples", "test", "examples"], ["examples", "test"]),
+            (["test", "dev"], ["test", "dev"]),
+        ],
+    )
+    def test_an_environment_is_widened_for_what_it_lacks_and_then_serves_both(
+        self, machine: Machine, asked: list[str], installed: list[str]
     ) -> None:
-        for extras in ("examples", "test", "examples"):
-            machine.set_up(extras)
-        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["examples]", "test]"]
+        printed = [machine.set_up(extras).stdout for extras in asked]
+        assert [call.split("[")[-1] for call in machine.calls("--editable")] == [f"{name}]" for name in installed]
+        assert len(machine.calls("-m venv")) == 1
+        assert all(printed[: len(installed)]) and not any(printed[len(installed) :])
 
     def test_extras_that_there_are_not_are_refused(self, machine: Machine) -> None:
         refused = machine.set_up("tests")
         assert "there are no extras tests; there are examples test dev" in refused.stderr
-
-    def test_an_environment_for_tests_is_widened_for_development(self, machine: Machine) -> None:
-        machine.set_up("test")
-        machine.set_up("dev")
-        assert [call.split("[")[-1] for call in machine.calls("--editable")] == ["test]", "dev]"]
-        assert len(machine.calls("-m venv")) == 1
 
     def test_an_environment_for_development_stays_one_when_setup_py_changes(self, machine: Machine) -> None:
         machine.set_up("dev")
