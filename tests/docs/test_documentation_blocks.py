@@ -213,7 +213,7 @@ class TestTheseTests:
         run_python(blocks[:1], tmp_path)
         with pytest.raises(ValueError, match="1") as error:
             run_python(blocks, tmp_path)
-        assert (error.traceback[-1].path.name, error.traceback[-1].lineno + 1) == ("page.py", 7)
+        assert (Path(error.traceback[-1].path).name, error.traceback[-1].lineno + 1) == ("page.py", 7)
 
     def test_a_shell_block_fails_when_any_of_its_commands_does(self, tmp_path: Path) -> None:
         (block,) = self.page(tmp_path, "```bash\nfalse\ntrue\n```\n")

@@ -3,13 +3,15 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 import oneflow as flow
@@ -37,6 +39,18 @@ class SignalAfter3(HookBase):
             os.kill(os.getpid(), signal.SIGUSR1)
 
 
+def stop_by_a_signal(cfg: Any) -> None:
+    """Train until a signal after the step 3 ends it."""
+    trainer = built(cfg, SignalAfter3())
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGUSR1, signal.SIGTERM)}
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train()
+    assert stopped.value.code == 85
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+    say_farewell()
+
+
 def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_after: int | None = None) -> Any:
     """Set up and train; `stop_after` ends it rudely after that step."""
     args = default_argument_parser().parse_args(["--resume"] if resume else [])
@@ -52,25 +66,65 @@ def trained(cfg: Any, kind: Any = DefaultTrainer, resume: bool = False, stop_aft
     return trainer
 
 
+def built(cfg: Any, *hooks: HookBase, kind: Any = DefaultTrainer) -> Any:
+    """A trainer that has not begun."""
+    default_setup(cfg)
+    trainer = kind(cfg)
+    trainer.register_hooks(hooks)
+    return trainer
+
+
 def weights(trainer: Any) -> dict[str, np.ndarray]:
     return {name: value.numpy().copy() for name, value in trainer.model.state_dict().items()}
 
 
-def test_a_training_leaves_checkpoints_config_metrics_and_events(tmp_path: Path) -> None:
-    trainer = trained(tiny_config(str(tmp_path)))
-    names = {path.name for path in tmp_path.iterdir()}
+def assert_equal_weights(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+class Whole(NamedTuple):
+    """A training of 12 steps that nothing has interrupted."""
+
+    folder: Path
+    weights: dict[str, np.ndarray]
+    results: Any
+
+
+MakeWhole = Callable[[bool], Whole]
+
+
+@pytest.fixture(scope="module")
+def whole_training(tmp_path_factory: pytest.TempPathFactory) -> MakeWhole:
+    @cache
+    def made(graph: bool) -> Whole:
+        folder = tmp_path_factory.mktemp("whole")
+        trainer = trained(tiny_config(str(folder), graph=graph))
+        set_mesh(None)
+        return Whole(folder, weights(trainer), trainer._last_eval_results)
+
+    return made
+
+
+MODES = pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+
+
+def test_a_training_leaves_checkpoints_config_metrics_and_events(whole_training: MakeWhole) -> None:
+    folder, _, results = whole_training(False)
+    names = {path.name for path in folder.iterdir()}
     expected = {"model_0000004", "model_0000009", "model_final", "model_best", "last_checkpoint"}
     assert expected | {"config.yaml", "metrics.json", "log.txt"} <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
-    assert sorted(metric(tmp_path)) == list(range(12))
-    assert sorted(metric(tmp_path, "Acc@1")) == [4, 9, 11]
-    assert trainer._last_eval_results["Acc@1"] == metric(tmp_path, "Acc@1")[11]
-    saved = LazyConfig.load(tmp_path / "config.yaml")
+    assert sorted(metric(folder)) == list(range(12))
+    assert sorted(metric(folder, "Acc@1")) == [4, 9, 11]
+    assert results["Acc@1"] == metric(folder, "Acc@1")[11]
+    saved = LazyConfig.load(folder / "config.yaml")
     assert saved.train.train_micro_batch_size == 8
     assert saved.train.dist.data_parallel_size == 1
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@MODES
 def test_a_trainer_is_gone_when_it_is_let_go(tmp_path: Path, graph: bool) -> None:
     # Else the garbage collector ends its graphs, at another moment on each rank, and the ranks wait for each other.
     trainer = trained(tiny_config(str(tmp_path), graph=graph, train_iter=2))
@@ -83,18 +137,26 @@ def test_a_trainer_is_gone_when_it_is_let_go(tmp_path: Path, graph: bool) -> Non
         gc.enable()
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool) -> None:
-    whole = trained(tiny_config(str(tmp_path / "whole"), graph=graph))
-    trained(tiny_config(str(tmp_path / "cut"), graph=graph), stop_after=7)
+@MODES
+def test_a_stopped_training_resumes_bit_for_bit(tmp_path: Path, graph: bool, whole_training: MakeWhole) -> None:
+    whole = whole_training(graph)
+    trained(tiny_config(str(tmp_path), graph=graph), stop_after=7)
     set_mesh(None)
-    resumed = trained(tiny_config(str(tmp_path / "cut"), graph=graph), resume=True)
+    resumed = trained(tiny_config(str(tmp_path), graph=graph), resume=True)
     assert resumed.start_iter == 5
-    assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
-    assert metric(tmp_path / "cut", "lr") == metric(tmp_path / "whole", "lr")
-    assert metric(tmp_path / "cut", "Acc@1") == metric(tmp_path / "whole", "Acc@1")
-    for name, value in weights(whole).items():
-        np.testing.assert_array_equal(weights(resumed)[name], value)
+    for name in ("total_loss", "lr", "Acc@1"):
+        assert metric(tmp_path, name) == metric(whole.folder, name)
+    assert_equal_weights(weights(resumed), whole.weights)
+
+
+@MODES
+def test_a_checkpoint_of_one_mode_continues_in_the_other(
+    tmp_path: Path, graph: bool, whole_training: MakeWhole
+) -> None:
+    trained(tiny_config(str(tmp_path), graph=graph), stop_after=7)
+    trained(tiny_config(str(tmp_path), graph=not graph), resume=True)
+    whole, cut = metric(whole_training(False).folder), metric(tmp_path)
+    np.testing.assert_allclose([cut[step] for step in range(12)], [whole[step] for step in range(12)], rtol=1e-4)
 
 
 def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -106,7 +168,7 @@ def test_dropout_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert metric(tmp_path / "cut") == metric(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@MODES
 def test_a_signal_ends_the_training_with_a_checkpoint_of_the_last_step_and_its_losses(
     tmp_path: Path, graph: bool
 ) -> None:
@@ -114,18 +176,8 @@ def test_a_signal_ends_the_training_with_a_checkpoint_of_the_last_step_and_its_l
         return tiny_config(str(tmp_path / name), graph=graph, log_period=20)
 
     trained(config("whole"))
-    cfg = config("cut")
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([SignalAfter3()])
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as stopped:
-        trainer.train()
-    assert stopped.value.code == 85
+    stop_by_a_signal(config("cut"))
     assert sorted(path.name for path in (tmp_path / "cut").glob("model*")) == ["model_0000003"]
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, before)
-    say_farewell()
     resumed = trained(config("cut"), resume=True)
     assert resumed.start_iter == 4
     # A line is the mean since the line before.
@@ -145,14 +197,7 @@ def test_a_signal_where_a_checkpoint_was_just_written_writes_no_second_one(tmp_p
     monkeypatch.setattr(Checkpointer, "save", noting)
     cfg = tiny_config(str(tmp_path))
     cfg.train.checkpointer.period = 4
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([SignalAfter3()])
-    with pytest.raises(SystemExit):
-        trainer.train()
-    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    say_farewell()
+    stop_by_a_signal(cfg)
     assert saved == ["model_0000003"]
 
 
@@ -164,24 +209,12 @@ def test_the_signals_that_stop_a_training_are_those_of_the_config(tmp_path: Path
     found: list[list[bool]] = []
     cfg = tiny_config(str(tmp_path), train_iter=1)
     cfg.train.checkpointer.stop_signals = ["SIGUSR2"]
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([Handlers()])
-    trainer.train()
+    built(cfg, Handlers()).train()
     assert found == [[False, True]]
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
     cfg.train.checkpointer.stop_signals = ["SIGTREM"]
     with pytest.raises(ConfigError, match=r"'SIGTREM'.*SIGTERM"):
         DefaultTrainer(cfg)
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["eager to graph", "graph to eager"])
-def test_a_checkpoint_of_one_mode_continues_in_the_other(tmp_path: Path, first: bool) -> None:
-    trained(tiny_config(str(tmp_path / "whole")))
-    trained(tiny_config(str(tmp_path / "cut"), graph=first), stop_after=7)
-    trained(tiny_config(str(tmp_path / "cut"), graph=not first), resume=True)
-    whole, cut = metric(tmp_path / "whole"), metric(tmp_path / "cut")
-    np.testing.assert_allclose([cut[step] for step in range(12)], [whole[step] for step in range(12)], rtol=1e-4)
 
 
 def test_a_training_below_the_working_directory_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,20 +223,23 @@ def test_a_training_below_the_working_directory_resumes(tmp_path: Path, monkeypa
     assert trained(tiny_config("output/tiny"), resume=True).start_iter == 5
 
 
-def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(tmp_path: Path) -> None:
-    trained(tiny_config(str(tmp_path)))
-    again = trained(tiny_config(str(tmp_path)), resume=True)
+def test_a_finished_training_has_nothing_to_resume_and_can_be_prolonged(
+    tmp_path: Path, whole_training: MakeWhole
+) -> None:
+    folder = shutil.copytree(whole_training(False).folder, tmp_path / "run")
+    again = trained(tiny_config(str(folder)), resume=True)
     assert again.start_iter == 12
-    longer = trained(tiny_config(str(tmp_path), train_iter=14), resume=True)
+    longer = trained(tiny_config(str(folder), train_iter=14), resume=True)
     assert (longer.start_iter, longer.iter) == (12, 14)
-    assert sorted(metric(tmp_path)) == list(range(14))
+    assert sorted(metric(folder)) == list(range(14))
 
 
-def test_a_resume_without_a_checkpoint_is_refused_in_training_and_evaluation(tmp_path: Path) -> None:
+def test_a_resume_without_a_checkpoint_is_refused_in_training_and_evaluation(
+    tmp_path: Path, whole_training: MakeWhole
+) -> None:
     with pytest.raises(CheckpointError, match="--resume found no intact checkpoint"):
         trained(tiny_config(str(tmp_path), train_iter=2), resume=True)
-    command(tmp_path / "other", "train.train_iter=5")
-    for more in ((), ("--eval-only", f"train.load_weight={tmp_path}/other/model_final")):
+    for more in ((), ("--eval-only", f"train.load_weight={whole_training(False).folder}/model_final")):
         with pytest.raises(CheckpointError, match="--resume found no intact checkpoint"):
             command(tmp_path / "empty", "--resume", *more)
 
@@ -225,22 +261,17 @@ def test_the_best_checkpoint_survives_a_resume_with_worse_results(tmp_path: Path
     assert json.loads((tmp_path / "model_best" / "state.json").read_text())["extra"]["best"] == best
 
 
-def test_loaded_weights_start_a_training_of_their_own(tmp_path: Path) -> None:
-    first = trained(tiny_config(str(tmp_path / "a")))
-    cfg = tiny_config(str(tmp_path / "b"), load_weight=str(tmp_path / "a" / "model_final"))
-    default_setup(cfg)
-    second = DefaultTrainer(cfg)
-    assert second.start_iter == 0
-    for name, value in weights(first).items():
-        np.testing.assert_array_equal(weights(second)[name], value)
+def test_loaded_weights_start_a_training_of_their_own(tmp_path: Path, whole_training: MakeWhole) -> None:
+    trainer = built(tiny_config(str(tmp_path), load_weight=str(whole_training(False).folder / "model_final")))
+    assert trainer.start_iter == 0
+    assert_equal_weights(weights(trainer), whole_training(False).weights)
 
 
 def test_epochs_become_steps_over_the_whole_dataset(tmp_path: Path) -> None:
     cfg = tiny_config(str(tmp_path), train_iter=0, train_epoch=3, global_batch_size=16, train_micro_batch_size=4)
     cfg.train.evaluation.eval_after_n_epoch = 1
     cfg.train.checkpointer.save_model_after_n_epoch = 2
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
+    trainer = built(cfg)
     # 40 samples: an epoch is 2.5 steps.
     assert trainer.max_iter == 8
     assert (cfg.train.evaluation.eval_period, cfg.train.checkpointer.period) == (2, 5)
@@ -285,7 +316,7 @@ class LoaderAlone(GuidesTrainer):
 
 
 @pytest.mark.parametrize("kind", [GuidesTrainer, LoaderAlone])
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@MODES
 @pytest.mark.parametrize("micro", [slowly(8), 4])
 def test_any_iterable_and_any_signature_of_get_batch_train(tmp_path: Path, kind: Any, graph: bool, micro: int) -> None:
     cfg = tiny_config(str(tmp_path), graph=graph, global_batch_size=8 * (8 // micro), train_micro_batch_size=8)
@@ -305,15 +336,12 @@ def test_a_loader_that_cannot_be_saved_resumes_with_the_next_batch(tmp_path: Pat
     trained(config("cut"), kind, stop_after=7)
     resumed = trained(config("cut"), kind, resume=True)
     assert resumed.start_iter == 5
-    for name, value in weights(whole).items():
-        np.testing.assert_array_equal(weights(resumed)[name], value)
+    assert_equal_weights(weights(resumed), weights(whole))
 
 
 def test_epochs_of_a_loader_without_a_dataset_are_refused(tmp_path: Path) -> None:
-    cfg = tiny_config(str(tmp_path), train_epoch=2)
-    default_setup(cfg)
     with pytest.raises(ConfigError, match=r"train.train_epoch is set.*set train.train_iter instead"):
-        LoaderAlone(cfg)
+        built(tiny_config(str(tmp_path), train_epoch=2), kind=LoaderAlone)
 
 
 def test_mixup_is_applied_to_the_local_tensors(tmp_path: Path) -> None:
@@ -331,13 +359,12 @@ class MisnamedDataset(TinyDataset):
         return Instance(point=sample.points, labels=sample.labels)
 
 
-@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+@MODES
 def test_a_field_that_forward_does_not_take_is_named_before_the_first_step(tmp_path: Path, graph: bool) -> None:
     cfg = tiny_config(str(tmp_path), graph=graph)
     cfg.dataloader.train.dataset._target_ = MisnamedDataset
-    default_setup(cfg)
     with pytest.raises(SchemaError, match=r"'point'.*Did you mean 'points'"):
-        DefaultTrainer(cfg).train()
+        built(cfg).train()
 
 
 @pytest.mark.parametrize("missing", ["model", "optim", "dataloader", "train.scheduler"])
@@ -347,9 +374,8 @@ def test_a_missing_section_is_named(tmp_path: Path, missing: str) -> None:
         cfg.train.scheduler = None
     else:
         del cfg[missing]
-    default_setup(cfg)
     with pytest.raises(ConfigError, match=missing):
-        DefaultTrainer(cfg)
+        built(cfg)
 
 
 def test_an_unknown_key_is_refused_before_anything_is_built(tmp_path: Path) -> None:
@@ -367,24 +393,36 @@ def command(tmp_path: Path, *arguments: str, kind: Any = DefaultTrainer) -> Any:
     return main(["--config-file", CONFIG, *arguments, f"train.output_dir={tmp_path}"], kind)
 
 
-def test_the_command_trains_evaluates_and_resumes(tmp_path: Path) -> None:
-    results = command(tmp_path, "train.train_iter=7")
-    assert command(tmp_path, "--eval-only", "--resume") == results
-    weights_at_5 = f"train.load_weight={tmp_path}/model_0000004"
-    assert command(tmp_path, "--eval-only", weights_at_5)["Acc@1"] == metric(tmp_path, "Acc@1")[4]
-    in_a_graph = command(tmp_path, "--eval-only", weights_at_5, "graph.enabled=true", f"model.ballast={GRAPH_BALLAST}")
-    assert in_a_graph == pytest.approx(command(tmp_path, "--eval-only", weights_at_5))
-    command(tmp_path, "--resume", "train.train_iter=9")
-    assert sorted(metric(tmp_path)) == list(range(9))
+@pytest.fixture(scope="module")
+def run_of_7(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The folder and the results of a run of 7 steps."""
+    folder = tmp_path_factory.mktemp("run_of_7")
+    results = command(folder, "train.train_iter=7")
+    return folder, results
+
+
+@pytest.fixture()
+def run_folder(run_of_7: tuple[Path, Any], tmp_path: Path) -> Path:
+    """A copy of its folder."""
+    return Path(shutil.copytree(run_of_7[0], tmp_path / "run"))
+
+
+def test_the_command_trains_evaluates_and_resumes(run_of_7: tuple[Path, Any], run_folder: Path) -> None:
+    assert command(run_folder, "--eval-only", "--resume") == run_of_7[1]
+    at_5 = ["--eval-only", f"train.load_weight={run_folder}/model_0000004"]
+    results = command(run_folder, *at_5)
+    assert results["Acc@1"] == metric(run_folder, "Acc@1")[4]
+    assert command(run_folder, *at_5, "graph.enabled=true", f"model.ballast={GRAPH_BALLAST}") == pytest.approx(results)
+    command(run_folder, "--resume", "train.train_iter=9")
+    assert sorted(metric(run_folder)) == list(range(9))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alone(tmp_path: Path) -> None:
-    command(tmp_path, "train.train_iter=5")
-    before = contents(tmp_path)
+def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alone(run_folder: Path) -> None:
+    before = contents(run_folder)
     kept: dict[str, list[int]] = {}
 
     class Kept(DefaultTrainer):
@@ -395,27 +433,26 @@ def test_a_fast_dev_run_takes_20_steps_evaluates_every_10_and_leaves_its_log_alo
             return results
 
     for _ in range(2):
-        command(tmp_path, "--fast-dev-run", "train.train_epoch=7", "train.log_period=100", kind=Kept)
+        command(run_folder, "--fast-dev-run", "train.train_epoch=7", "train.log_period=100", kind=Kept)
         assert kept == {"steps": list(range(20)), "evaluated": [9, 19]}
-        after = contents(tmp_path)
+        after = contents(run_folder)
         log = after.pop("fast_dev_run/log.txt").decode()
         assert after == before
     assert log.count("iteration 19/19") == 2
     with pytest.raises(RuntimeError, match="a bug"):
-        command(tmp_path, "--fast-dev-run", kind=Failing)
-    assert set(contents(tmp_path)) == {*before, "fast_dev_run/log.txt"}
+        command(run_folder, "--fast-dev-run", kind=Failing)
+    assert set(contents(run_folder)) == {*before, "fast_dev_run/log.txt"}
     with pytest.raises(ConfigError, match="give it without --resume"):
-        command(tmp_path, "--fast-dev-run", "--resume")
+        command(run_folder, "--fast-dev-run", "--resume")
 
 
 def test_the_resume_that_a_restart_adds_changes_neither_an_evaluation_nor_a_fast_dev_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command(tmp_path, "train.train_iter=7")
     monkeypatch.setenv("LIBAI_DATA_RESTARTED", "1")
-    command(tmp_path, "--resume", "--eval-only", f"train.load_weight={tmp_path}/model_0000004")
-    assert f"Loaded the weights of checkpoint {tmp_path}/model_0000004." in (tmp_path / "log_eval.txt").read_text()
-    command(tmp_path, "--resume", "--fast-dev-run")
+    command(run_folder, "--resume", "--eval-only", f"train.load_weight={run_folder}/model_0000004")
+    assert f"Loaded the weights of checkpoint {run_folder}/model_0000004." in (run_folder / "log_eval.txt").read_text()
+    command(run_folder, "--resume", "--fast-dev-run")
 
 
 class Failing(DefaultTrainer):
@@ -425,19 +462,19 @@ class Failing(DefaultTrainer):
             raise RuntimeError("a bug")
 
 
-def test_an_evaluation_changes_nothing_in_a_runs_folder_but_a_log_of_its_own(tmp_path: Path) -> None:
-    command(tmp_path, "train.train_iter=5")
-    before = contents(tmp_path)
-    command(tmp_path, "--eval-only", "--resume", "train.seed=7")
-    after = contents(tmp_path)
+def test_an_evaluation_changes_nothing_in_a_runs_folder_but_a_log_of_its_own(run_folder: Path) -> None:
+    before = contents(run_folder)
+    command(run_folder, "--eval-only", "--resume", "train.seed=7")
+    after = contents(run_folder)
     assert b"Command line" in after.pop("log_eval.txt")
     assert after == before
 
 
-def test_an_evaluation_needs_no_folder_to_write_to(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command(tmp_path / "run", "train.train_iter=2")
+def test_an_evaluation_needs_no_folder_to_write_to(
+    run_of_7: tuple[Path, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
-    weights = f"train.load_weight={tmp_path}/run/model_final"
+    weights = f"train.load_weight={run_of_7[0]}/model_final"
     assert "Acc@1" in command(tmp_path / "file" / "run", "--eval-only", weights)
     assert f"log lines cannot be written to {tmp_path}/file/run/log_eval.txt" in capfd.readouterr().err
 
@@ -447,14 +484,13 @@ def test_an_evaluation_without_weights_says_how_to_give_them(tmp_path: Path) -> 
         command(tmp_path, "--eval-only")
 
 
-def test_an_evaluation_refuses_weights_that_do_not_fit_unless_they_are_named(tmp_path: Path) -> None:
-    command(tmp_path, "train.train_iter=2", "train.evaluation.enabled=false")
-    evaluation = ["--eval-only", f"train.load_weight={tmp_path}/model_final", "model.hidden=5"]
+def test_an_evaluation_refuses_weights_that_do_not_fit_unless_they_are_named(run_folder: Path) -> None:
+    evaluation = ["--eval-only", f"train.load_weight={run_folder}/model_final", "model.hidden=5"]
     with pytest.raises(CheckpointError, match=r"'first.weight' is \(8, 6\) instead of \(5, 6\)"):
-        command(tmp_path, *evaluation)
+        command(run_folder, *evaluation)
     with pytest.raises(CheckpointError, match=r"model: 'second.weight' is \(3, 8\) instead of \(3, 5\)\."):
-        command(tmp_path, *evaluation, "train.load_weight_may_differ=['first.*']")
-    command(tmp_path, *evaluation, "train.load_weight_may_differ=['first.*','second.weight']")
+        command(run_folder, *evaluation, "train.load_weight_may_differ=['first.*']")
+    command(run_folder, *evaluation, "train.load_weight_may_differ=['first.*','second.weight']")
 
 
 def test_the_engine_is_imported_without_oneflow() -> None:
@@ -495,9 +531,7 @@ def test_checkpoints_keep_the_state_of_hooks_that_have_one(tmp_path: Path) -> No
     first, second = Counts(), Counts()
     for hooks in ([first], [second, Counts()]):
         cfg = tiny_config(str(tmp_path), train_iter=3 if hooks == [first] else 5, resume=hooks != [first])
-        default_setup(cfg)
-        trainer = DefaultTrainer(cfg)
-        trainer.register_hooks(hooks)
+        trainer = built(cfg, *hooks)
         trainer.train()
     assert (first.steps, second.steps, hooks[1].steps) == (3, 5, 2)
 
