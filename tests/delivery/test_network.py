@@ -100,6 +100,12 @@ def publishing(link: Link, batches: int, big: np.ndarray) -> threading.Thread:
     return thread
 
 
+def taken(link: Link) -> NodeBatch:
+    got = link.feed.next()
+    assert got is not None
+    return got
+
+
 def own_rows(array: np.ndarray) -> list[Any]:
     return np.concatenate([array[ROWS : 2 * ROWS], array[3 * ROWS :]]).tolist()
 
@@ -108,8 +114,7 @@ def test_a_node_gets_its_own_rows_in_order(link: Link) -> None:
     for number in range(20):
         sent = batch(number, length=number % 4)
         link.publisher.publish(sent)
-        got = link.feed.next()
-        assert got is not None
+        got = taken(link)
         assert got.info == sent.info
         assert got.layouts == sent.layouts
         assert list(got.arrays) == list(sent.arrays)
@@ -129,8 +134,7 @@ def test_what_only_other_stages_need_is_not_sent(stages: tuple[int, ...], most: 
     link = Link(is_sent=lambda placement_idx: placement_idx in stages)
     for number in range(3):  # The memory of the one before is used again.
         link.publisher.publish(batch(number, big=np.ones((12, 100_000 // 3), np.uint8)))
-        got = link.feed.next()
-        assert got is not None
+        got = taken(link)
         assert got.arrays["label"].tolist() == own_rows(np.arange(12) + number)
         assert got.arrays["big"].shape == (6, 100_000 // 3)
         assert got.arrays["big"].max() == (0 in stages)
@@ -143,8 +147,7 @@ def test_what_only_other_stages_need_is_not_sent(stages: tuple[int, ...], most: 
 def test_every_dtype_crosses_as_it_is(link: Link, dtype: str) -> None:
     values = np.arange(48).reshape(12, 2, 2).astype(dtype)
     link.publisher.publish(batch(0, values=values, none=np.zeros((12, 0, 4), dtype), numbers=values[:, 0, 0]))
-    got = link.feed.next()
-    assert got is not None
+    got = taken(link)
     assert got.arrays["values"].dtype == np.dtype(dtype)
     assert got.arrays["values"].tolist() == own_rows(values)
     assert got.arrays["none"].shape == (6, 0, 4)
@@ -156,9 +159,7 @@ def test_the_end_of_a_pass_and_a_broken_off_one_are_told_apart(link: Link) -> No
     link.publisher.publish(batch(1))
     link.begin()
     link.publisher.publish(batch(7))
-    got = link.feed.next()
-    assert got is not None
-    assert got.info.step == 7
+    assert taken(link).info.step == 7
     link.publisher.end()
     assert link.feed.next() is None
 
@@ -188,16 +189,14 @@ def test_rank_0_waits_for_a_node_that_is_far_behind(link: Link) -> None:
     assert not ends_within(1.0, leader)
     assert len(published) < 12
     for number in range(20):
-        got = link.feed.next()
-        assert got is not None
-        assert got.info.step == number
+        assert taken(link).info.step == number
     assert ends_within(10, leader)
 
 
 def test_memory_and_kept_batches_are_bounded(link: Link) -> None:
     for number in range(200):
         link.publisher.publish(batch(number))
-        assert link.feed.next() is not None
+        taken(link)
     assert os.fstat(link.arena.descriptor).st_size <= 9 * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -215,7 +214,7 @@ def test_a_kept_batch_stays_as_it_is(link: Link) -> None:
 def test_a_node_is_told_why_reading_failed(link: Link) -> None:
     link.publisher.publish(batch(0))
     link.publisher.fail(SampleError("sample 7 is broken"))
-    assert link.feed.next() is not None
+    taken(link)
     with pytest.raises(PeerError, match="rank 0, which reads for all, failed: SampleError: sample 7 is broken"):
         link.feed.next()
 
@@ -233,7 +232,7 @@ def test_saying_why_reading_failed_waits_for_nobody_for_long() -> None:
 
 def test_a_node_that_takes_its_leave_is_not_missed(link: Link) -> None:
     link.publisher.publish(batch(0))
-    assert link.feed.next() is not None
+    taken(link)
     link.publisher.publish(batch(1))
     link.feed.close()
     for number in range(2, 40):
@@ -249,7 +248,7 @@ def test_a_node_that_dies_is_named(link: Link) -> None:
 
 def test_a_rank_0_that_dies_is_named_each_time_one_asks(link: Link) -> None:
     link.publisher.publish(batch(0))
-    assert link.feed.next() is not None
+    taken(link)
     link.rank0_end.shutdown(socket.SHUT_RDWR)
     for _ in range(2):
         with pytest.raises(PeerError, match="rank 0, which reads for all, sends no more"):
@@ -268,9 +267,7 @@ def test_closing_sends_what_is_still_needed(link: Link) -> None:
     closing = threading.Thread(target=link.publisher.close)
     closing.start()
     for number in range(3):
-        got = link.feed.next()
-        assert got is not None
-        assert got.info.step == number
+        assert taken(link).info.step == number
     assert ends_within(10, closing)
 
 
@@ -293,7 +290,7 @@ def test_closing_waits_for_no_batch_that_nobody_will_take() -> None:
     link = Link()
     big = np.zeros((12, 4 << 20), np.uint8)
     link.publisher.publish(batch(0, big=big))
-    assert link.feed.next() is not None
+    taken(link)
     assert not ends_within(1.0, publishing(link, 9, big))
     # Both sides close, in either order, while the queues on the way are full.
     closing = threading.Thread(target=link.publisher.close, args=(9,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from libai_data.engine.output_folder import release_output_folder, take_output_folder
 from libai_data.errors import ConfigError
 from libai_data.launch.restarts import JOB_VARIABLE
+from libai_data.mesh.current import set_mesh
 from tests.distributed.processes import REPOSITORY
 from tests.engine.test_default_trainer import contents, trained
 from tests.engine.tiny import tiny_config
@@ -66,11 +68,18 @@ def live(folder: Path, resume: bool = False, **variables: str) -> Iterator[Child
         child.kill()
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    trained(tiny_config(str(folder), train_iter=5))
+    set_mesh(None)
+    return folder
+
+
 @pytest.fixture()
-def used(tmp_path: Path) -> Path:
+def used(run: Path, tmp_path: Path) -> Path:
     """The output of a training."""
-    trained(tiny_config(str(tmp_path / "run"), train_iter=5))
-    return tmp_path / "run"
+    return shutil.copytree(run, tmp_path / "run")
 
 
 def test_a_second_training_is_refused_with_host_and_process_until_the_first_one_is_gone(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_the_formats_own_readers_read_the_shards(tmp_path: Path) -> None:
     expected = write("jsonl", tmp_path / "a.jsonl", texts(30))
     paths = {}
     for to in FORMATS:
-        result = convert(Conversion([str(tmp_path / "a.jsonl")], to, tmp_path / to, records_per_shard=11), workers=2)
+        result = convert(Conversion([str(tmp_path / "a.jsonl")], to, tmp_path / to, records_per_shard=11), workers=1)
         assert (result.records, len(result.paths), result.kept) == (30, 3, 0)
         paths[to] = result.paths
     records = ArrayRecordDataSource(paths["array_record"])
