@@ -118,32 +118,37 @@ def test_what_cannot_be_is_refused() -> None:
         DataStages(DataModule()).loaders("train")
 
 
-@pytest.mark.parametrize("module", [None, 5, object(), len, Recorded])
-def test_what_is_no_data_module_is_refused(module: Any) -> None:
-    with pytest.raises(ConfigError, match=r"datamodule is .*(derive it from libai_data.DataModule|an object of it)"):
-        DataStages(module)
-
-
-@pytest.mark.parametrize("kind", ["fit", "x", None, 5, ["train"]])
-def test_a_kind_of_loader_that_there_is_not_is_refused(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"kind is .* must be 'train' or 'val'"):
-        DataStages(Recorded(3)).loaders(kind)
-
-
-@pytest.mark.parametrize("names", [5, "xy", [5], {"a": 1}, [None]])
-def test_names_that_are_none_are_refused(names: Any) -> None:
-    with pytest.raises(ConfigError, match="argument_names is"):
-        DataStages(Recorded(3), argument_names=names)
-
-
-@pytest.mark.parametrize("arguments", [{"names": [5]}, {"names": [[]]}, {"ignore": 5}, {"ignore": [None]}])
-def test_names_of_hyperparameters_that_are_none_are_refused(arguments: dict[str, Any]) -> None:
+def with_names(*names: Any, ignore: Any = None) -> DataModule:
     class Own(DataModule):
-        def __init__(self) -> None:
-            self.save_hyperparameters(*arguments.get("names", ()), ignore=arguments.get("ignore"))
+        def __init__(self, folder: str) -> None:
+            self.save_hyperparameters(*names, ignore=ignore)
 
-    with pytest.raises(ConfigError, match=r"names is|ignore is"):
-        Own()
+    return Own("a")
+
+
+@pytest.mark.parametrize(
+    ("make", "values", "message"),
+    [
+        (
+            DataStages,
+            [None, 5, object(), len, Recorded],
+            r"datamodule is .*(derive it from libai_data.DataModule|an object of it)",
+        ),
+        (DataStages(Recorded(3)).loaders, ["fit", "x", None, 5, ["train"]], r"kind is .* must be 'train' or 'val'"),
+        (
+            lambda names: DataStages(Recorded(3), argument_names=names),
+            [5, "xy", [5], {"a": 1}, [None]],
+            "argument_names is",
+        ),
+        (with_names, [5, []], "names is"),
+        (lambda ignore: with_names(ignore=ignore), [5, [None]], "ignore is"),
+        (with_names, ["foler"], r"names 'foler', which is no argument. Did you mean 'folder'"),
+    ],
+)
+def test_odd_modules_kinds_and_names_are_refused(make: Any, values: list[Any], message: str) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=message):
+            make(value)
 
 
 @pytest.mark.parametrize("hook", ["on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"])
@@ -192,12 +197,3 @@ def test_a_state_of_any_kind_survives_a_checkpoint() -> None:
         saved.seen = kept
         DataStages(restored).load_state_dict(DataStages(saved).state_dict())
         assert restored.seen == kept
-
-
-def test_a_hyperparameter_that_is_no_argument_is_refused() -> None:
-    class Own(DataModule):
-        def __init__(self, folder: str, *names: str) -> None:
-            self.save_hyperparameters(*names)
-
-    with pytest.raises(ConfigError, match=r"names 'foler', which is no argument. Did you mean 'folder'"):
-        Own("a", "foler")

@@ -199,18 +199,6 @@ def test_inputs_that_no_evaluator_wants_do_not_travel(model: TinyModel) -> None:
     assert DatasetEvaluators([seen, Collecting()]).input_fields is None
 
 
-def test_two_evaluators_must_not_share_a_name() -> None:
-    with pytest.raises(ValueError, match="'batches'"):
-        DatasetEvaluators([Collecting(), Collecting()]).evaluate()
-
-
-def test_a_model_without_scores_is_told_what_is_missing(model: TinyModel) -> None:
-    evaluator = ClsEvaluator(scores_name="logits")
-    loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
-    with pytest.raises(SchemaError, match="'logits'"):
-        inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", evaluator)
-
-
 @pytest.mark.parametrize(
     ("scores", "labels", "message"),
     [
@@ -282,14 +270,15 @@ def test_labels_below_0_do_not_count(model: TinyModel) -> None:
 @pytest.mark.parametrize(
     ("evaluator", "whole", "message"),
     [
+        (ClsEvaluator(scores_name="logits"), False, "'logits'"),
         (MeanLossEvaluator("logits"), False, "needs 'logits'"),
         (MeanLossEvaluator(labels_name="targets"), False, "needs 'targets'"),
         (MeanLossEvaluator("each_loss"), False, "must have one dim more"),
         (MeanLossEvaluator(losses_name="each_loss"), True, "one number for the whole batch"),
     ],
 )
-def test_what_is_no_loss_of_samples_is_refused(
-    model: TinyModel, evaluator: MeanLossEvaluator, whole: bool, message: str
+def test_outputs_that_an_evaluator_cannot_use_are_refused_by_name(
+    model: TinyModel, evaluator: DatasetEvaluator, whole: bool, message: str
 ) -> None:
     loader = build_image_test_loader(TinyDataset(4), 4, num_workers=0)
     with pytest.raises(SchemaError, match=message):
