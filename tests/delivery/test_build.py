@@ -262,19 +262,23 @@ def test_train_validation_and_test_loaders_share_out_all_samples(first: int, sec
     assert sorted(sum(parts, [])) == [*range(first), *range(1000, 1000 + second)]  # noqa: RUF017
 
 
+THREE_PARTS: dict[str, Any] = {
+    "dataset": Numbers(10),
+    "splits": [[7, 2, 1]],
+    "weights": None,
+    "train_val_test_num_samples": None,
+    "train_batch_size": 2,
+    "test_batch_size": 2,
+    "num_workers": 0,
+}
+
+
 def test_a_part_that_nothing_is_left_for_is_no_loader() -> None:
-    arguments: dict[str, Any] = {
-        "weights": None,
-        "train_val_test_num_samples": None,
-        "train_batch_size": 2,
-        "test_batch_size": 2,
-        "num_workers": 0,
-    }
-    train, validation, test = build_nlp_train_val_test_loader(Numbers(10), [[9, 0, 1]], **arguments)
+    train, validation, test = build_nlp_train_val_test_loader(**{**THREE_PARTS, "splits": [[9, 0, 1]]})
     assert validation is None
     assert (len(train), len(test)) == (5, 1)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="leave no sample for training"):
-        build_nlp_train_val_test_loader(Numbers(10), [[0, 1, 1]], **arguments)
+        build_nlp_train_val_test_loader(**{**THREE_PARTS, "splits": [[0, 1, 1]]})
 
 
 @settings(deadline=None, max_examples=examples(20))
@@ -329,62 +333,41 @@ TWO: dict[str, Any] = {"dataset": [Numbers(9), Numbers(9)], "splits": [[1], [1]]
     ],
 )
 def test_malformed_splits_and_weights_are_refused_by_name(arguments: dict[str, Any], message: str) -> None:
-    usual: dict[str, Any] = {
-        "dataset": Numbers(10),
-        "splits": [[7, 2, 1]],
-        "weights": [1.0],
-        "train_val_test_num_samples": None,
-        "train_batch_size": 2,
-        "test_batch_size": 2,
-        "num_workers": 0,
-    }
     with pytest.raises(ConfigError, match=message):
-        build_nlp_train_val_test_loader(**{**usual, **arguments})
-
-
-def config_of(builder: Callable[..., Any], **arguments: Any) -> Any:
-    call = LazyCall(builder)(**{"num_workers": 0, **arguments})
-    return DictConfig({"dataloader": {"train": call}}, flags={"allow_objects": True}).dataloader.train
+        build_nlp_train_val_test_loader(**{**THREE_PARTS, "weights": [1.0], **arguments})
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataset": LazyCall(Numbers)(size=0), "train_batch_size": 4}, "the dataset is empty"),
-        ({"dataset": [], "train_batch_size": 4}, "dataset is an empty list"),
-        ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 0}, "train_batch_size is 0"),
-        ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": "4"}, "train_batch_size is '4'"),
-        ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "seed": "x"}, "seed is 'x'"),
-        ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "consumed_samples": -1}, "consumed_samples is"),
-        ({"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "num_workers": -1}, "num_workers is -1"),
-        (
-            {"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "prefetc": 3},
-            "a loader has no argument 'prefetc'.*Did you mean 'prefetch'",
-        ),
-        (
-            {"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "readers": "nodes"},
-            "readers is 'nodes'.*Did you mean 'node'",
-        ),
+        ({"dataset": LazyCall(Numbers)(size=0)}, "the dataset is empty"),
+        ({"dataset": []}, "dataset is an empty list"),
+        ({"train_batch_size": 0}, "train_batch_size is 0"),
+        ({"train_batch_size": "4"}, "train_batch_size is '4'"),
+        ({"seed": "x"}, "seed is 'x'"),
+        ({"consumed_samples": -1}, "consumed_samples is"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"prefetc": 3}, "a loader has no argument 'prefetc'.*Did you mean 'prefetch'"),
+        ({"readers": "nodes"}, "readers is 'nodes'.*Did you mean 'node'"),
     ],
 )
 @pytest.mark.parametrize("builder", TRAIN_BUILDERS)
 def test_what_cannot_be_built_is_refused_by_the_configs_key(
     builder: Callable[..., Any], arguments: dict[str, Any], message: str
 ) -> None:
+    usual = {"dataset": LazyCall(Numbers)(size=9), "train_batch_size": 4, "num_workers": 0}
+    call = LazyCall(builder)(**{**usual, **arguments})
+    cfg = DictConfig({"dataloader": {"train": call}}, flags={"allow_objects": True})
     with pytest.raises(ConfigError, match=rf"dataloader\.train.*{message}"):
-        instantiate(config_of(builder, **arguments), _recursive_=False)
+        instantiate(cfg.dataloader.train, _recursive_=False)
 
 
-def test_an_empty_test_dataset_is_refused() -> None:
-    for builder in TEST_BUILDERS:
-        with pytest.raises(ConfigError, match="the dataset is empty"):
-            builder(Numbers(0), 4, num_workers=0)
-
-
-def test_a_test_dataset_smaller_than_a_batch_is_filled_up() -> None:
-    for builder in TEST_BUILDERS:
-        [batch] = builder(Numbers(3), 8, num_workers=0)
-        assert batch_info(batch).valid == 3  # type: ignore[union-attr]
+@pytest.mark.parametrize("builder", TEST_BUILDERS)
+def test_a_test_dataset_smaller_than_a_batch_is_filled_up_and_an_empty_one_refused(builder: Callable[..., Any]) -> None:
+    [batch] = builder(Numbers(3), 8, num_workers=0)
+    assert batch_info(batch).valid == 3  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="the dataset is empty"):
+        builder(Numbers(0), 4, num_workers=0)
 
 
 def test_layouts_set_by_field_name_win_over_the_datasets() -> None:

@@ -103,12 +103,16 @@ def test_a_training_reads_every_default_key(tmp_path: Path, graph: bool) -> None
     assert {key for key in other if not key.startswith(calls) and not key.endswith("_")} == set()
 
 
+def built(cfg: Any) -> DefaultTrainer:
+    default_setup(cfg)
+    return DefaultTrainer(cfg)
+
+
 def test_a_given_warm_up_and_horizon_are_kept(tmp_path: Path) -> None:
     def schedule_of(**changes: Any) -> Any:
         cfg = tiny_config(str(tmp_path), warmup_ratio=0)
         OmegaConf.update(cfg, "train", changes)
-        default_setup(cfg)
-        DefaultTrainer(cfg)
+        built(cfg)
         return cfg.train.warmup_iter, cfg.train.scheduler.warmup_iter, cfg.train.scheduler.max_iter
 
     assert schedule_of() == (0, 0, 12)
@@ -129,8 +133,7 @@ def test_a_config_that_trained_once_trains_again_with_other_lengths(tmp_path: Pa
     cfg.train.train_iter, cfg.train.train_epoch = 0, 4
     for epochs, steps in ((4, 20), (2, 10), (6, 30)):
         cfg.train.train_epoch = epochs
-        default_setup(cfg)
-        DefaultTrainer(cfg)
+        built(cfg)
         assert (cfg.train.train_iter, cfg.train.scheduler.max_iter) == (steps, steps)
         assert cfg.train.warmup_iter == cfg.train.scheduler.warmup_iter == -(-steps // 4)
 
@@ -152,8 +155,7 @@ def test_what_the_trainer_decides_cannot_be_given_otherwise(tmp_path: Path, key:
     cfg = tiny_config(str(tmp_path))
     OmegaConf.update(cfg, key, value, force_add=True)
     with pytest.raises(ConfigError, match=message):
-        default_setup(cfg)
-        DefaultTrainer(cfg)
+        built(cfg)
 
 
 def test_seeds_that_the_config_gives_are_kept(tmp_path: Path) -> None:
@@ -197,8 +199,7 @@ def test_the_tokenizer_reaches_the_datasets_that_take_one_and_have_none(tmp_path
         LazyCall(Tokenizing)(tokenizer=LazyCall(new_tokenizer)(name="lower")),
         LazyCall(Subset)(dataset=LazyCall(ConcatDataset)(datasets=[LazyCall(Tokenizing)()]), start=0, stop=10),
     ]
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
+    trainer = built(cfg)
     with_it, without, own, around = trainer.train_loader.dataset.datasets
     assert around.dataset.datasets[0].tokenizer is upper
     assert with_it.tokenizer is upper
@@ -238,7 +239,8 @@ def test_odd_evaluation_lengths_reach_train_val_test_num_samples(
         build_configured_train_loader(cfg)
 
 
-ODD_BUT_ALLOWED = [
+ODD_BUT_ALLOWED: list[dict[str, Any]] = [
+    {"graph": True, "train_iter": 1},
     {"train_epoch": None, "warmup_ratio": None, "evaluation.eval_period": 0, "evaluation.eval_iter": float("inf")},
     {"train_iter": 0, "train_epoch": 0.3, "checkpointer.max_to_keep": None, "evaluation.eval_iter": 1},
     {"train_iter": None, "train_epoch": 1.0, "checkpointer.stop_signals": [], "evaluation.eval_after_n_epoch": 0},
@@ -250,20 +252,13 @@ ODD_BUT_ALLOWED = [
 ]
 
 
-def test_a_graph_trains_with_an_empty_section_of_global_mode(tmp_path: Path) -> None:
-    cfg = tiny_config(str(tmp_path), train_iter=1, graph=True)
-    cfg.graph.global_mode = {}
-    default_setup(cfg)
-    assert "Acc@1" in DefaultTrainer(cfg).train()
-
-
 @pytest.mark.parametrize("changes", ODD_BUT_ALLOWED)
 def test_a_training_runs_with_odd_values_that_are_allowed(tmp_path: Path, changes: dict[str, Any]) -> None:
-    cfg = tiny_config(str(tmp_path), train_iter=3)
-    for key, value in changes.items():
-        OmegaConf.update(cfg, f"train.{key}", value)
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
+    cfg = tiny_config(str(tmp_path), train_iter=3, graph="graph" in changes)
+    cfg.graph.global_mode = {}  # In a graph, this is odd too.
+    for key in changes.keys() - {"graph"}:
+        OmegaConf.update(cfg, f"train.{key}", changes[key])
+    trainer = built(cfg)
     results = trainer.train()
     assert trainer.iter == trainer.max_iter >= 1
     assert "Acc@1" in results
@@ -298,12 +293,10 @@ def test_values_that_cannot_work_are_refused_by_name(
     for key, value in changes.items():
         OmegaConf.update(cfg, f"train.{key}", value, force_add=True)
     if message is None:
-        default_setup(cfg)
-        assert DefaultTrainer(cfg).max_iter == 5 * 10**9
+        assert built(cfg).max_iter == 5 * 10**9
         return
     with pytest.raises(ConfigError, match=message):
-        default_setup(cfg)
-        DefaultTrainer(cfg)
+        built(cfg)
 
 
 CALLS = ("model", "optim", "optim.params", "train.scheduler", "graph.train_graph", "dataloader", "dataloader.train")
@@ -315,8 +308,7 @@ def test_what_is_no_lazy_call_is_refused_by_its_key(tmp_path: Path, key: str, va
     cfg = tiny_config(str(tmp_path), graph=key.startswith("graph"))
     OmegaConf.update(cfg, key, value, merge=False, force_add=True)
     with pytest.raises(ConfigError, match=key.split("._target_")[0]):
-        default_setup(cfg)
-        DefaultTrainer(cfg)
+        built(cfg)
 
 
 @pytest.mark.parametrize("key", ["lr", "weight_decay", "betas", "eps", "params.clip_grad_max_norm"])
@@ -325,7 +317,6 @@ def test_odd_values_of_the_optimizer_name_it_or_train(tmp_path: Path, key: str, 
     cfg = tiny_config(str(tmp_path), train_iter=1, stop_on_nonfinite_loss=False)
     OmegaConf.update(cfg, f"optim.{key}", value, force_add=True)
     try:
-        default_setup(cfg)
-        DefaultTrainer(cfg).train()
+        built(cfg).train()
     except ConfigError as error:
         assert "optim" in str(error)

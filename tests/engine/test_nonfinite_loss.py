@@ -29,9 +29,9 @@ class Poisoned(TinyDataset):
         self.points[BAD] = np.nan
 
 
-def poisoned(folder: Path, **train: Any) -> DefaultTrainer:
+def poisoned(folder: Path, evaluates: bool = False, **train: Any) -> DefaultTrainer:
     cfg = tiny_config(str(folder), **train)
-    cfg.train.evaluation.enabled = False
+    cfg.train.evaluation.update(enabled=evaluates, eval_period=1)
     cfg.dataloader.train.dataset._target_ = Poisoned
     default_setup(cfg)
     return DefaultTrainer(cfg)
@@ -72,10 +72,7 @@ def test_a_nan_loss_stops_the_training_with_its_step_and_samples(tmp_path: Path,
 
 def test_no_best_checkpoint_follows_a_nan_loss(tmp_path: Path) -> None:
     """With an evaluation before the next log line and checkpoint: its accuracy is finite even so."""
-    cfg = tiny_config(str(tmp_path), log_period=1000, checkpointer={"period": 1000}, evaluation={"eval_period": 1})
-    cfg.dataloader.train.dataset._target_ = Poisoned
-    default_setup(cfg)
-    trainer = DefaultTrainer(cfg)
+    trainer = poisoned(tmp_path, evaluates=True, log_period=1000, checkpointer={"period": 1000})
     step = step_of_the_bad_sample(trainer)
     with pytest.raises(NonFiniteLossError, match=f"^step {step} "):
         trainer.train()

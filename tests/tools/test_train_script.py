@@ -65,10 +65,14 @@ def test_too_few_arguments_are_answered_with_the_usage() -> None:
     assert "FILE CONFIG GPUS" in result.stderr
 
 
+def commands_of(target: str) -> list[str]:
+    """What make would run."""
+    lines = run("make", "--dry-run", "--directory", REPOSITORY, target).stdout.splitlines()
+    return [line for line in lines if not line.startswith("make")]
+
+
 def test_make_train_sets_up_writes_the_digits_and_trains_on_four_ranks() -> None:
-    result = run("make", "--dry-run", "--directory", REPOSITORY, "train")
-    commands = [line for line in result.stdout.splitlines() if not line.startswith("make")]
-    assert commands == [
+    assert commands_of("train") == [
         "bash tools/setup.sh examples",
         ".venv/bin/python tools/prepare_digits.py",
         "bash tools/train.sh tools/train_net.py configs/vit_digits.py 4 train.dist.tensor_parallel_size=2",
@@ -76,8 +80,7 @@ def test_make_train_sets_up_writes_the_digits_and_trains_on_four_ranks() -> None
 
 
 def test_make_train_gpt_writes_the_corpus_tokenizes_it_and_trains_on_four_ranks() -> None:
-    result = run("make", "--dry-run", "--directory", REPOSITORY, "train-gpt")
-    commands = [line for line in result.stdout.splitlines() if not line.startswith("make")]
+    commands = commands_of("train-gpt")
     assert commands[0] == "bash tools/setup.sh test"
     names = ("tools/prepare_stdlib.py", "-m libai_data train-tokenizer", "-m libai_data preprocess", "tools/unigram.py")
     assert [name for line in commands for name in names if name in line] == list(names)
@@ -87,8 +90,7 @@ def test_make_train_gpt_writes_the_corpus_tokenizes_it_and_trains_on_four_ranks(
 
 
 def test_make_test_all_sets_up_and_runs_the_short_run_and_then_what_it_left_out() -> None:
-    result = run("make", "--dry-run", "--directory", REPOSITORY, "test-all")
-    setup, short, rest = [line for line in result.stdout.splitlines() if not line.startswith("make")]
+    setup, short, rest = commands_of("test-all")
     assert setup == "bash tools/setup.sh test"
     assert short == ".venv/bin/python -m pytest -n 4"
     # Short runs leave out what is slow, and try few examples of what Hypothesis marks.
