@@ -35,25 +35,25 @@ def test_counts_go_from_none_to_all_cores(most: int) -> None:
     assert counts == sorted(set(counts)) and counts[0] == 0 and counts[-1] == most and len(counts) <= 16
 
 
-def test_the_fewest_workers_that_are_as_fast_are_recommended() -> None:
-    overrides, reasons = recommend(measured({0: 100, 1: 95.2, 2: 200, 3: 205, 4: 190}), ParallelMesh(1, 1, 1))
-    assert overrides == ["dataloader.train.num_workers=2"]
+@pytest.mark.parametrize(
+    ("rates", "mesh", "readers", "overrides"),
+    [
+        # The fewest workers that are as fast as the best.
+        ({0: 100, 1: 95.2, 2: 200, 3: 205, 4: 190}, ParallelMesh(1, 1, 1), "every_rank", ["num_workers=2"]),
+        # Ranks that share the cores of a node share its workers.
+        ({0: 10, 4: 100, 8: 200}, ParallelMesh(4, 1, 1), "every_rank", ["num_workers=2"]),
+        ({0: 10, 4: 100, 8: 200}, ParallelMesh(8, 1, 1, num_nodes=4), "every_rank", ["num_workers=4"]),
+        # One reader a node, where ranks need the same samples.
+        ({0: 10, 4: 100}, ParallelMesh(2, 2, 1), "every_rank", ["num_workers=4", "readers=node"]),
+        ({0: 10, 4: 100}, ParallelMesh(2, 2, 1), "node", ["num_workers=4"]),
+    ],
+)
+def test_workers_and_readers_are_recommended(
+    rates: dict[int, float], mesh: ParallelMesh, readers: str, overrides: list[str]
+) -> None:
+    found, reasons = recommend(measured(rates), mesh, readers)
+    assert found == [f"dataloader.train.{override}" for override in overrides]
     assert any("'transform': 300 microseconds" in reason for reason in reasons)
-
-
-def test_ranks_that_share_a_nodes_cores_share_its_workers() -> None:
-    rates = measured({0: 10, 4: 100, 8: 200})
-    assert recommend(rates, ParallelMesh(4, 1, 1))[0] == ["dataloader.train.num_workers=2"]
-    assert recommend(rates, ParallelMesh(8, 1, 1, num_nodes=4))[0] == ["dataloader.train.num_workers=4"]
-
-
-def test_one_reader_a_node_is_recommended_where_ranks_need_the_same_samples() -> None:
-    rates = measured({0: 10, 4: 100})
-    assert recommend(rates, ParallelMesh(2, 2, 1))[0] == [
-        "dataloader.train.num_workers=4",
-        "dataloader.train.readers=node",
-    ]
-    assert recommend(rates, ParallelMesh(2, 2, 1), "node")[0] == ["dataloader.train.num_workers=4"]
 
 
 class CountedLoader:

@@ -10,7 +10,7 @@ import pytest
 
 from libai_data.data.samplers import Ledger, Order
 from libai_data.errors import CheckpointError, ConfigError
-from tests.engine.data_runs import config_of, metric, train
+from tests.engine.data_runs import RecordingTrainer, config_of, metric, train
 from tests.engine.tiny import TinyDataset
 from tests.properties import slowly
 
@@ -24,6 +24,12 @@ def stream(count: int, length: int = 40) -> list[int]:
     return found
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RecordingTrainer:
+    """A training of 160 samples in which nothing is skipped."""
+    return train(config_of(tmp_path_factory.mktemp("whole"), length=160))
+
+
 SIZES: dict[str, dict[str, Any]] = {
     "micro batches grow": {"train_micro_batch_size": None},
     "as many accumulation steps, larger micro batches": {"train_micro_batch_size": None, "num_accumulation_steps": 2},
@@ -33,7 +39,9 @@ SIZES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("sizes", ["micro batches grow", *map(slowly, list(SIZES)[1:])])
 @pytest.mark.parametrize("cut", [None, slowly(1), 3, slowly(5)])
-def test_a_growing_global_batch_keeps_the_stream_and_the_schedule(sizes: str, cut: Any, tmp_path: Path) -> None:
+def test_a_growing_global_batch_keeps_the_stream_and_the_schedule(
+    sizes: str, cut: Any, whole: RecordingTrainer, tmp_path: Path
+) -> None:
     def config() -> Any:
         ramp = [[0, 4], [3, 8], [6, 16]]
         return config_of(tmp_path / "run", global_batch_size=None, batch_size_schedule=ramp, **SIZES[sizes])
@@ -51,8 +59,7 @@ def test_a_growing_global_batch_keeps_the_stream_and_the_schedule(sizes: str, cu
     assert [consumed[step] for step in (2, 5, 11)] == [12, 36, 132]
     epochs = metric(tmp_path / "run", "epoch")
     assert epochs[11] == pytest.approx(132 / 40)
-    train(config_of(tmp_path / "plain"))
-    assert metric(tmp_path / "run", "lr") == metric(tmp_path / "plain", "lr")
+    assert metric(tmp_path / "run", "lr") == metric(Path(whole.cfg.train.output_dir), "lr")
 
 
 def test_epochs_of_a_growing_batch_are_counted_in_positions(tmp_path: Path) -> None:
@@ -65,8 +72,9 @@ def test_epochs_of_a_growing_batch_are_counted_in_positions(tmp_path: Path) -> N
     assert cfg.train.samples == 84
 
 
-def test_skipped_steps_are_left_out_and_the_numbers_of_the_steps_count_on(tmp_path: Path) -> None:
-    whole = train(config_of(tmp_path / "whole", length=160))
+def test_skipped_steps_are_left_out_and_the_numbers_of_the_steps_count_on(
+    whole: RecordingTrainer, tmp_path: Path
+) -> None:
     trainer = train(config_of(tmp_path / "run", length=160, skip_steps=[[3, 4], [8, 8]]))
     assert sorted(trainer.steps) == list(range(12))
     kept = [whole.steps[step] for step in range(12) if step not in (3, 4, 8)]
@@ -79,8 +87,9 @@ def test_skipped_steps_are_left_out_and_the_numbers_of_the_steps_count_on(tmp_pa
 
 
 @pytest.mark.parametrize("skips", [[[4, 7]], slowly([[0, 7]])])
-def test_a_skip_named_in_its_middle_leaves_out_the_rest_of_it(skips: Any, tmp_path: Path) -> None:
-    whole = train(config_of(tmp_path / "whole", length=160))
+def test_a_skip_named_in_its_middle_leaves_out_the_rest_of_it(
+    skips: Any, whole: RecordingTrainer, tmp_path: Path
+) -> None:
     train(config_of(tmp_path / "run", length=160), stop_after=5)
     resumed = train(config_of(tmp_path / "run", length=160, skip_steps=skips), resume=True)
     assert resumed.start_iter == 6

@@ -102,39 +102,27 @@ sys.exit(launch.main(["--nproc_per_node", "2", {str(script)!r}]))
     assert "rank 1 imported" in output, output
 
 
-def test_packages_are_used_when_the_machine_has_no_libraries(tmp_path: Path) -> None:
-    packages = build_libraries(tmp_path / "nvidia" / "all" / "lib")
-    output = run(LOADED, tmp_path / "elsewhere" / "oneflow", path=[tmp_path])
+@pytest.mark.parametrize(
+    ("own", "packages", "is_beside_oneflow", "loaded"),
+    [
+        pytest.param(0, {"all": SONAMES}, False, {"all": 6}, id="packages, if the machine has none"),
+        pytest.param(6, {"cublas": SONAMES}, True, {}, id="the machine's own, if it has all"),
+        pytest.param(2, {"cudnn": SONAMES[2:]}, False, {"cudnn": 4}, id="both, if they complete each other"),
+        pytest.param(0, {"cublas": SONAMES[:2], "cudnn": SONAMES[2:]}, True, {}, id="none that the wheel finds itself"),
+    ],
+)
+def test_what_oneflow_would_not_find_is_loaded_from_packages(
+    own: int, packages: dict[str, Sequence[str]], is_beside_oneflow: bool, loaded: dict[str, int], tmp_path: Path
+) -> None:
+    for name, sonames in packages.items():
+        build_libraries(tmp_path / "nvidia" / name / "lib", sonames)
+    machine = build_libraries(tmp_path / "own", SONAMES[:own]) if own else tmp_path
+    oneflow = tmp_path / ("oneflow" if is_beside_oneflow else "elsewhere/oneflow")
+    output = run(LOADED, oneflow, path=[tmp_path], LD_LIBRARY_PATH=str(machine) if own else "")
     assert "missing []" in output
-    for soname in SONAMES:
-        assert f"{packages / soname}\n" in output
-
-
-def test_a_machine_with_its_own_libraries_keeps_using_them(tmp_path: Path) -> None:
-    build_libraries(tmp_path / "nvidia" / "cublas" / "lib")
-    own = build_libraries(tmp_path / "own")
-    output = run(LOADED, tmp_path / "oneflow", path=[tmp_path], LD_LIBRARY_PATH=str(own))
-    assert "missing []" in output
-    for soname in SONAMES:
-        assert f"{own / soname}\n" in output
-    assert "nvidia" not in output
-
-
-def test_libraries_of_the_machine_and_of_the_packages_complete_each_other(tmp_path: Path) -> None:
-    build_libraries(tmp_path / "nvidia" / "cudnn" / "lib", SONAMES[2:])
-    own = build_libraries(tmp_path / "own", SONAMES[:2])
-    output = run(LOADED, tmp_path / "elsewhere" / "oneflow", path=[tmp_path], LD_LIBRARY_PATH=str(own))
-    assert "missing []" in output
-    assert output.count(f"{own}/") == 2
-    assert output.count("nvidia/cudnn/lib/") == 4
-
-
-def test_nothing_is_loaded_where_the_wheel_finds_its_neighbours(tmp_path: Path) -> None:
-    build_libraries(tmp_path / "nvidia" / "cublas" / "lib", SONAMES[:2])
-    build_libraries(tmp_path / "nvidia" / "cudnn" / "lib", SONAMES[2:])
-    output = run(LOADED, tmp_path / "oneflow", path=[tmp_path])
-    assert "missing []" in output
-    assert "nvidia" not in output
+    assert [f"{machine / soname}\n" in output for soname in SONAMES] == [True] * own + [False] * (6 - own)
+    assert {name: output.count(f"nvidia/{name}/lib/") for name in loaded} == loaded
+    assert output.count("nvidia") == sum(loaded.values())
 
 
 def test_importing_libai_data_loads_no_library_and_not_oneflow() -> None:
