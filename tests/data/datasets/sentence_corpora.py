@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,3 +64,11 @@ def read(dataset: Any, index: int, epoch: int = 0, seed: int = 5) -> dict[str, n
     """A sample as a loader reads it."""
     with reading_samples([(seed, epoch, index)]):
         return {name: value.tensor for name, value in dataset[index].get_fields().items()}
+
+
+def of_sizes(documents: Sequence[Sequence[int]]) -> Any:
+    """What an index asks of a corpus: the tokens of each sentence of documents."""
+    sizes = np.array([size for document in documents for size in document], np.int32)
+    bounds = np.cumsum([0, *map(len, documents)])
+    offsets = np.cumsum([0, *sizes])[bounds]
+    return SimpleNamespace(sizes=sizes, doc_idx=bounds, document_offsets=lambda: offsets)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,17 +16,10 @@ from libai_data.data.datasets.passage_index import find_passages
 from libai_data.data.datasets.sentence_index import SentenceRule
 from libai_data.data.random.sample_random import reading_samples
 from libai_data.errors import ConfigError
-from tests.data.datasets.sentence_corpora import FIRST, Tokenizer, write_corpus
+from tests.data.datasets.sentence_corpora import FIRST, Tokenizer, of_sizes, write_corpus
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 25), max_size=6), min_size=1, max_size=8)
 ROOM = 10
-
-
-def corpus(documents: list[list[int]]) -> Any:
-    sizes = np.array([size for document in documents for size in document], np.int32)
-    bounds = np.cumsum([0, *map(len, documents)])
-    offsets = np.cumsum([0, *sizes])[bounds]
-    return SimpleNamespace(sizes=sizes, doc_idx=bounds, document_offsets=lambda: offsets)
 
 
 def by_loops(documents: list[list[int]], separator: int) -> list[tuple[int, int]]:
@@ -64,9 +55,9 @@ def by_loops(documents: list[list[int]], separator: int) -> list[tuple[int, int]
 def test_samples_are_those_of_a_loop_over_sentences(documents: list[list[int]], separators: bool) -> None:
     if not any(map(any, documents)):
         with pytest.raises(ConfigError, match="no token"):
-            find_passages(corpus(documents), SentenceRule(ROOM, 1), separators)
+            find_passages(of_sizes(documents), SentenceRule(ROOM, 1), separators)
         return
-    found = find_passages(corpus(documents), SentenceRule(ROOM, 1), separators)
+    found = find_passages(of_sizes(documents), SentenceRule(ROOM, 1), separators)
     assert list(zip(found.start.tolist(), found.stop.tolist())) == by_loops(documents, separators)
 
 
@@ -76,7 +67,7 @@ def test_each_token_is_in_one_sample_and_none_is_too_long(
 ) -> None:
     if not any(map(any, documents)):
         return
-    source = corpus(documents)
+    source = of_sizes(documents)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passage_index, "_STRETCH", stretch)
         found = find_passages(source, SentenceRule(ROOM, 1, short_seq_prob=short), separators)
@@ -126,7 +117,7 @@ def test_pairs_report_what_they_cut_off(tmp_path: Path, caplog: pytest.LogCaptur
 def test_samples_of_a_long_corpus_are_found_in_seconds() -> None:
     for documents in ([[20] * 300_000], [[6_000_000]], [[2000]] * 3000, [[20] * 3] * 100_000):
         start = time.process_time()
-        found = find_passages(corpus(documents), SentenceRule(100, 1), True)
+        found = find_passages(of_sizes(documents), SentenceRule(100, 1), True)
         assert time.process_time() - start < 4
         assert found.used[0] == 6_000_000
 

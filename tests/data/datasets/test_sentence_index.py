@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,9 @@ from hypothesis import strategies as st
 from libai_data.data.datasets import BertDataset, RobertaDataset
 from libai_data.data.datasets.sentence_index import SentenceRule, SentenceSamples, find_samples
 from libai_data.errors import ConfigError
-from tests.data.datasets.sentence_corpora import Tokenizer, random_corpus
+from tests.data.datasets.sentence_corpora import Tokenizer, of_sizes, random_corpus
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 12), max_size=9), min_size=1, max_size=12)
-
-
-def corpus(documents: list[list[int]]) -> SimpleNamespace:
-    sizes = np.array([size for document in documents for size in document], np.int32)
-    return SimpleNamespace(sizes=sizes, doc_idx=np.cumsum([0, *map(len, documents)]))
 
 
 def by_loops(documents: list[list[int]], targets: dict[int, int], least: int, epochs: int) -> list[tuple[int, int]]:
@@ -56,12 +50,12 @@ def test_samples_are_those_of_the_loops(documents: list[list[int]], least: int, 
     one = by_loops(documents, {}, least, 1)
     if not one:
         with pytest.raises(ConfigError, match="none of the"):
-            find_samples(corpus(documents), SentenceRule(10, least))
+            find_samples(of_sizes(documents), SentenceRule(10, least))
         return
-    found = find_samples(corpus(documents), SentenceRule(10, least, max_num_samples=wanted))
+    found = find_samples(of_sizes(documents), SentenceRule(10, least, max_num_samples=wanted))
     expected = (one * 40)[:wanted] if wanted else one
     assert numbers_of(found, documents) == expected
-    places = np.cumsum([0, *corpus(documents).sizes])
+    places = np.cumsum([0, *of_sizes(documents).sizes])
     assert (found.start == places[found.first]).all()
     assert (found.target == 10).all()
 
@@ -70,14 +64,14 @@ def test_samples_are_those_of_the_loops(documents: list[list[int]], least: int, 
 def test_short_samples_are_those_of_the_loops_too(documents: list[list[int]], seed: int) -> None:
     if not by_loops(documents, {}, 1, 1):
         return
-    found = find_samples(corpus(documents), SentenceRule(10, 1, short_seq_prob=0.5, seed=seed))
+    found = find_samples(of_sizes(documents), SentenceRule(10, 1, short_seq_prob=0.5, seed=seed))
     numbers = numbers_of(found, documents)
     targets = dict(zip([first for first, _ in numbers], found.target.tolist()))
     assert numbers == by_loops(documents, targets, 1, 1)
 
 
 def test_short_samples_are_as_many_and_as_long_as_asked_and_others_in_each_epoch() -> None:
-    source = corpus([[8] * 100_000])
+    source = of_sizes([[8] * 100_000])
     found = find_samples(source, SentenceRule(8, 1, short_seq_prob=0.1, max_num_samples=200_000))
     targets = found.target.reshape(2, -1)
     short = targets < 8
@@ -93,9 +87,9 @@ def test_a_long_document_and_many_short_ones_take_no_loop_over_samples() -> None
 
     for documents in ([[20] * 300_000], [[20] * 3] * 100_000):
         start = time.process_time()
-        found = find_samples(corpus(documents), SentenceRule(100, 1))
+        found = find_samples(of_sizes(documents), SentenceRule(100, 1))
         assert time.process_time() - start < 2
-        assert (np.add.reduceat(corpus(documents).sizes, found.first).sum()) == 6_000_000
+        assert (np.add.reduceat(of_sizes(documents).sizes, found.first).sum()) == 6_000_000
 
 
 @pytest.mark.parametrize("kind", [BertDataset, RobertaDataset])

@@ -71,8 +71,11 @@ def test_a_saved_place_is_found_again_and_behind_the_last_list_the_next_round_be
 
 
 @pytest.mark.parametrize("position", [1, 4, 7])
-def test_a_position_that_no_list_begins_at_is_refused(position: int) -> None:
+def test_the_state_of_another_kind_and_a_position_that_no_list_begins_at_are_refused(position: int) -> None:
     stream = as_stream(LISTS)
+    for other in ({}, {"position": -1}, {"position": "1"}, CyclicSampler(range(9), 3).state_dict()):
+        with pytest.raises(CheckpointError):
+            stream.load_state_dict(other)
     stream.load_state_dict({"position": position, "epoch": 0})
     with pytest.raises(CheckpointError, match=f"its lists before position {position} of round 0 are not those"):
         list(stream.batches(position))
@@ -260,18 +263,6 @@ def test_what_has_no_second_round_is_refused_there(is_wrapped: bool) -> None:
         list(one_pass(stream))
 
 
-@pytest.mark.parametrize("batches", [iter([[1]]), ([each] for each in range(3)), map(list, [[1]]), zip([1], [2])])
-def test_an_iterator_is_refused_at_once(batches: Any) -> None:
-    with pytest.raises(ConfigError, match=r"can be iterated only once.*pass a list, or an object whose __iter__"):
-        as_stream(batches)
-
-
-@pytest.mark.parametrize("state", [{}, {"position": -1}, {"position": "1"}, CyclicSampler(range(9), 3).state_dict()])
-def test_the_state_of_another_kind_is_refused(state: Any) -> None:
-    with pytest.raises(CheckpointError):
-        as_stream([[1]]).load_state_dict(state)
-
-
 def test_samplers_that_know_positions_stay_themselves() -> None:
     sampler = CyclicSampler(range(9), 3)
     assert as_stream(sampler) is sampler
@@ -289,18 +280,14 @@ NO_INDICES = [[2, -1], [2**70], np.array([2**63 + 1], np.uint64), np.array([1.0]
 def test_an_item_that_is_no_list_of_indices_is_refused_by_number(item: Any) -> None:
     with pytest.raises(ConfigError, match="batch 1 of the batch_sampler is"):
         list(as_stream([[1], item]).batches(0))
+    told = r"batch 1 .* is \[1, 3\], which names the index 3; the dataset has 3 samples"
+    with pytest.raises(ConfigError, match=told):
+        list(as_stream([[0], [1, 3]], range(3)).batches(0))
 
 
 @pytest.mark.parametrize("item", [(1, 2), np.array([1, 2], np.uint8), range(1, 3), [np.int32(1), 2]])
 def test_any_list_of_indices_is_taken(item: Any) -> None:
     assert [batch.indices.tolist() for batch in as_stream([item], range(3)).batches(0)] == [[1, 2]]
-
-
-def test_an_index_outside_the_dataset_is_refused_with_its_size() -> None:
-    with pytest.raises(
-        ConfigError, match=r"batch 1 .* is \[1, 3\], which names the index 3; the dataset has 3 samples"
-    ):
-        list(as_stream([[0], [1, 3]], range(3)).batches(0))
 
 
 def lists() -> Iterator[list[int]]:
@@ -311,6 +298,10 @@ def lists() -> Iterator[list[int]]:
 @pytest.mark.parametrize(
     ("sampler", "words"),
     [
+        *(
+            (once, r".*can be iterated only once.*pass a list, or an object whose __iter__")
+            for once in (iter([[1]]), ([each] for each in range(3)), map(list, [[1]]), zip([1], [2]))
+        ),
         (3, "is a int"),
         (CyclicSampler, "is the class CyclicSampler, which is not called"),
         (lists, "is the function lists, which is not called"),

@@ -31,9 +31,10 @@ def texts(count: int, seed: int = 0) -> list[str]:
     ]
 
 
-def write_json_lines(path: Path, documents: list[str]) -> Path:
-    """Write documents as JSON lines."""
-    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents), "utf-8")
+def write_json_lines(path: Path, documents: list[str], behind: str = "") -> Path:
+    """Write documents as JSON lines, and something behind them."""
+    lines = [json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in documents]
+    path.write_text("".join([*lines, behind]), "utf-8")
     return path
 
 

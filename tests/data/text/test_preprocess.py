@@ -154,9 +154,7 @@ def test_sentences_become_the_sequences_of_a_document(tmp_path: Path, tokenizer:
 
 def test_the_result_does_not_depend_on_workers_nor_parts(tmp_path: Path, tokenizer: str) -> None:
     for number in range(3):
-        write_json_lines(tmp_path / f"{number}.jsonl", texts(60, seed=number))
-    with open(tmp_path / "1.jsonl", "a") as file:
-        file.write("bad\n")
+        write_json_lines(tmp_path / f"{number}.jsonl", texts(60, seed=number), "bad\n" * (number == 1))
     found: list[list[bytes]] = []
     for workers, part_bytes in ((1, 0), (1, 700), (2, 700), (3, 5000)):
         prefix = str(tmp_path / f"out{len(found)}")
@@ -251,9 +249,7 @@ def test_a_key_that_is_given_twice_is_refused(tokenizer: str) -> None:
 
 
 def test_bad_lines_end_the_run_only_if_asked_and_then_leave_no_result(tmp_path: Path, tokenizer: str) -> None:
-    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
-    with open(corpus, "a") as file:
-        file.write('{"txt": "misnamed"}\n')
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5), '{"txt": "misnamed"}\n')
     task = Task(TokenizerFiles(tokenizer))
     with pytest.raises(BadLines, match=r"corpus.jsonl, line 6: no 'text'; there are \['txt'\]"):
         preprocess([str(corpus)], str(tmp_path / "out"), task, refuse_bad=True)
@@ -350,9 +346,7 @@ def test_an_output_within_the_input_folder_is_no_input_of_the_next_run(
 
 
 def test_a_shard_that_is_damaged_afterwards_is_made_anew(tmp_path: Path, tokenizer: str) -> None:
-    corpus = write_json_lines(tmp_path / "corpus.jsonl", [*texts(50), ""])
-    with open(corpus, "a") as file:
-        file.write("bad\n")
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", [*texts(50), ""], "bad\n")
     task, cutting = Task(TokenizerFiles(tokenizer)), Cutting(part_bytes=1000)
     with pytest.raises(BadLines):
         preprocess([str(corpus)], str(tmp_path / "out"), task, cutting=cutting, refuse_bad=True)
@@ -385,9 +379,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, tokenizer: str) -> 
 
 
 def test_shards_of_another_corpus_or_task_are_refused_by_name(tmp_path: Path, tokenizer: str) -> None:
-    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5))
-    with open(corpus, "a") as file:
-        file.write("bad\n")
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(5), "bad\n")
     task = Task(TokenizerFiles(tokenizer))
     with pytest.raises(BadLines):
         preprocess([str(corpus)], str(tmp_path / "out"), task, refuse_bad=True)

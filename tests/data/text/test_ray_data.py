@@ -57,9 +57,7 @@ def local_ray() -> Iterator[Any]:
 def corpus_of_three(folder: Path) -> list[str]:
     """JSON lines, compressed and not, with a bad line."""
     for number in range(3):
-        write_json_lines(folder / f"{number}.jsonl", texts(60, seed=number))
-    with open(folder / "1.jsonl", "a") as file:
-        file.write("bad\n")
+        write_json_lines(folder / f"{number}.jsonl", texts(60, seed=number), "bad\n" * (number == 1))
     (folder / "3.jsonl.gz").write_bytes(gzip.compress((folder / "2.jsonl").read_bytes()))
     return [str(path) for path in sorted(folder.glob("*.jsonl*"))]
 

@@ -154,9 +154,7 @@ def test_files_that_define_no_tokenizer_are_refused_by_name(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("model", ["bpe", "wordpiece"])
 def test_training_gives_the_same_file_again_and_encodes_what_it_has_not_seen(tmp_path: Path, model: str) -> None:
-    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(300))
-    with open(corpus, "a") as file:
-        file.write("bad\n")
+    corpus = write_json_lines(tmp_path / "corpus.jsonl", texts(300), "bad\n")
     files = [tmp_path / f"{number}.json" for number in range(3)]
     for path in files:
         size = train_tokenizer([str(corpus)], str(path), Training(model, vocab_size=290, extra_ids=5))
