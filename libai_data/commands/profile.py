@@ -157,12 +157,8 @@ def recommend(
 ) -> tuple[list[str], list[str]]:
     """Choose the number of workers, and who reads, by measurements of one loader.
 
-    Args:
-        mesh: of the training; all of a node's ranks share the cores that were measured.
-        readers: who reads now.
-
-    Returns:
-        The setting, as `key=value` of a config, and the reasons, in words.
+    All of a node's ranks share the cores that were measured. `readers` is who reads now. Returns the setting, as
+    `key=value` of a config, and the reasons, in words.
     """
     best = max(measurements, key=lambda each: each.rate)
     enough = min(

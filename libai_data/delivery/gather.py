@@ -14,11 +14,7 @@ from libai_data.mesh.peers.liveness import begin_collective
 def gather_words(words: np.ndarray) -> np.ndarray:
     """Exchange some integers between all ranks, in one collective; each rank must call it, on the main thread.
 
-    Args:
-        words: int64 [n], with the same n on all ranks.
-
-    Returns:
-        int64 [world size, n].
+    The words are int64 [n], with the same n on all ranks; the result is int64 [world size, n].
     """
     world_size = get_mesh().world_size
     if world_size == 1:

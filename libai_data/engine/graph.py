@@ -26,7 +26,6 @@ class GraphBase(nn.Graph):
 
     Args:
         model: returns a dict; in training, what it names "...loss..." is summed and minimised.
-        optimizer: for training.
         lr_scheduler: for training; the graph steps it.
         fp16: mixed precision with dynamic loss scaling; on GPUs only.
         activation_checkpoint: recompute activations in the backward pass; the model's class must have LiBai's
@@ -35,7 +34,6 @@ class GraphBase(nn.Graph):
             CPU it takes the inputs of each by themselves (`takes_micro_batches`).
         zero_optim: shard the optimizer's state over the data axis; on GPUs only.
         zero_stage: 1, 2 or 3.
-        is_train: training or evaluation.
         auto_parallel_conf: `cfg.graph.auto_parallel`.
         global_mode: `cfg.graph.global_mode`.
         device: where `global_mode` places tensors; the mesh's device by default.

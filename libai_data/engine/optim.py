@@ -17,12 +17,7 @@ _RULES.update(dict.fromkeys(("clip_grad_max_norm", "clip_grad_norm_type"), or_no
 
 
 def build_optimizer(cfg: Any, model: Any) -> Any:
-    """Build the optimizer of a config, for the parameters of a model.
-
-    Args:
-        cfg: `cfg.optim`; its `params` is called with the model.
-        model: the module.
-    """
+    """Build the optimizer that `cfg.optim` describes; its `params` is called with the model."""
     params = try_get_key(cfg, "params")
     check_is_call(params, join_path(path_of(cfg), "params"))
     return instantiate(cfg, params=instantiate(params, model=model))
@@ -41,7 +36,6 @@ def get_default_optimizer_params(
     """Group a model's parameters by how they are optimized, in as few groups as possible. LiBai's arguments.
 
     Args:
-        model: the module.
         base_lr: learning rate; by default the optimizer's.
         weight_decay: by default the optimizer's.
         weight_decay_norm: for the parameters of normalization layers.
@@ -50,9 +44,6 @@ def get_default_optimizer_params(
         clip_grad_norm_type: the norm's power; both or neither must be given.
         overrides: for parameters whose own name (the last part) is the key, other options, such as
             ``{"pos_embed": {"weight_decay": 0.0}}``.
-
-    Returns:
-        Parameter groups for an optimizer.
 
     Raises:
         ConfigError: Biases are overridden twice, or no parameter is trainable.

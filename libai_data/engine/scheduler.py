@@ -28,12 +28,7 @@ _RULES = {
 
 
 def build_lr_scheduler(cfg: Any, optimizer: Any) -> Any:
-    """Build the schedule of a config.
-
-    Args:
-        cfg: `cfg.train.scheduler`; `cfg.optimizer` is filled in.
-        optimizer: the optimizer.
-    """
+    """Build the schedule that `cfg.train.scheduler` describes; its `optimizer` is filled in."""
     return instantiate(cfg, optimizer=optimizer)
 
 

@@ -23,19 +23,12 @@ class BatchRow(NamedTuple):
 
 
 class PieceCollator:
-    """Makes batches of samples, or of rows of other batches.
-
-    Args:
-        collate_fn: makes a batch of samples as they come; by default `default_collate`.
-
-    Attributes:
-        needs_no_copy: nothing writes into its batches later.
-    """
+    """Makes batches of samples, by default by `default_collate`, or of rows of other batches."""
 
     def __init__(self, names: Sequence[str] | None, collate_fn: Any | None = None) -> None:
         self.names = names
         self._collate_fn = collate_fn
-        self.needs_no_copy = collate_fn is None
+        self.needs_no_copy = collate_fn is None  # Nothing writes into its batches later.
         made_by = collate_fn or default_collate
         self.__name__ = getattr(made_by, "__name__", type(made_by).__name__)  # what errors name
 

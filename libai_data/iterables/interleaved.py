@@ -143,12 +143,7 @@ def open_round(source: Source, epoch: int, shard: int, num_shards: int, state: s
 
 
 def places_in(state: str | None, shards: int) -> list[ShardPlace]:
-    """The places in a state.
-
-    Args:
-        state: what `Interleaved.state` returned, or the state of a source that was read as a whole; None for the
-            beginning.
-    """
+    """The places in a state of `Interleaved`, or of a source that was read as a whole; None for the beginning."""
     if state is None:
         return [ShardPlace()] * shards
     with saved_in(state) as saved:

@@ -22,12 +22,7 @@ _WAITS, _JOINED, _FAILED = b"w", b"j", b"f"
 
 
 class JoiningPipe:
-    """The launcher's end of the pipe of one rank.
-
-    Attributes:
-        inherited: the descriptor that the rank inherits; closed by `started`.
-        environment: says to the rank which descriptor that is.
-    """
+    """The launcher's end of the pipe of one rank, which learns from `environment` the descriptor that it inherits."""
 
     def __init__(self) -> None:
         self._descriptor, self.inherited = os.pipe()

@@ -26,10 +26,7 @@ def keep_from_forks(owner: Any, close: str = "close") -> None:
     """Close what this process alone may hold, such as the end of a connection, in each process that is forked from it.
 
     While a worker, or anything else that the user's code forked, held it open, the other end could not see this process
-    die.
-
-    Args:
-        close: its method that closes the end.
+    die. `close` is its method that closes the end.
     """
     _of_this_process[owner] = close
 

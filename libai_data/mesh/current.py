@@ -86,9 +86,6 @@ def setup_dist_util(dist_cfg: MutableMapping[str, Any]) -> ParallelMesh:
 
     The sizes in use are written back into `dist_cfg`, so that a config saved afterwards says what ran.
 
-    Returns:
-        The mesh.
-
     Raises:
         ConfigError: a key is unknown or its value impossible, or `num_nodes` or `num_gpus_per_node` is not the job's.
         MeshError: the sizes do not fit the ranks, or this job already has another mesh.

@@ -18,13 +18,9 @@ _AXES = ("data", "tensor")
 
 
 def split_dims(sbp_list: Sequence[str]) -> tuple[int | None, int | None]:
-    """Parse a field's signature.
+    """Parse a field's signature: the dim that the data and the tensor axis split, or None where they broadcast.
 
-    Args:
-        sbp_list: two of "split_<dim>" and "broadcast", for the data and the tensor axis.
-
-    Returns:
-        For each axis the dim that it splits, or None where it broadcasts.
+    `sbp_list` has "split_<dim>" or "broadcast" for each axis.
     """
     if isinstance(sbp_list, str) or not isinstance(sbp_list, Sequence) or len(sbp_list) != len(_AXES):
         raise SchemaError(

@@ -185,15 +185,9 @@ class ParallelMesh:
 
 
 def spread_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Assigns layers to stages: contiguous, even, with the remainder on the later stages.
+    """The stage of each layer: contiguous, even, with the remainder on the later stages, at least one layer each.
 
     The first stages keep the activations of the most micro-batches alive, hence theirs are the shorter ones.
-
-    Args:
-        num_layers: layers, at least `num_stages`.
-
-    Returns:
-        The stage of each layer.
     """
     base, remainder = divmod(num_layers, num_stages)
     stages: list[int] = []

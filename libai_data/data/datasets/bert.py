@@ -143,12 +143,9 @@ class BertDataset(SentenceDataset):
 def truncate_pair(
     first: np.ndarray, second: np.ndarray, limit: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Cut two passages down: always the longer one, by one token of either end at random.
+    """Cut two passages [n] and [m] down to `limit` tokens: by one of either end at random, always of the longer one.
 
-    Args:
-        first: tokens [n].
-        second: tokens [m]; the one that is cut if both are as long.
-        limit: tokens that both may have together.
+    If both are as long, the second is cut.
     """
     excess = len(first) + len(second) - limit
     if excess <= 0:

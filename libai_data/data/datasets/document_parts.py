@@ -32,13 +32,9 @@ class DocumentDataset(Protocol):
     def repeated_by(self) -> str: ...
 
     def read_source(self, source: IndexedSource, share: float = 1.0) -> None:
-        """Find the samples of a corpus, and forget those of another one.
+        """Find the samples of a corpus, or of a share where their number is given, and forget those of another one.
 
-        Args:
-            share: of the whole's samples, where their number is given.
-
-        Raises:
-            ConfigError: The documents make no sample.
+        A ConfigError if the documents make no sample.
         """
 
 

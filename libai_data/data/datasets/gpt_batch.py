@@ -22,23 +22,15 @@ Parts = Mapping[str, tuple[slice, ...]]
 
 @dataclass(frozen=True)
 class SampleForm:
-    """What samples have.
+    """What samples have."""
 
-    Args:
-        length: tokens.
-        position_ids, attention_mask, loss_mask, cu_seqlens: whether there is such a field; `max_seqlen` is there with
-            `cu_seqlens`.
-        masks_ends: whether the last token of a piece predicts nothing.
-        pad_id: the token to fill up with.
-    """
-
-    length: int
+    length: int  # tokens
     position_ids: bool
     attention_mask: bool
     loss_mask: bool
-    cu_seqlens: bool
-    masks_ends: bool
-    pad_id: int
+    cu_seqlens: bool  # and `max_seqlen`
+    masks_ends: bool  # whether the last token of a piece predicts nothing
+    pad_id: int  # the token to fill up with
 
 
 @dataclass(frozen=True)
@@ -63,13 +55,9 @@ class _Stretch:
 
 
 class BatchFiller:
-    """Fills batches.
+    """Fills batches of tokens of a source.
 
-    Args:
-        source: of the tokens.
-        pieces: the stream of the samples.
-        firsts: with packed samples, the first piece of each, int64 [samples + 1]; their stream is of pairs of tokens.
-        form: of the samples.
+    `firsts` is, with packed samples, the first piece of each, int64 [samples + 1]; their stream is of pairs of tokens.
     """
 
     def __init__(self, source: IndexedSource, pieces: Pieces, firsts: np.ndarray | None, form: SampleForm) -> None:

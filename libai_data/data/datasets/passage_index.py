@@ -29,13 +29,9 @@ class Passages(NamedTuple):
 
 
 def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages:
-    """The samples of a corpus.
+    """The samples of a corpus, by a rule; with `separators`, a token more lies between two documents of a sample.
 
-    Args:
-        source: has `sizes`, tokens of each sentence, `doc_idx`, the first sentence of each document, and
-            `document_offsets()`.
-        rule: how long samples are, and how often the corpus is repeated.
-        separators: whether a token more lies between two documents of a sample.
+    It has `sizes`, tokens of each sentence, `doc_idx`, the first sentence of each document, and `document_offsets()`.
     """
     lines = _Lines(source, separators)
     if not lines.ends[-1]:
@@ -49,13 +45,7 @@ def find_passages(source: Any, rule: SentenceRule, separators: bool) -> Passages
 
 
 class _Lines:
-    """The corpus as a line of tokens, with room for a separator before each document.
-
-    Attributes:
-        ends: int64 [sentences + 1], where sentences end on the line, from 0 on.
-        firsts: int64 [documents], where documents begin, with their separators.
-        separator: 1, or 0 if there are none.
-    """
+    """The corpus as a line of tokens, with room for a separator before each document."""
 
     def __init__(self, source: Any, separators: bool) -> None:
         sizes = np.asarray(source.sizes)
@@ -63,11 +53,11 @@ class _Lines:
         numbers = np.unique(np.searchsorted(full, source.doc_idx))
         numbers = numbers[numbers < len(full)]
         self.separator = int(separators)
-        self.ends = np.zeros(len(full) + 1, np.int64)
+        self.ends = np.zeros(len(full) + 1, np.int64)  # of sentences on the line, from 0 on
         self.ends[1:] = sizes[full]
         self.ends[1 + numbers] += self.separator
         np.cumsum(self.ends, out=self.ends)
-        self.firsts = self.ends[numbers]
+        self.firsts = self.ends[numbers]  # int64 [documents], where they begin, with their separators
 
     def behind_separators(self, places: np.ndarray) -> np.ndarray:
         """The places, one further where a separator lies."""

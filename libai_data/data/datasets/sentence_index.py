@@ -141,13 +141,7 @@ def _carried(ends: np.ndarray, firsts: np.ndarray, stops: np.ndarray) -> np.ndar
 
 
 def targets_of(begins: np.ndarray, rule: SentenceRule, epoch: int) -> np.ndarray:
-    """How long samples are to be.
-
-    Args:
-        begins: int64 [n], where each begins; what is drawn depends on it.
-        rule: with `max_tokens` and `short_seq_prob`.
-        epoch: of the corpus.
-    """
+    """How long samples are to be that begin at `begins`, int64 [n], on which what is drawn depends."""
     targets = np.full(len(begins), rule.max_tokens, np.int64)
     if rule.short_seq_prob:
         key = combine64(_VERSION, rule.seed, epoch)

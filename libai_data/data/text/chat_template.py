@@ -26,9 +26,7 @@ class Span(NamedTuple):
 class ChatTemplate:
     """A template of conversations. It knows no date, so that a conversation always gives the same text.
 
-    Args:
-        source: in Jinja, as `chat_template` of `tokenizer_config.json`.
-        special: names such as "bos_token" -> token.
+    It is in Jinja, as `chat_template` of `tokenizer_config.json`; `special` are names such as "bos_token" -> token.
     """
 
     def __init__(self, source: str, special: Mapping[str, str]) -> None:

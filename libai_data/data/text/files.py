@@ -143,15 +143,7 @@ def open_decompressed(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 def read_block(path: Path, stream: Any, count: int) -> tuple[bytes, str]:
-    """At least `count` bytes, or fewer at the end of the stream.
-
-    Args:
-        stream: its content, as `open_decompressed` gives it for a compressed file.
-        count: bytes.
-
-    Returns:
-        The bytes, and why no more can be read, or "".
-    """
+    """At least `count` bytes of a decompressed stream, or fewer at its end; and why no more can be read, or ""."""
     chunks: list[bytes] = []
     size = 0
     while size < count:

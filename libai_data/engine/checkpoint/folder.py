@@ -20,18 +20,11 @@ STATE = "state.json"
 
 
 class CheckpointFolder:
-    """Knows which checkpoints there are. All methods are collective, and answer the same on every rank; rank 0 looks.
-
-    Args:
-        save_dir: the folder; it need not exist yet.
-
-    Attributes:
-        sound: checkpoints read through already, on rank 0.
-    """
+    """Knows which checkpoints there are. Every method is collective and answers the same on all ranks; rank 0 looks."""
 
     def __init__(self, save_dir: str = "") -> None:
         self.save_dir = save_dir
-        self.sound: set[Path] = set()
+        self.sound: set[Path] = set()  # checkpoints read through already, on rank 0
 
     def recover(self) -> None:
         """Clean up after a run that was killed while it wrote; for the one run that owns `save_dir`."""

@@ -24,9 +24,7 @@ def own_part(
 ) -> tuple[slice, ...] | None:
     """Which part of a global tensor lies on a rank: a slice for each dim, or None where the rank does not take part.
 
-    Args:
-        ranks: the placement's ranks [axis, ...].
-        split_dims: for each axis the dim it splits, or None where it broadcasts.
+    For each axis of the placement [axis, ...], `split_dims` has the dim it splits, or None where it broadcasts.
     """
     coordinates = np.argwhere(np.asarray(ranks) == rank)
     if len(coordinates) == 0:

@@ -27,8 +27,6 @@ class PeriodicCheckpointer(HookBase):
     ones; the last one must be written, and so must that of a training that is asked to stop.
 
     Args:
-        checkpointer: writes them.
-        period: in steps.
         max_to_keep: keep so many, and remove older ones; None keeps all. "<prefix>_final" does not count.
         file_prefix: what their names begin with; then comes the index of the step just done, in 7 digits.
     """
@@ -148,7 +146,6 @@ class BestCheckpointer(_OnEvaluations):
 
     Args:
         eval_period: the same as that of `EvalHook`.
-        checkpointer: writes the checkpoint.
         val_metric: name of the metric, e.g. "Acc@1"; "loss" is the loss of the evaluation.
         mode: "max" if larger is better, otherwise "min".
         file_prefix: its name.

@@ -104,7 +104,6 @@ class DataProgress(HookBase):
     dataset of a blend, if they are known. `IterationTimer`, which comes before this hook, logs "consumed_samples".
 
     Args:
-        loader: the train loader.
         global_batch_size: of a step, for loaders without steps.
         period: in steps.
         tokens: called with the samples of the whole training and those since the last call; returns their tokens, 0 if
@@ -153,13 +152,9 @@ class DataProgress(HookBase):
 
 
 class LRScheduler(HookBase):
-    """Puts the learning rate of the step just done as "lr", and steps the schedule.
+    """Puts the learning rate of the step just done as "lr", and steps the schedule; by default, those of the trainer.
 
     In graph mode the graph counts its own steps, and this eager copy of the schedule serves to show the rate.
-
-    Args:
-        optimizer: by default the trainer's.
-        scheduler: by default the trainer's `lr_scheduler`.
     """
 
     def __init__(self, optimizer: Any = None, scheduler: Any = None) -> None:

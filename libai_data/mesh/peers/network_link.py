@@ -48,15 +48,12 @@ def open_network_link() -> tuple[socket.socket, int]:
 
 
 class Reception:
-    """Lets in who knows the key of the job, in threads, so that a stranger who says nothing keeps nobody waiting.
-
-    Attributes:
-        came: who has come, as (what it says of itself, connection).
-    """
+    """Lets in who knows the key of the job, in threads, so that a stranger who says nothing keeps nobody waiting."""
 
     def __init__(self, listener: socket.socket, key: str) -> None:
         self._listener = listener
         self._key = key
+        # Who has come, as (what it says of itself, connection).
         self.came: queue.Queue[tuple[dict[str, Any], socket.socket]] = queue.Queue()
         listener.settimeout(None)
         threading.Thread(target=self._accept, name="reception of other ranks", daemon=True).start()

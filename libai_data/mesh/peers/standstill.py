@@ -38,19 +38,12 @@ Place = tuple[int, str, str]
 
 @dataclass(frozen=True)
 class Report:
-    """Where a rank waits.
+    """Where a rank waits."""
 
-    Attributes:
-        place: compared between ranks.
-        line: of the user's program.
-        seconds: since when.
-        is_idle: its process computes nothing.
-    """
-
-    place: Place
-    line: str
-    seconds: float
-    is_idle: bool
+    place: Place  # compared between ranks
+    line: str  # of the user's program
+    seconds: float  # since when
+    is_idle: bool  # its process computes nothing
 
     def packed(self) -> str:
         """As a word for rank 0."""
@@ -94,11 +87,8 @@ class OwnPlace:
     def report(self, now: float, begun: int, in_oneflow: bool, is_idle: bool) -> Report | None:
         """Where the main thread has waited for some time; None if it does not.
 
-        Args:
-            now: of the monotonic clock.
-            begun: collectives of this package that were begun.
-            in_oneflow: the main thread has stood still inside of OneFlow since the last call.
-            is_idle: so has the whole process.
+        Since the last call, it has stood still inside of OneFlow (`in_oneflow`), or the whole process has (`is_idle`).
+        `now` is of the monotonic clock, and `begun` collectives of this package were begun.
         """
         place = self._place
         if place is None and in_oneflow:
