@@ -61,7 +61,7 @@ class EncodedImage:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width in pixels, after the EXIF orientation is applied; or a FormatError, as of `decode_image`."""
-        height, width = self._stored_size
+        height, width, _ = self._header
         return (width, height) if self._orientation >= 5 else (height, width)
 
     def decode(self, reduction: int = 1) -> np.ndarray:
@@ -115,10 +115,6 @@ class EncodedImage:
     @cached_property
     def _is_jpeg(self) -> bool:
         return self.data[:3] == _JPEG
-
-    @cached_property
-    def _stored_size(self) -> tuple[int, int]:
-        return self._header[:2]
 
     @cached_property
     def _header(self) -> tuple[int, int, bool]:
@@ -180,16 +176,13 @@ class EncodedImage:
         image = self._opened
         try:
             if image.mode.startswith("I"):
-                return self._of_16_bits(np.asarray(image))
+                upper = (np.clip(np.asarray(image), 0, 0xFFFF).astype(np.uint16) >> 8).astype(np.uint8)
+                return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
             if image.mode != "F":
                 return np.array(image.convert(self.mode))
         except Exception as error:  # Pillow's decoders raise of many kinds for a broken file
             raise FormatError(f"the {image.format} image is truncated or corrupt: {error}") from error
         raise FormatError(f"the {image.format} image has pixels of floating point; save it with 8 or 16 bits a channel")
-
-    def _of_16_bits(self, values: np.ndarray) -> np.ndarray:
-        upper = (np.clip(values, 0, 0xFFFF).astype(np.uint16) >> 8).astype(np.uint8)
-        return upper if self.mode == "L" else np.repeat(upper[:, :, None], 3, axis=2)
 
 
 def _check_pixels(height: int, width: int) -> None:

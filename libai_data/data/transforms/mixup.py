@@ -167,13 +167,9 @@ def _mix_image(image: np.ndarray, partner: np.ndarray, mix: _Mix) -> None:
         box = (rows, columns) if image.dtype == np.uint8 else (slice(None), rows, columns)
         image[box] = partner[box]
     elif mix.own < 1:
-        _blend(image, partner, mix.own)
-
-
-def _blend(image: np.ndarray, partner: np.ndarray, own: float) -> None:
-    # As one plane, of which OpenCV writes the result straight into the image's memory.
-    flat = image.reshape(len(image), -1)
-    opencv().addWeighted(flat, own, partner.reshape(len(partner), -1), 1 - own, 0, dst=flat)
+        # As one plane, of which OpenCV writes the result straight into the image's memory.
+        flat = image.reshape(len(image), -1)
+        opencv().addWeighted(flat, mix.own, partner.reshape(len(partner), -1), 1 - mix.own, 0, dst=flat)
 
 
 class SoftLabels:
@@ -197,7 +193,6 @@ class SoftLabels:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Instance:
-        """The sample, with soft labels."""
         return self._softened(self.dataset[index])
 
     @property

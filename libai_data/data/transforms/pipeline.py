@@ -70,24 +70,19 @@ class Compose:
         Returns:
             What the last transform returns: `out`, where that could be.
         """
-        with self._generator() as generator:
+        with passing_generator() if self._draws else nullcontext() as generator:
             return self.apply(image, generator, out)
 
     def apply(self, image: Any, generator: np.random.Generator | None, out: np.ndarray | None = None) -> Any:
         """Transform an image, with numbers drawn from a generator; see `__call__`."""
         for part in self.transforms:
-            image = self._applied(part, image, generator, out)
+            if generator is not None and _draws(part):
+                image = part.apply(image, generator)
+            elif out is not None and part is self._writer:
+                image = part.write(image, out)
+            else:
+                image = part(image)
         return image
-
-    def _generator(self) -> Any:
-        return passing_generator() if self._draws else nullcontext()
-
-    def _applied(self, part: Any, image: Any, generator: np.random.Generator | None, out: np.ndarray | None) -> Any:
-        if generator is not None and _draws(part):
-            return part.apply(image, generator)
-        if out is not None and part is self._writer:
-            return part.write(image, out)
-        return part(image)
 
 
 def _draws(part: Any) -> bool:
