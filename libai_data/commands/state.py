@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from logging.handlers import BufferingHandler
 from typing import Any
 
 import numpy as np
@@ -56,10 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     return print_lines(f"state {asked.verb}", lambda: _VERBS[asked.verb](asked), also_told=(IndexError,))
 
 
-def _show(asked: argparse.Namespace) -> list[str]:
-    return in_words(SavedState.read(asked.checkpoint))
-
-
 def _verify(asked: argparse.Namespace) -> list[str]:
     saved = SavedState.read(asked.checkpoint)
     lines = [f"The files of {saved.path} are as they were written."]
@@ -75,7 +73,9 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
     """Restore the data state into the loader that a config describes."""
     cfg, opened = _configured_loader(saved, config_file, opts)
     loader = opened.loaders[0]
-    notes = _Notes()
+    # What a resume says of samples that are repeated or left out.
+    notes = BufferingHandler(capacity=sys.maxsize)
+    notes.setLevel(logging.WARNING)
     sampler_log = logging.getLogger("libai_data.data.samplers")
     sampler_log.addHandler(notes)
     try:
@@ -83,8 +83,8 @@ def _fit(saved: SavedState, config_file: str, opts: Sequence[str]) -> list[str]:
     finally:
         sampler_log.removeHandler(notes)
         loader.close()
-    end = "with these differences:" if notes.lines else "without a difference."
-    return [f"A run of {config_file} would continue from it {end}", *notes.lines]
+    end = "with these differences:" if notes.buffer else "without a difference."
+    return [f"A run of {config_file} would continue from it {end}", *(note.getMessage() for note in notes.buffer)]
 
 
 def _configured_loader(saved: SavedState, config_file: str, opts: Sequence[str]) -> tuple[Any, OneRank]:
@@ -114,17 +114,6 @@ def _ledger_and_sources(saved: SavedState, config: list[str] | None) -> tuple[Le
         stream = replace(stream, order=loader.stream.state.order)
         batches = {size: sizes.num_accumulation_steps for size, sizes in opened.plan.sizes.items()}
     return Ledger(stream, batches), [(type(part).__name__, len(part)) for part in parts]
-
-
-class _Notes(logging.Handler):
-    """Collects what a resume says of samples that are repeated or left out."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def _edit(asked: argparse.Namespace) -> list[str]:
@@ -166,4 +155,9 @@ def _samples(asked: argparse.Namespace) -> list[str]:
     return lines
 
 
-_VERBS = {"show": _show, "verify": _verify, "edit": _edit, "samples": _samples}
+_VERBS = {
+    "show": lambda asked: in_words(SavedState.read(asked.checkpoint)),
+    "verify": _verify,
+    "edit": _edit,
+    "samples": _samples,
+}

@@ -98,7 +98,8 @@ def convert(
     source = open_source(asked, form)
     if not len(source):
         raise ConfigError(f"{paths} hold no record")
-    plan = _plan(conversion, len(source))
+    how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
+    plan = {**how, "records": len(source)}
     output = Path(conversion.output)
     folder = output / _UNFINISHED
     with own_folder(folder):
@@ -130,11 +131,6 @@ def convert(
         result.size = sum(report.size for report in reports.values())
         shutil.rmtree(folder)
     return result
-
-
-def _plan(conversion: Conversion, records: int) -> dict[str, Any]:
-    how = {name: value for name, value in asdict(conversion).items() if name not in ("output", "paths", "format")}
-    return {**how, "records": records}
 
 
 def _input(source: Any, first: int, stop: int, schema: Any) -> str:

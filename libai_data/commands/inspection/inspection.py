@@ -10,7 +10,7 @@ from libai_data.commands.inspection.cards import Card, cards_of, decoder_of, fie
 from libai_data.commands.inspection.fields import FieldReport, field_reports
 from libai_data.commands.inspection.findings import Bars, Limits, findings, histograms
 from libai_data.commands.inspection.step_rows import Stage, StepRows, read_step, stages_of_sample
-from libai_data.commands.one_rank import SPLITS, OneRank, mesh_of, one_rank_loaders
+from libai_data.commands.one_rank import SPLITS, mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.delivery.read_plan import read_mode
 from libai_data.engine.data_state import OVERRIDE_KEY
@@ -92,7 +92,9 @@ def inspect_config(
     tokenizer = build_configured_tokenizer(cfg)
     opened = one_rank_loaders(cfg, mesh.data_parallel_size, name, tokenizer=tokenizer)
     try:
-        loader = _chosen(opened, split, number)
+        if number >= len(opened.loaders):
+            raise ConfigError(f"--split is {split!r}, but the config has {len(opened.loaders)} such loader(s)")
+        loader: Any = opened.loaders[number]
         if checkpoint is not None:
             step = _restore(loader, checkpoint, cfg, name, step)
         step = 0 if step is None else step
@@ -139,12 +141,6 @@ def _split(split: str) -> tuple[str, int]:
     if name not in SPLITS or not (number.isdigit() or (not number and ":" not in split)):
         raise ConfigError(f"--split is {split!r}; known are {SPLITS}, and 'test:1'.{nearest(name, SPLITS)}")
     return name, int(number or 0)
-
-
-def _chosen(opened: OneRank, split: str, number: int) -> Any:
-    if number >= len(opened.loaders):
-        raise ConfigError(f"--split is {split!r}, but the config has {len(opened.loaders)} such loader(s)")
-    return opened.loaders[number]
 
 
 def _restore(loader: Any, checkpoint: str, cfg: Any, split: str, step: int | None) -> int:

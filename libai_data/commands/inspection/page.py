@@ -146,7 +146,10 @@ def _fields(reports: Iterable[FieldReport]) -> str:
             + _cell(report.dtype)
             + _cell(sample)
             + _cell(whole, "bad" if report.shape is None else "")
-            + "".join(_cell(_number(each), "number") for each in (report.low, report.high, report.mean))
+            + "".join(
+                _cell("" if each is None else f"{each:.4g}", "number")
+                for each in (report.low, report.high, report.mean)
+            )
             + _cell(f"{report.nans}, {report.infinities}", "number bad" if broken else "number")
             + _cell(", ".join(map(str, report.layout.sbp_list)))
             + _cell(report.placement)
@@ -157,10 +160,6 @@ def _fields(reports: Iterable[FieldReport]) -> str:
 
 def _cell(text: str, kind: str = "") -> str:
     return f"<td class='{kind}'>{escape(text)}</td>" if kind else f"<td>{escape(text)}</td>"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _timings(stats: dict[str, Any]) -> str:
