@@ -221,13 +221,10 @@ class NodePublisher:
         self._generation += 1
 
     def publish(self, batch: NodeBatch) -> None:
-        """Hand a batch out to all followers; waits for one that is far behind.
-
-        Raises:
-            PeerError: A follower is gone without leave; it is named.
-        """
+        """Hand a batch out to all followers, waiting for slow ones; a PeerError names one gone without leave."""
         for rank in list(self._followers):
-            self._hear_what_waits(rank)
+            while rank in self._followers and self._followers[rank].speaks():
+                self._hear(rank)
             while rank in self._followers and self._published - self._taken[rank] >= MOST_UNTAKEN:
                 self._hear(rank)
         form = (batch.specs, batch.layouts, batch.skeleton)
@@ -257,10 +254,6 @@ class NodePublisher:
                 # It may have taken its leave while this was on its way.
                 while rank in self._followers:
                     self._hear(rank)
-
-    def _hear_what_waits(self, rank: int) -> None:
-        while rank in self._followers and self._followers[rank].speaks():
-            self._hear(rank)
 
     def _hear(self, rank: int) -> None:
         """Wait for what a follower has to say, and take note of it."""

@@ -7,7 +7,7 @@ import os
 import secrets
 import weakref
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,6 @@ from libai_data.loader.batch_loader import BatchLoader
 from libai_data.loader.batch_reader import assemble
 from libai_data.loader.iteration import Pass, refuse_in_fork
 from libai_data.loader.resumable import ResumableLoader, finish
-from libai_data.loader.schema import Layout
 from libai_data.mesh.current import broadcast_py_object
 from libai_data.mesh.peers.network_link import accept_leaders, connect_to_rank0, open_network_link
 from libai_data.mesh.peers.node_link import accept_followers, connect_to_leader, open_node_link
@@ -306,13 +305,11 @@ class SharedLoader(ResumableLoader):
         whole = batch.arrays if self._arena is None or not self._has_peers else for_oneself(batch, self._arena)
         arrays = {name: array[own] for name, array in whole.items()}
         read = None if batch.rows is None else RowIndices(batch.rows.epochs[own], batch.rows.indices[own])
-        origin = Origin(batch.info, read, self._agreement, absent=self._absent(batch.layouts))
+        # Fields whose bytes were not sent to this node, since none of its ranks needs them.
+        node, is_sent = self._plan.node_of(self._rank), self._plan.is_sent_to
+        absent = frozenset(name for name, each in batch.layouts.items() if not is_sent(node, each.placement_idx))
+        origin = Origin(batch.info, read, self._agreement, absent=absent)
         return assemble(arrays, batch.layouts, batch.skeleton, origin, as_numpy)
-
-    def _absent(self, layouts: Mapping[str, Layout]) -> frozenset[str]:
-        """Fields whose bytes were not sent to this node, since none of its ranks needs them."""
-        node = self._plan.node_of(self._rank)
-        return frozenset(name for name, each in layouts.items() if not self._plan.is_sent_to(node, each.placement_idx))
 
     def stats(self) -> dict[str, Any]:
         """Where the time went, on a rank that reads; empty on others."""

@@ -262,21 +262,15 @@ class DefaultTrainer(RunsStages, TrainerBase):
 
     @classmethod
     def build_train_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
-        """Build `cfg.dataloader.train`.
+        """Build `cfg.dataloader.train`: (train, validation, test) loaders; validation and test may be None.
 
-        Returns:
-            (train, validation, test) loaders; validation and test may be None. Overriding methods may return only a
-            train loader.
+        Overriding methods may return only a train loader.
         """
         return build_configured_train_loader(cfg, tokenizer)
 
     @classmethod
     def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> list[Any]:
-        """Build `cfg.dataloader.test`.
-
-        Returns:
-            A list of loaders.
-        """
+        """Build `cfg.dataloader.test`, a list of loaders."""
         return build_configured_test_loaders(cfg, tokenizer)
 
     @classmethod
@@ -341,15 +335,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
         with self._running("validate"):
             self._last_eval_results = self._test_on(self.test_loader)
         return self._last_eval_results
-
-    def eval_model(self) -> Any:
-        """The model, or in graph mode the graph for evaluation."""
-        return self.graph_eval if self.graph_eval is not None else self.model
-
-    def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
-        # Without a data module, by the arguments of LiBai's `test`, which may be overridden.
-        given: dict[str, Any] = {} if self.data is None else {"data": self.data}
-        return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def _build_step_trainer(self) -> Any:
         loader, check_inputs = self._data_state.loader, partial(check_forward_fields, self.model.forward)

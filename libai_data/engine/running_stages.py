@@ -26,11 +26,7 @@ GetBatch = Callable[..., dict[str, Any]]
 def stages_of(cfg: Any, datamodule: Any = None) -> DataStages | None:
     """The stages of a data module, by default `cfg.datamodule`, with the batch sizes and the model of a config.
 
-    Returns:
-        None if there is no data module.
-
-    Raises:
-        ConfigError: What is given is none.
+    None if there is no data module; a ConfigError if what is given is none.
     """
     if datamodule is None:
         datamodule = instantiate(try_get_key(cfg, "datamodule"))
@@ -90,6 +86,9 @@ class RunsStages:
     """
 
     cfg: Any
+    model: Any
+    graph_eval: Any
+    test: Any
     data: DataStages | None
     training, validating, testing, predicting = True, False, False, False
 
@@ -103,17 +102,16 @@ class RunsStages:
             vars(self).update(before)
 
     def eval_model(self) -> Any:
-        """The model, or its graph, for evaluation."""
-        raise NotImplementedError
+        """The model, or in graph mode the graph for evaluation."""
+        return self.graph_eval if self.graph_eval is not None else self.model
 
     def _test_on(self, loaders: list[Any]) -> dict[str, Any]:
-        raise NotImplementedError
+        # Without a data module, by the arguments of LiBai's `test`, which may be overridden.
+        given: dict[str, Any] = {} if self.data is None else {"data": self.data}
+        return self.test(self.cfg, loaders, self.eval_model(), **given)
 
     def evaluate(self, stage: str = "validate") -> dict[str, Any]:
-        """Evaluate on the validation or test loaders of the data module.
-
-        Returns:
-            As `test`.
+        """Evaluate on the validation or test loaders of the data module; returns what `test` does.
 
         Raises:
             ConfigError: There is no data module, no such stage, or no loader for it.

@@ -55,8 +55,10 @@ class MainThread:
         self.is_idle, self.is_in_oneflow = idle or yields, False
         frame = sys._current_frames().get(self._ident)
         code = frame.f_code if frame is not None else None
-        if code is None or not still or not self._sleeps_on_a_lock() or self._is_in_standard_library(code.co_filename):
+        if code is None or not still or not self._sleeps_on_a_lock():
             return 0.0
+        if code.co_filename.startswith(self._standard_library) and not code.co_filename.startswith(self._packages):
+            return 0.0  # Such as in threading.py or subprocess.py, where a program waits for something of its own.
         self.is_in_oneflow = yields or code.co_filename.startswith(self._oneflow)
         # Where OneFlow comes when all that this process has begun is complete.
         incomplete = has_left and (code.co_name != "switch_to_shutting_down" or not idle)
@@ -78,7 +80,3 @@ class MainThread:
                 return "futex" in file.read()
         except OSError:
             return False
-
-    def _is_in_standard_library(self, file: str) -> bool:
-        """Such as in threading.py or subprocess.py, where a program waits for something of its own."""
-        return file.startswith(self._standard_library) and not file.startswith(self._packages)

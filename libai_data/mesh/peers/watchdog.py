@@ -79,11 +79,7 @@ _LEFT, _WAITS, _STANDS, _AT, _GO, _END = "left ", "waits ", "stands ", "at ", "g
 
 
 class Liveness:
-    """Watches the other ranks until this process ends.
-
-    Attributes:
-        stop: how the ranks agree before which step they stop; complete after `meet`.
-    """
+    """Watches the other ranks until this process ends."""
 
     def __init__(self, rank: int, world_size: int, num_nodes: int, has_gpus: bool = False) -> None:
         self._rank, self._world_size, self._nodes = rank, world_size, num_nodes
@@ -91,7 +87,7 @@ class Liveness:
         self._node = rank // per_node
         self._leader = self._node * per_node
         self._followers = [] if rank != self._leader else list(range(rank + 1, rank + per_node))
-        self.stop = StopAgreement()
+        self.stop = StopAgreement()  # before which step the ranks stop; complete after `meet`
         self._met = world_size == 1
         self._collectives = 0
         self._exit_asked: tuple[Any, int] = (None, 0)
@@ -167,7 +163,8 @@ class Liveness:
         """Note where this rank has come to, or one below it with all that are below that one; the last lets all go."""
         with self._changed:
             self._arrived[rank] = cast(Place, tuple(place)), line, told
-            if len(self._arrived) <= self._below():  # Not those that are connected: this rank may still wait for some.
+            # Not those that are connected: this rank may still wait for some.
+            if len(self._arrived) <= len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0):
                 return
             arrived, self._arrived = self._arrived, {}
         if len({place for place, _, _ in arrived.values()}) > 1:
@@ -222,10 +219,6 @@ class Liveness:
             None if self._above is None else partial(send_word, self._above),
             [partial(send_word, each) for each in below],
         )
-
-    def _below(self) -> int:
-        """How many ranks report to this one directly."""
-        return len(self._followers) + (self._nodes - 1 if self._rank == 0 else 0)
 
     def _add(self, connection: Connection, name: str) -> None:
         with self._changed:
