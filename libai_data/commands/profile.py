@@ -109,11 +109,8 @@ def measure(
     """Take batches as fast as they come, at least one; a finite loader is gone through again and again.
 
     Args:
-        loader: to be measured.
         workers: that it has. Without workers the trainer reads the samples, which is no part of the fixed cost.
-        seconds: to measure.
         rows_of: samples of a batch.
-        clock: seconds.
         busy: seconds of processor time of the trainer's thread.
     """
     if not callable(getattr(loader, "stats", None)):

@@ -47,9 +47,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     """A parser with LiBai's arguments: the config, --resume, --eval-only, --fast-dev-run and overrides (`opts`).
 
     The config is a word of its own (`CONFIG key=value`), or follows --config-file. Options and overrides may be mixed.
-
-    Args:
-        epilog: the text below the help; examples by default.
+    Below the help stands the epilog, by default some examples.
     """
     parser = _TrainingParser(
         epilog=epilog or _EXAMPLES.format(program=sys.argv[0].replace("libai-data ", "")),

@@ -18,9 +18,7 @@ def try_get_key(cfg: DictConfig, *keys: str, default: Any = None) -> Any:
     """The value of the first of `keys` that the config has.
 
     Args:
-        cfg: a config or a section of one.
         keys: dotted keys, such as `"train.dist.tensor_parallel_size"`, in the order to try.
-        default: what to return when the config has none of them.
 
     Returns:
         The value, which may be None in the config; `default` if there is none.

@@ -87,7 +87,6 @@ class LazyConfig:
         (lambdas, nested functions) are written as a note, with a warning, and refused by a later load.
 
         Args:
-            cfg: a config.
             filename: the YAML file to write; its folder is made when needed.
         """
         path = os.path.abspath(os.fspath(filename))
@@ -108,7 +107,6 @@ class LazyConfig:
         Keys are sorted, references resolved, and callables shown by their dotted names.
 
         Args:
-            cfg: a config.
             prefix: what the name of each key begins with.
         """
         return to_py(cfg, prefix)

@@ -29,16 +29,13 @@ _NO_PARAMETERS = Parameters((), frozenset(), frozenset(), takes_any=False)
 
 
 def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
-    """Applies overrides in order, in place.
+    """Applies overrides in order, in place; returns the same config.
 
     A key that the config does not have is an error, but for arguments that the target of a LazyCall takes: those may be
     set without `+`. A mapping as the value is merged into a section; lists are replaced as a whole.
 
     Args:
         overrides: texts in Hydra's override grammar (values: null, true, 1, 1e-4, text, 'quoted', [1,2], {a: 1}).
-
-    Returns:
-        The same config.
     """
     # Its parser takes a while to import, and most processes never need it.
     from hydra.core.override_parser.overrides_parser import OverridesParser

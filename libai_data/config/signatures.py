@@ -102,13 +102,10 @@ def check_sections(target: Callable[..., Any], values: Mapping[str, Any], path: 
 
 
 def check_targets(cfg: Any) -> None:
-    """Refuses what a config's LazyCalls could not be called with, before anything is built.
+    """Refuses what LazyCalls of a config, or of a part of one, could not be called with, before anything is built.
 
     Every target in the config must exist and take the keywords that it is given, with values of their types. Arguments
     that are still missing are no error: the trainer adds some.
-
-    Args:
-        cfg: a config, or any part of one.
 
     Raises:
         ConfigError: naming the key, the target and the nearest argument.

@@ -29,9 +29,6 @@ def check_values(cfg: Any) -> None:
     A key of `train` that the config does not have gets its default. A float such as 1e9 becomes an int where an int is
     meant.
 
-    Args:
-        cfg: the whole config; it is completed.
-
     Raises:
         ConfigError: Naming the key, its value and what is allowed.
     """
@@ -83,11 +80,7 @@ def given(cfg: Any, key: str) -> Any:
 
 
 def require(cfg: Any, key: str, value: Any, source: str, default: Any = None) -> None:
-    """Set a key that only the trainer may decide.
-
-    Args:
-        default: what stands in configs that do not decide it.
-    """
+    """Set a key that only the trainer may decide; in configs that do not decide it stands None or `default`."""
     users = given(cfg, key)
     if users not in (None, default, value):
         raise ConfigError(f"{key} is {users!r}, but the trainer sets it to {value!r}, from {source}. Delete {key}.")

@@ -48,14 +48,11 @@ class _Unsaved:
 
 
 def to_yaml(cfg: Any) -> str:
-    """The YAML text of a config.
+    """The YAML text of a config, or of a plain dict or list.
 
     Targets are written as dotted names, other objects that have one with `!name`, dataclass instances as LazyCalls of
     their class, numpy scalars as plain numbers. Interpolations stay as they are. What has no name (a lambda, a nested
     function, an array) is written as `!unsaved`, with a warning that says so.
-
-    Args:
-        cfg: a config or a plain dict or list.
     """
     unsaved: list[str] = []
     plain = _plain(cfg, "", unsaved)

@@ -95,10 +95,6 @@ class TrainerBase:
     def train(self, start_iter: int, max_iter: int) -> Any:
         """Run the steps [start_iter, max_iter) and the hooks around them.
 
-        Args:
-            start_iter: index of the first step.
-            max_iter: index after that of the last step.
-
         Raises:
             TrainingStopped: A hook stopped it before a step, on all ranks the same one.
         """

@@ -112,11 +112,7 @@ def _lines_before(path: str, start_iter: int) -> list[str]:
 
 
 class TensorboardXWriter(_FileWriter):
-    """TensorBoard events of all scalars.
-
-    Args:
-        start_iter: first iteration of this run; TensorBoard hides what an earlier run wrote from there on.
-    """
+    """TensorBoard events of all scalars. What an earlier run wrote from `start_iter` on, TensorBoard hides."""
 
     def __init__(self, log_dir: str, start_iter: int = 0) -> None:
         name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"

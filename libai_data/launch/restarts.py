@@ -104,14 +104,10 @@ class Restarts:
 
 
 def run_with_restarts(runner: Runner, script_args: Sequence[str], restarts: Restarts) -> int:
-    """Run the job, and again after a failure.
+    """Run the job, and again after a failure; returns the exit code of the last run.
 
-    Args:
-        script_args: arguments of the script, which gets `--resume` before them from the second run on. The environment
-            then says that nobody asked for it.
-
-    Returns:
-        Exit code of the last run.
+    The script gets `--resume` before its arguments from the second run on. The environment then says that nobody asked
+    for it.
     """
     is_told = _RESUME in script_args
     arguments = list(script_args)

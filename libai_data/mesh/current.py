@@ -62,9 +62,6 @@ def init(
         layers: layers of the model, for a pipeline.
         device: `"cuda"` or `"cpu"`; `"cpu"` if there is no GPU.
 
-    Returns:
-        The mesh.
-
     Raises:
         ConfigError: a size is impossible.
         MeshError: the sizes do not fit the ranks that were started, or this job already has another mesh.
@@ -282,10 +279,7 @@ def convert_to_distributed_default_setting(module_or_tensor: Any) -> Any:
     """Makes local tensors global, the same on all ranks of the first stage, and puts global ones on the mesh's device.
 
     Args:
-        module_or_tensor: a `oneflow.nn.Module` (changed in place) or a tensor.
-
-    Returns:
-        The module, or the new tensor.
+        module_or_tensor: a `oneflow.nn.Module`, changed in place and returned, or a tensor.
     """
     import oneflow as flow
 

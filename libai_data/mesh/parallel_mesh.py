@@ -88,9 +88,6 @@ class ParallelMesh:
             num_nodes: machines they run on.
             gpu_available: False turns `device_type="cuda"` into `"cpu"`.
 
-        Returns:
-            The mesh.
-
         Raises:
             ConfigError: a key is unknown or its value impossible; the message names it.
             MeshError: the sizes do not multiply to the world size.
@@ -142,13 +139,7 @@ class ParallelMesh:
         return None
 
     def ranks_of_stage(self, stage: int) -> tuple[int, ...]:
-        """Ranks of a pipeline stage, ascending.
-
-        Args:
-            stage: in `[0, pipeline_parallel_size)`.
-
-        Returns:
-            `data_parallel_size * tensor_parallel_size` consecutive ranks.
+        """The `data_parallel_size * tensor_parallel_size` consecutive ranks of a pipeline stage, ascending.
 
         Raises:
             MeshError: there is no such stage.
@@ -159,13 +150,7 @@ class ParallelMesh:
         return tuple(range(stage * size, (stage + 1) * size))
 
     def layer_stage(self, layer_idx: int) -> int:
-        """Pipeline stage that holds a layer.
-
-        Args:
-            layer_idx: the layer; a negative one counts from the end. With one stage, any index is on it.
-
-        Returns:
-            The stage, in `[0, pipeline_parallel_size)`.
+        """Pipeline stage that holds a layer. A negative index counts from the end; with one stage, any is on it.
 
         Raises:
             MeshError: there is no such layer.

@@ -236,10 +236,9 @@ def load_tokenizer(
     chinese_words: bool = False,
     escape_special_tokens: bool = False,
 ) -> TextTokenizer:
-    """Load a tokenizer. In a config: `tokenization.tokenizer = LazyCall(load_tokenizer)(path=...)`.
+    """Load a tokenizer, with the arguments of `TokenizerFiles`.
 
-    Args:
-        path, merges, lower_case, extra_ids, chinese_words, escape_special_tokens: those of `TokenizerFiles`.
+    In a config: `tokenization.tokenizer = LazyCall(load_tokenizer)(path=...)`.
 
     Raises:
         ConfigError: A file does not exist or defines no tokenizer, or the options do not fit it.

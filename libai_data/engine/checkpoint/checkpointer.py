@@ -117,7 +117,6 @@ class Checkpointer(CheckpointFolder):
 
         Args:
             path: checkpoint whose weights are loaded otherwise; "" for none.
-            resume: whether to resume.
 
         Returns:
             What `load` returned; {} if nothing was loaded.

@@ -56,11 +56,7 @@ class DatasetEvaluator:
 
 
 class DatasetEvaluators(DatasetEvaluator):
-    """Several evaluators as one.
-
-    Args:
-        evaluators: their metrics must have different names.
-    """
+    """Several evaluators as one; their metrics must have different names."""
 
     def __init__(self, evaluators: Sequence[DatasetEvaluator]) -> None:
         self._evaluators = list(evaluators)
