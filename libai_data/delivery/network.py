@@ -247,7 +247,6 @@ class NetworkFeed(Feed):
         return NodeBatch(info, None, arrays, layouts, skeleton, (slot.offset, slot.size), specs)
 
     def close(self) -> None:
-        """Take leave of rank 0, and hang up."""
         self._closing = True
         with suppress(OSError):
             self._link.settimeout(_SECONDS_TO_SEND_A_FAILURE)

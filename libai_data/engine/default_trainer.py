@@ -196,7 +196,6 @@ class DefaultTrainer(RunsStages, TrainerBase):
                 hook.load_state_dict(self._saved_states[name])  # type: ignore[union-attr]
 
     def run_step(self) -> None:
-        """One step of the eager or graph trainer."""
         self._trainer.iter, self._trainer.max_iter = self.iter, self.max_iter
         self._trainer.grad_acc_steps = self._plan.micro_batches_of(self.iter)
         get_batch = self.get_batch if self.data is None else get_batch_of(self.data)

@@ -218,7 +218,6 @@ class Hosts:
                 node.tell(word)
 
     def _print(self, name: str, chunk: bytes) -> None:
-        """Print whole lines with the name of their node."""
         *lines, self._rests[name] = (self._rests.get(name, b"") + chunk).split(b"\n")
         for line in lines:
             if self._first is None and _FAILED.match(line):

@@ -98,7 +98,6 @@ class BertDataset(SentenceDataset):
         return {"pairs": self.pair_task if self.binary_head else None}
 
     def __getitem__(self, index: int) -> Instance:
-        """One sample; see the class for its fields."""
         random = sample_generator()
         if not self.binary_head:
             return self._sample(self._passage(index), 0, random)

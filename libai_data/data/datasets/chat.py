@@ -97,7 +97,6 @@ class ChatDataset:
         return len(self.conversations)
 
     def __getitem__(self, index: int) -> Instance:
-        """One sample; see the class for its fields."""
         check_index(index, len(self))
         try:
             return Instance(**self._fields(self.conversations[index]))

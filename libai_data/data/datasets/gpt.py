@@ -140,7 +140,6 @@ class GPTDataset:
         return self._length
 
     def __getitem__(self, index: int) -> Instance:
-        """One sample; see the class for its fields."""
         check_index(index, self._length)
         rows = {name: np.empty((1, *shape), dtype) for name, (dtype, shape) in self._filler.fields.items()}
         self._filler.fill(np.array([index]), rows, {})

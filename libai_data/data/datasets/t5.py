@@ -92,7 +92,6 @@ class T5Dataset(SentenceDataset):
         super().__init__(tokenizer, indexed_dataset, data_prefix, rule, cache_dir, separators=False, **decides)
 
     def __getitem__(self, index: int) -> Instance:
-        """One sample; see the class for its fields."""
         random = sample_generator()
         tokens = np.concatenate(self._passage(index))
         spans = draw_spans(len(tokens), self._probability, self._mean, random)

@@ -197,7 +197,6 @@ class SoftLabels:
 
     @property
     def __getitems__(self) -> Callable[[list[int]], list[Instance]]:
-        """The dataset's, if it has one."""
         get_items = self.dataset.__getitems__
         return lambda indices: [self._softened(sample) for sample in get_items(indices)]
 
