@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from libai_data.commands.one_rank import mesh_of, one_rank_loaders
 from libai_data.config import try_get_key
 from libai_data.config.lazy_config import load_config
 from libai_data.data.datasets.shard_lengths import shard_lengths_of
+from libai_data.data.datasets.stream_transform import StreamTransform
 from libai_data.data.datasets.streamed_shards import StreamedShards
 from libai_data.data.samplers.lane_order import LaneOrder
 from libai_data.data.shard_use import ShardPlan, bytes_a_batch, most_in_use
@@ -260,11 +261,14 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
         if not parts:
             continue
         span = range(parts[0] * rows, (parts[-1] + 1) * rows)
+        if getattr(dataset, "reads_to_measure", False):  # samples of all lanes
+            span = range(batch_size)
         in_lanes = ShardPlan(order.shard_uses(span, batch_size), lambda shard, batch: batch)
         of_epoch = takewhile(lambda use: use.first < batches, shards.plan_of(in_lanes, lengths).uses)
         uses = [use for use in of_epoch if use.shard != shards.none]
         needed = {use.shard for use in uses}
-        rate = bytes_a_batch(uses, sizes, room)
+        # How many samples a batch of a filter or packer takes is not known in advance.
+        rate = inf if isinstance(dataset, StreamTransform) else bytes_a_batch(uses, sizes, room)
         costs.setdefault(
             (
                 f"{len(needed):,}",
@@ -279,10 +283,14 @@ def streaming_report(dataset: Any, order: Any, mesh: ParallelMesh, rows: int, re
         ("nodes", "shard files", "bytes an epoch, at least", "at most", "cache needed", "a batch")
     ]
     lines += [(numbers_in_words(nodes), *cost) for cost, nodes in costs.items()]
+    head = ["", f"{title} What the first epoch costs each of these nodes:", *with_ruled_head(lines)]
+    if isinstance(dataset, StreamTransform):
+        return [
+            *head,
+            "A batch of a filter or packer takes any number of samples, so its bytes are not known in advance.",
+        ]
     return [
-        "",
-        f"{title} What the first epoch costs each of these nodes:",
-        *with_ruled_head(lines),
+        *head,
         f"No batch but the first one waits if a node fetches the bytes of the last column in the time of a batch, with "
         f"a cache of {bytes_in_words(2 * room)}.",
     ]
