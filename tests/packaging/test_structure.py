@@ -1,4 +1,4 @@
-"""The folders of the package: those of the table in docs/architecture.md, with imports that point down its rows."""
+"""What the package imports: downward in the table of docs/architecture.md, and only what setup.py asks for."""
 
 from __future__ import annotations
 
@@ -15,6 +15,16 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGE = REPOSITORY / "libai_data"
 ROOT = ("__init__.py", "__main__.py", "py.typed")
+# Modules whose distribution is called otherwise.
+DISTRIBUTIONS = {
+    "yaml": "pyyaml",
+    "PIL": "pillow",
+    "hydra": "hydra-core",
+    "sklearn": "scikit-learn",
+    "cv2": "opencv-python-headless",
+}
+# Modules that come with a distribution that is asked for.
+CONTAINED = {"antlr4": "hydra-core", "aiohttp": "s3fs"}
 
 
 def rows() -> list[str]:
@@ -33,9 +43,14 @@ def modules() -> dict[str, Path]:
     }
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Those directly within a node: an import is never within an expression."""
+    return (child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.ExceptHandler)))
+
+
 def imports(node: ast.AST, only_at_start: bool) -> Iterator[tuple[str, str]]:
     """The module and the name in it, or no name, of each import of this package."""
-    for child in ast.iter_child_nodes(node):
+    for child in statements(node):
         if only_at_start and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
@@ -118,3 +133,43 @@ def test_who_reads_starts_without_what_only_a_training_needs(imported: str, unwa
     code = f"import sys, {imported}; print({{*sys.modules}} & {unwanted})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "set()\n", result.stderr
+
+
+def required(lists: set[str]) -> set[str]:
+    """Names of the distributions in these lists of setup.py, in lower case."""
+    tree = parsed(REPOSITORY / "setup.py")
+    names: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id in lists:
+            constants = (part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+            names.update(re.split(r"[<>=!\[ ;]", str(value))[0].lower() for value in constants)
+    return names
+
+
+def third_party_imports() -> dict[str, str]:
+    """Top-level names of the modules that the package imports, with a file that does."""
+    found: dict[str, str] = {}
+    for path in (REPOSITORY / "libai_data").rglob("*.py"):
+        for node in ast.walk(parsed(path)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules.append(node.module)
+            for module in modules:
+                found.setdefault(module.split(".")[0], str(path.relative_to(REPOSITORY)))
+    return found
+
+
+@pytest.mark.skipif(sys.version_info < (3, 10), reason="sys.stdlib_module_names came with Python 3.10")
+def test_every_package_that_is_imported_is_asked_for() -> None:
+    known = required(
+        {"INSTALL_REQUIRES", "EXAMPLES", "TEXT", "IMAGES", "RECORDS", "REMOTE", "CLUSTER", "INTEGRATIONS", "LIBAI"}
+    )
+    assert {"oneflow", "numpy", "scikit-learn"} <= known
+    # tools/setup.sh installs LiBai and flowvision.
+    ours = {"libai_data", "libai", "flowvision", *getattr(sys, "stdlib_module_names", ())}
+    missing = {
+        module: path
+        for module, path in third_party_imports().items()
+        if module not in ours and DISTRIBUTIONS.get(module, CONTAINED.get(module, module)).lower() not in known
+    }
+    assert not missing, f"imported, but not asked for in setup.py: {missing}"
