@@ -34,10 +34,11 @@ def check_values(cfg: Any) -> None:
     """
     for section in ("train", "graph"):
         _check_given(_value_of(cfg, section), section)
-    check_keys(cfg.train, default_train(), "train", also=WRITTEN_TRAIN_KEYS)
+    defaults = default_train()
+    check_keys(cfg.train, defaults, "train", also=WRITTEN_TRAIN_KEYS)
     if try_get_key(cfg, "graph") is not None:
         check_keys(cfg.graph, default_graph(), "graph")
-    _complete(cfg, "train", default_train())
+    _complete(cfg, "train", defaults)
     problems = []
     for key, (_, rule, *_) in KEYS.items():
         value = _value_of(cfg, key)
