@@ -201,7 +201,7 @@ def test_weights_must_fit_but_for_those_that_patterns_name(tmp_path: Path) -> No
         ("pointer", ""),
     ],
 )
-def test_a_damaged_last_checkpoint_is_passed_over_and_named_with_what_is_wrong(
+def test_a_damaged_last_checkpoint_is_passed_over(
     tmp_path: Path, damage: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpointer = Checkpointer(new_model(), str(tmp_path))
