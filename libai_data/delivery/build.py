@@ -292,9 +292,7 @@ def build_loader(
 ) -> Loader:
     """Build dataset, sampler and loader, each where it is needed.
 
-    Args:
-        open_dataset: makes the dataset; called by the ranks that read.
-        arguments: what to fill into the sampler beside dataset and rank.
+    The ranks that read open the dataset. `arguments` are filled into the sampler beside dataset and rank.
     """
     known = [
         name for name, option in inspect.signature(BatchLoader).parameters.items() if option.kind is option.KEYWORD_ONLY

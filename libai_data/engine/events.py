@@ -20,9 +20,8 @@ def get_event_storage() -> EventStorage:
 class ScalarHistory:
     """The last values of one scalar, at most 1,000, each with the iteration it belongs to.
 
-    Attributes:
-        count: how often the scalar was put: how a writer knows what is new to it.
-        smoothing_hint: whether writers should average the values between two writings.
+    `count` is how often it was put: how a writer knows what is new to it. `smoothing_hint` says whether writers should
+    average the values between two writings.
     """
 
     def __init__(self) -> None:

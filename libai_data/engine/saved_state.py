@@ -30,11 +30,7 @@ class SavedState:
 
     @staticmethod
     def read(path: str) -> SavedState:
-        """Read a checkpoint that is sound.
-
-        Args:
-            path: its directory, or the output folder of a run, whose last checkpoint is taken.
-        """
+        """Read a sound checkpoint from its directory, or from a run's output folder, whose last one is taken."""
         directory = Path(path)
         if (directory / LAST).is_file():
             directory = directory / (directory / LAST).read_text().strip()

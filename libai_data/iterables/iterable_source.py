@@ -253,10 +253,8 @@ def _keeps_state(thing: Any) -> bool:
 class IndexedBatches:
     """Iterates over `dataset[0]` to `dataset[len(dataset) - 1]`, each of which is a batch.
 
-    If the stream is read in shards, each shard has every `num_shards`-th batch.
-
-    Args:
-        shuffle: use another order of the batches in each epoch.
+    With `shuffle`, their order is another one in each epoch. If the stream is read in shards, each shard has every
+    `num_shards`-th batch.
     """
 
     def __init__(self, dataset: Any, shuffle: bool, seed: int) -> None:

@@ -39,8 +39,7 @@ REMEDY = 'pip install nvidia-cublas-cu11 "nvidia-cudnn-cu11<9"'
 def install_import_hook(joining: Callable[[], AbstractContextManager[None]]) -> None:
     """Make a later `import oneflow` find its CUDA libraries.
 
-    Args:
-        joining: gives what is entered around that import; at once, where a rank has imported OneFlow already.
+    `joining` gives what is entered around that import; at once, where a rank has imported OneFlow already.
     """
     if EXTENSION in sys.modules:
         with joining():

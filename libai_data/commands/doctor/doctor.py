@@ -142,12 +142,7 @@ class _Watch:
 
 
 class Check(NamedTuple):
-    """A check.
-
-    Args:
-        examine: what it looks at on one rank.
-        judge: what it makes of all ranks' facts.
-    """
+    """A check: `examine` looks at something on one rank, and `judge` makes findings of all ranks' facts."""
 
     name: str
     examine: Callable[[Examined], Facts]

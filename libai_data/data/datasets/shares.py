@@ -16,8 +16,7 @@ from libai_data.errors.argument_rules import ANYTHING, several
 def shares_of(what: str, weights: Sequence[Any]) -> list[Fraction]:
     """Exact shares of weights, of sum 1.
 
-    Args:
-        weights: only their proportions matter; a float counts as the decimal number that it is shown as.
+    Only proportions matter; a float counts as the decimal number that it is shown as.
     """
     if not several(ANYTHING).holds(weights):
         raise ConfigError(f"{what} are {weights!r:.200}; give a list of numbers")
@@ -39,8 +38,7 @@ def _fraction(what: str, weight: Any, weights: Sequence[Any]) -> Fraction:
 def split_evenly(whole: int, shares: Sequence[Fraction]) -> list[int]:
     """Divide a number by the method of largest remainders (Hamilton's).
 
-    Returns:
-        Whole numbers whose sum is `whole`, each less than 1 from its share; of equal remainders the first comes first.
+    The whole numbers are each less than 1 from their share; of equal remainders the first comes first.
     """
     exact = [whole * share for share in shares]
     parts = [int(part) for part in exact]

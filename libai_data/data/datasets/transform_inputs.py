@@ -27,9 +27,8 @@ class Replacement(NamedTuple):
 class TransformInputs:
     """Reads samples; whoever reads a sample, it draws the same.
 
-    Args:
-        keeps: functions of a sample; those for which one is false are left out.
-        kept: for each sample, whether it may replace another one, bool [samples]; None for all.
+    Samples for which one of the functions `keeps` is false are left out. `kept`, bool [samples], says which samples may
+    replace another one; None for all.
     """
 
     def __init__(self, dataset: Any, keeps: Sequence[Callable[[Any], bool]], kept: np.ndarray | None) -> None:

@@ -179,11 +179,7 @@ class TokenizerFiles:
             raise ConfigError(f"merges are for BPE's vocabularies (.json), not for {self.path}")
 
     def files(self) -> tuple[Path, ...]:
-        """The files themselves.
-
-        Raises:
-            ConfigError: `path` is a folder without any of them, or no path.
-        """
+        """The files themselves; a ConfigError if `path` is a folder without any of them, or no path."""
         given = checked_path("path", self.path)
         if not os.path.isdir(given):
             return (given,) if self.merges in ("", None) else (given, checked_path("merges", self.merges))
@@ -213,11 +209,7 @@ class TokenizerFiles:
         return [content.hexdigest(), *options, said]
 
     def load(self) -> TextTokenizer:
-        """The tokenizer.
-
-        Raises:
-            ConfigError: The files define none, or the package that reads them is not installed.
-        """
+        """The tokenizer; a ConfigError if the files define none, or what reads them is not installed."""
         files = self.files()
         settings = self.settings()
         try:

@@ -32,16 +32,9 @@ _CODES = {"bfloat16": "F32", **{dtype.name: code for code, dtype in _DTYPES.item
 
 
 def tensor_header(tensors: Mapping[str, Any]) -> tuple[bytes, list[str]]:
-    """The beginning of a file that will hold these tensors.
+    """The beginning of a file that will hold these tensors, and the order in which their bytes have to follow.
 
-    Args:
-        tensors: name -> OneFlow tensor or numpy array.
-
-    Returns:
-        The bytes, and the order in which the tensors' own bytes have to follow.
-
-    Raises:
-        CheckpointError: A dtype has no place in the format.
+    They are OneFlow tensors or numpy arrays. A CheckpointError if a dtype has no place in the format.
     """
     codes = {name: _code(name, tensor) for name, tensor in tensors.items()}
     # Wide dtypes first, so that each tensor is aligned to its items.

@@ -124,11 +124,7 @@ def check_evaluator(evaluator: Any) -> None:
 
 
 def print_csv_format(results: Mapping[str, Any], name: str = "test") -> None:
-    """Log results, metric -> number or dicts of these, in two lines that can be pasted into a table.
-
-    Raises:
-        SchemaError: They are something else.
-    """
+    """Log results, metric -> number or dicts of these, as two lines for a table; a SchemaError for anything else."""
     if not isinstance(results, Mapping):
         raise SchemaError(f"the evaluation on {name} returned a {type(results).__name__}; return a dict of numbers")
     flat = flatten_results_dict(results)

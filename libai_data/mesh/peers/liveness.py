@@ -183,13 +183,9 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
 
 @contextmanager
 def in_collective(what: str) -> Iterator[None]:
-    """Around a collective of OneFlow, which no rank completes before all have begun it.
+    """Around a collective of OneFlow, which no rank completes before all have begun it; raises as `begin_collective`.
 
-    Args:
-        what: named in errors; collectives that match have the same name on all ranks.
-
-    Raises:
-        PeerError, MeshError: As `begin_collective`.
+    `what` is named in errors; collectives that match have the same name on all ranks.
     """
     begin_collective(what)
     with _in_place(COLLECTIVE, what):
@@ -210,9 +206,8 @@ def _in_place(kind: str, what: str) -> AbstractContextManager[None]:
 def watch_over_ranks() -> Liveness:
     """Meet the other ranks, within `seconds_to_meet()`. Collective, the first time.
 
-    Raises:
-        PeerError: Some do not come in time; they are named.
-        MeshError: The ranks belong to two jobs, two nodes run on one machine, or this process is a fork of a rank.
+    A PeerError names those that do not come in time. A MeshError says that the ranks belong to two jobs, that two nodes
+    run on one machine, or that this process is a fork of a rank.
     """
     import oneflow as flow
 
