@@ -52,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the command's name and its arguments; by default the process's own.
 
     Returns:
-        Exit code: the command's own, or 0 where it returns something else; 2 if there is no such command. As a shell
-        says it, 130 after Ctrl-C, and 141 if nobody reads the output further (`| head -1`).
+        Exit code of the command, or 0 if it returns no code; 2 if there is no such command. As in a shell, 130 after
+        Ctrl-C, and 141 if nobody reads the rest of the output (`| head -1`).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else ""

@@ -1,4 +1,4 @@
-"""What console commands share: tables, lines that are printed as they come, and errors as one line and an exit code."""
+"""What console commands share: tables, lines that are printed at once, and errors as one line and an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A config on this one process: the mesh that it asks for, and loaders of what each of its ranks would take."""
+"""A config on one process: its mesh, and loaders of the batches that each of its ranks would use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `libai-data plan`: what a job on any number of nodes would read, hold and send, without starting it."""
+"""The command `libai-data plan`: what a job on any number of nodes would read, keep and send, without starting it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class JobPlan:
         return nodes
 
     def part_held(self, field: PlannedField, rank: int) -> Part | None:
-        """What a rank holds of a field's global tensor; None where another stage holds it.
+        """The part of a field's global tensor on a rank; None if another stage has the field.
 
         Raises:
             SchemaError: The layout does not fit the mesh.

@@ -23,7 +23,7 @@ _MOST_UNKNOWN = 0.01  # share of tokens that the tokenizer may not know without 
 
 
 def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
-    """Add the arguments that tell which documents are read."""
+    """Add the arguments that select the documents."""
     group = arguments.add_argument_group("input data")
     group.add_argument(
         "--input", nargs="+", required=True, metavar="PATH", help="files, globs or folders; .gz, .bz2, .xz and .zst too"

@@ -38,7 +38,7 @@ class Measurement(NamedTuple):
 
     @property
     def bottleneck(self) -> str:
-        """The stage in which most of the work lies; the trainer computes nothing here, so that no loader waits."""
+        """The stage that needs most of the time. The trainer computes nothing here, so no loader waits for it."""
         return STAGES[max(range(len(STAGES)), key=self.seconds.__getitem__)]
 
     def line(self) -> str:
@@ -106,7 +106,7 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     busy: Callable[[], float] = time.thread_time,
 ) -> Measurement:
-    """Take batches as fast as they come, at least one; a finite loader is gone through again and again.
+    """Read batches as fast as possible, at least one. A finite loader is repeated.
 
     Args:
         workers: that it has. Without workers the trainer reads the samples, which is no part of the fixed cost.

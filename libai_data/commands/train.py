@@ -69,7 +69,7 @@ def run(args: Any, trainer_class: type[DefaultTrainer] = DefaultTrainer) -> dict
 def shorten(cfg: Any) -> None:
     """Make a training that tries everything once: 20 steps, an evaluation every 10, each step logged.
 
-    What it writes goes to a folder of its own (`default_setup`), and `run` deletes it but for the log.
+    It writes into a separate folder (`default_setup`), and `run` deletes all but the log.
     """
     cfg.train.train_epoch = 0
     cfg.train.train_iter = _FAST_STEPS

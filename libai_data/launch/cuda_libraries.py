@@ -1,12 +1,12 @@
 """Makes `import oneflow` find the CUDA 11 libraries that it needs, also on machines without a GPU.
 
-OneFlow 0.9 is linked against cuBLAS 11 and cuDNN 8. Its wheel finds them in the `nvidia-*` packages when these lie in
-the same site-packages, and the dynamic loader finds those that a CUDA machine has on its search path. Elsewhere (a user
-site, `pip install --target`, system packages) the import fails. `install_import_hook` closes that gap: just before
-OneFlow's extension module is loaded, each library is loaded from wherever it is, the machine's own first.
+OneFlow 0.9 is linked against cuBLAS 11 and cuDNN 8. Its wheel finds them in the `nvidia-*` packages in the same
+site-packages, and the dynamic loader finds them on the search path of a CUDA machine. Elsewhere (a user site,
+`pip install --target`, system packages) the import fails. `install_import_hook` prevents this: just before OneFlow's
+extension module is loaded, the hook loads each library from the folder that has it, the machine's own first.
 
-A hook, and not loading at `import libai_data`: the libraries are hundreds of megabytes, which the processes that read
-data, and never import OneFlow, should not map.
+This is a hook, because the libraries have hundreds of megabytes. Processes that only read data, and never import
+OneFlow, should not map them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def package_library_folders() -> list[Path]:
 def library_path_for_ranks() -> str | None:
     """Return the LD_LIBRARY_PATH that a process needs to import OneFlow without `libai_data`, None if it needs none.
 
-    The folders of the packages come last, so that the machine's own libraries are found first.
+    The folders of the packages are last, so that the machine's own libraries are found first.
     """
     spec = importlib.util.find_spec("oneflow")
     if spec is None or spec.origin is None or all(_is_neighbour(Path(spec.origin).parent, each) for each in SONAMES):

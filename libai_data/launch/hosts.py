@@ -244,7 +244,7 @@ class Hosts:
 
 
 def ssh_command(ssh: str, host: str, *remote: str) -> list[str]:
-    """The command line that runs `remote` on a host. What the user's own ssh command sets comes first, and holds."""
+    """The command line that runs `remote` on a host. Options of the user's own ssh command are first, and win."""
     options = [word for name, value in SSH_OPTIONS.items() for word in ("-o", f"{name}={value}")]
     return [*shlex.split(ssh), "-T", *options, host, " ".join(map(shlex.quote, remote))]
 

@@ -1,7 +1,7 @@
-"""Ranks tell their launcher when they begin and end `import oneflow`, in which each rank waits for all others.
+"""Ranks report to their launcher when they begin and end `import oneflow`, in which each rank waits for all others.
 
 During this wait the process runs no Python code and no signal handler. So the launcher must end a rank that waits for a
-rank that has left, or that was told to stop.
+rank that has left, and a rank that must stop.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The script may be a command of `libai-data`: `libai-data launch --nproc_per_node
 The launcher accepts the flags of `oneflow.distributed.launch` and sets the same environment. In addition, it
 
 * chooses a free `--master_port` if there is one node and no port is given;
-* starts the other ranks when rank 0 listens, because a rank of OneFlow 0.9 that comes first sleeps 10 seconds;
+* starts the other ranks when rank 0 listens, because a rank of OneFlow 0.9 that starts earlier sleeps 10 seconds;
 * lets every rank find the CUDA libraries that OneFlow needs, also in a script that imports OneFlow alone;
 * sets ONEFLOW_TIMEOUT_SECONDS to half an hour if it is not set; OneFlow's default is two hours;
 * stops all ranks if one fails, exits with the code of the rank that failed first, and prints its error last;

@@ -70,8 +70,8 @@ class Output:
     def flush(self, is_told_to_end: Callable[[], bool] = lambda: False) -> None:
         """Wait until all is written.
 
-        A terminal is waited for until it reads, since somebody sits there; anything else for 30 s in which it reads
-        nothing, and less if the job was told to end.
+        If the output is a terminal, wait until the terminal reads. Otherwise wait for at most 30 s without any reading,
+        or less if the job must end.
         """
         start = time.monotonic()
         with self._changed:
@@ -128,12 +128,11 @@ def write_to_stderr(name: str, chunk: bytes) -> None:
 
 
 class LastWords:
-    """The pipes that processes write into, read by whoever calls `pump`; nothing is read by another thread.
+    """The pipes that processes write into. The caller of `pump` reads them; no other thread does.
 
     Args:
-        sink: is given each piece with the name of its writer, as it comes.
-        terminals: where our own output is a terminal, hand out pseudo-terminals for pipes, so that a live progress bar
-            stays one.
+        sink: called with each piece and the name of its writer.
+        terminals: if the launcher's output is a terminal, use pseudo-terminals, so that progress bars work.
     """
 
     def __init__(self, sink: Sink = write_to_stderr, terminals: bool = False) -> None:
@@ -168,7 +167,7 @@ class LastWords:
         self._selector.register(reader, selectors.EVENT_READ, name)
 
     def pump(self, seconds: float) -> bool:
-        """Pass on what comes within so many seconds; returns at the first piece, or at once if all have closed.
+        """Pass on output that arrives within so many seconds. Return at the first piece, or if all pipes are closed.
 
         False if nothing came, nor may come once our own output is read.
         """
@@ -198,7 +197,7 @@ class LastWords:
         return bool(ready)
 
     def empty(self) -> None:
-        """Pass on what is left of processes that have ended, and close all pipes, also what somebody holds."""
+        """Pass on the last output of ended processes, and close all pipes, also if another process keeps them open."""
         deadline = time.monotonic() + _SECONDS_TO_EMPTY
         while self._selector.get_map() and (self.pump(0.05) or time.monotonic() < deadline):
             pass

@@ -23,7 +23,7 @@ _of_this_process: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionar
 
 
 def keep_from_forks(owner: Any, close: str = "close") -> None:
-    """Close what this process alone may hold, such as the end of a connection, in each process that is forked from it.
+    """In each fork, close an object that only this process may keep open, such as the end of a connection.
 
     While a worker, or anything else that the user's code forked, held it open, the other end could not see this process
     die. `close` is its method that closes the end.
@@ -40,9 +40,9 @@ os.register_at_fork(after_in_child=_let_go_in_forked_child)
 
 
 class ParentPipe:
-    """A pipe to which nothing is written. Its writing end is the parent's alone, and closes with it, however it ends.
+    """A pipe to which nothing is written. Only the parent has the writing end, which closes when the parent ends.
 
-    A thread of the worker could wait for that as well, but not while code of the dataset holds the interpreter, nor
+    A thread of the worker cannot replace the pipe: it cannot run while code of the dataset has the interpreter, or
     while the worker is stopped.
     """
 
@@ -84,9 +84,9 @@ def die_with_parent(descriptor: int) -> None:
 
 
 def die_with_main_thread(parent: int) -> None:
-    """Between fork and exec: a group of its own for this process, which is killed when the parent's main thread ends.
+    """Between fork and exec: give this process its own group, and kill it when the parent's main thread ends.
 
-    Ctrl-C on a terminal reaches the terminal's process group: the launcher, which passes it on once.
+    Ctrl-C on a terminal reaches only the terminal's process group: the launcher, which forwards the signal once.
     """
     os.setpgid(0, 0)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

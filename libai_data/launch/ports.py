@@ -17,7 +17,7 @@ _ESTABLISHED = "01"
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
-    """Listen on a TCP port of all addresses of this machine, IPv6 ones too where it has them; 0 lets the system choose.
+    """Listen on a TCP port of all addresses of this machine, including IPv6 if it is there. With 0, the system chooses.
 
     An OSError if something listens there already.
     """

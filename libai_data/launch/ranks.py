@@ -104,7 +104,7 @@ class Ranks:
         """Start all ranks, and wait until all have ended.
 
         Returns:
-            Exit code: that of the rank that failed first, else 0.
+            Exit code: of the rank that failed first, or 0.
 
         Raises:
             ConfigError: The port of rank 0 is in use, or two nodes would run on one machine.

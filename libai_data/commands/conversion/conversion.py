@@ -1,4 +1,4 @@
-"""From records of any format to shards of another, by several processes, and again from where it stopped."""
+"""Convert records of any format into shards of another, by several processes. A stopped conversion continues."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def convert(
 ) -> Converted:
     """Write the records of a source, in their order, as shards of another format.
 
-    Each shard is read again before it gets its name, and must hold what was written. Finished shards are kept
-    whatever ends the run, and the same call writes the missing ones. A shard is written again if a file that it was
-    made of has changed since. A hidden file in the folder says how the shards were made.
+    Each shard is read again and compared before it gets its name. If the run ends early, finished shards are kept, and
+    the same call writes the missing ones. If an input file changed, its shards are written again. A hidden file in the
+    folder stores how the shards were made.
 
     Args:
         conversion: what becomes what.
         workers: processes.
-        progress: told the records done, and of how many, after each shard.
+        progress: called after each shard with the number of finished records, and of all records.
 
     Raises:
         ConfigError: There are no records, or shards of another conversion in the folder.

@@ -29,7 +29,7 @@ _GONE = (OSError, EOFError, ValueError, PeerError)
 
 
 class Meeting:
-    """Rank 0's side: who has come (`links`), what each has told (`reports`) and was about to look at (`last_words`).
+    """Rank 0's side: connected ranks (`links`), their `reports`, and the check that each began last (`last_words`).
 
     A PeerError if something else uses the port.
     """
@@ -44,7 +44,7 @@ class Meeting:
         self._reception = Reception(_listening(job.port), job.key)
 
     def gather(self) -> None:
-        """Take in what all ranks have to tell, as long as there is time."""
+        """Receive the reports of all ranks, until the time is over."""
         while len(self.reports) < self._world_size - 1 and time.monotonic() < self._deadline:
             silent = {link.fileno(): rank for rank, link in self.links.items() if rank not in self.reports}
             poll = select.poll()

@@ -1,4 +1,4 @@
-"""This process as a rank of the job that is looked at, without joining it, and what there is to look at."""
+"""This process as a rank of the job that the doctor checks, without joining the job; and the parts to check."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from libai_data.mesh.parallel_mesh import ParallelMesh
 
 
 class JobRank(NamedTuple):
-    """A rank, as the launcher describes it, and rank 0's address; if it `has_secret`, nobody else can know the key."""
+    """A rank by the launcher's variables, and rank 0's address. With `has_secret`, only this job knows the key."""
 
     rank: int = 0
     local_rank: int = 0

@@ -34,7 +34,7 @@ class Reports(NamedTuple):
     of_rank: Mapping[int, Mapping[str, Facts]]
 
     def facts(self, check: str) -> dict[int, Facts]:
-        """rank -> what a check has seen there, of the ranks where it saw something."""
+        """rank -> the facts that a check found there; ranks without facts are left out."""
         return {rank: report[check] for rank, report in sorted(self.of_rank.items()) if report.get(check)}
 
     @property

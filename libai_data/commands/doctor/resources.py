@@ -26,7 +26,7 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def examine_memory(examined: Examined) -> Facts:
-    """Bytes that this rank's loader will hold, and what this machine has."""
+    """Measure the bytes that this rank's loader needs, and the memory of this machine."""
     places = os.statvfs(_SHARED_MEMORY)
     return {
         "needed": _needed(examined) if examined.reads else 0,

@@ -27,7 +27,7 @@ _SLOW = 10.0  # how many times slower than the usual rank is worth a warning
 
 
 def examine_packages(examined: Examined) -> Facts:
-    """Versions of what is needed, and of all else that is installed."""
+    """Find the versions of the required packages, and of all other installed packages."""
     needed = needed_versions()
     # A distribution whose metadata is broken has no name.
     installed = {str(each.metadata["Name"]).lower(): each.version for each in importlib.metadata.distributions()}
@@ -99,7 +99,7 @@ def examine_mesh(examined: Examined) -> Facts:
 
 
 def judge_mesh(reports: Reports) -> list[Finding]:
-    """Look at the whole job, of which each rank knows its own place only."""
+    """Check the mesh of the whole job; each rank reported only its own place in it."""
     places, facts = reports.facts(PLACE), reports.facts(MESH)
     if not facts or len(places) < reports.world_size:
         return []

@@ -57,7 +57,7 @@ def rows_to_show(rows: StepRows, count: int) -> list[int]:
 def cards_of(
     rows: StepRows, shown: Sequence[int], stages: dict[int, list[Stage]], text_of: Callable[[int], str] | None
 ) -> list[Card]:
-    """The cards of rows; `stages` holds those of the rows whose dataset tells them, `text_of` decodes a token."""
+    """The cards of rows. `stages` has the stages of rows whose dataset reports them, and `text_of` decodes a token."""
     cards = [Card(rows.origins[row]) for row in shown]
     shown_as_stage = _add_stages(cards, rows, stages)
     for name, values in rows.values.items():
@@ -127,7 +127,7 @@ def _in_words(value: np.ndarray) -> str:
 
 
 def range_of(values: Any) -> tuple[float, float] | None:
-    """The least and the largest finite number of arrays that are to be shown on one scale; None for 8-bit pictures."""
+    """The smallest and largest finite number of arrays that share one scale; None for 8-bit pictures."""
     arrays = [np.asarray(value) for value in values]
     if all(array.dtype == np.uint8 for array in arrays):
         return None

@@ -1,4 +1,4 @@
-"""The fields of a step: what they are for, their numbers, and which part of them each rank of a mesh holds."""
+"""The fields of a step: their use, their numbers, and the part that each rank of a mesh has."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def part_of(shape: Sequence[int], layout: Layout, mesh: ParallelMesh, rank: int)
 
 
 def spread(layout: Layout, mesh: ParallelMesh) -> tuple[int, int]:
-    """How many different parts of a field there are, and how many ranks hold each."""
+    """Count the different parts of a field, and the ranks that have each part."""
     sizes = (mesh.data_parallel_size, mesh.tensor_parallel_size)
     cut = [size if dim is not None else 1 for dim, size in zip(split_dims(layout.sbp_list), sizes)]
     parts = cut[0] * cut[1]
@@ -138,7 +138,7 @@ def is_class_label(name: str, value: np.ndarray) -> bool:
 
 
 def channels_at(shape: tuple) -> int | None:
-    """The dim that holds the channels of a picture: 0 or 2 of three dims; -1 for a picture without; None for others."""
+    """The dim of the channels of a picture: 0 or 2 of three dims; -1 for a picture without channels; else None."""
     if len(shape) == 2 and min(shape) >= _LEAST_SIDE:
         return -1
     if len(shape) == 3:

@@ -113,8 +113,8 @@ def _named(rows: StepRows, which: list[int]) -> str:
 def histograms(rows: StepRows, raw_lengths: Mapping[str, list[int]]) -> dict[str, Bars]:
     """What is counted, in words, and its bars.
 
-    Of integer fields of one number a sample the values, of masks the marked places, of floating-point fields the finite
-    numbers, and of padded fields the lengths before (`raw_lengths`).
+    Counts the values of integer fields with one number per sample, the marked places of masks, the finite numbers of
+    floating-point fields, and the lengths of padded fields before padding (`raw_lengths`).
     """
     labels: dict[str, Bars] = {}
     lengths = {f"{name}: lengths before padding": _counted(each, True) for name, each in raw_lengths.items() if each}

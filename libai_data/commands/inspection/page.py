@@ -61,7 +61,7 @@ _CHART_WIDTH, _LETTER_WIDTH = 290, 7
 def page_of(found: Inspection) -> str:
     """Write the page.
 
-    All that comes from data or config is escaped; the page's own policy forbids scripts, and anything from elsewhere.
+    Text from data or config is escaped. The policy of the page forbids scripts and external resources.
     """
     title = escape(found.title)
     body = [
@@ -182,7 +182,7 @@ def colour_of_shard(shard: int) -> str:
 
 
 def mesh_figure(mesh: ParallelMesh, reports: Mapping[str, FieldReport], readers: str) -> str:
-    """The mesh: the data axis runs to the right, the tensor axis down, stages lie below each other."""
+    """Draw the mesh: the data axis to the right, the tensor axis down, and the stages below each other."""
     plan = ReadPlan(mesh, readers)
     fields = [report for report in reports.values() if report.shape is not None]
     sizes = mesh.data_parallel_size, mesh.tensor_parallel_size, mesh.pipeline_parallel_size

@@ -1,4 +1,4 @@
-"""The rows of one step, read as its ranks would read them, each with where it comes from and its stages."""
+"""The rows of one step, read as its ranks would read them, with their origins and stages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read_step(
         step: its number; of an evaluation, that of the batch, whose ranks have `micro_batch_size` rows each.
 
     Raises:
-        CheckpointError: The step lies before those that a restored state knows of.
+        CheckpointError: The step is before the first step of a restored state.
         SampleError: A sample could not be read.
     """
     stream = getattr(loader, "stream", None)
@@ -156,7 +156,7 @@ def stages_of_sample(dataset: Any, seed: int, epoch: int, index: int) -> list[St
 
     Args:
         dataset: its method `stages(index)`, if it has one, yields (name of the stage, Pillow image or array), the last
-            one the field as the model gets it. Datasets made of datasets ask theirs; the others have no stages.
+            one the field as the model gets it. Datasets of datasets ask the inner ones; other datasets have no stages.
     """
     own = index
     while not callable(getattr(dataset, "stages", None)):

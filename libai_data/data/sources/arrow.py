@@ -26,7 +26,7 @@ _STATE, _SPLITS = "state.json", "dataset_dict.json"
 
 
 class ArrowSource(ShardedSource):
-    """The rows of Arrow IPC files, of the stream or the file format: dicts of Python values, as Arrow holds them.
+    """The rows of Arrow IPC files, of the stream or the file format: dicts of Python values, as Arrow stores them.
 
     Opening a file finds its record batches. Compressed batches are decompressed when they are read, and the batches
     used last are kept.
@@ -38,7 +38,7 @@ class ArrowSource(ShardedSource):
             if it is larger.
 
     Raises:
-        ConfigError: There is no such file or column, the folder holds several splits, or pyarrow is not installed.
+        ConfigError: There is no such file or column, the folder has several splits, or pyarrow is not installed.
         FormatError: A file is cut short or damaged, or no Arrow file.
     """
 

@@ -35,7 +35,7 @@ class BatchRows:
 
 
 class BatchedShard:
-    """The rows of a file that come in batches, each of which is decoded as a whole and kept while there is room."""
+    """The rows of a file of batches. Each batch is decoded as a whole, and kept while there is room."""
 
     _ends: np.ndarray
     """Rows up to the end of each batch, int64 [batches]."""

@@ -54,7 +54,7 @@ class ImageFolderSource:
         classes: names of the classes.
 
     Raises:
-        ConfigError: The folder is not there, holds no image in any class or some in nested folders, or has a folder
+        ConfigError: The folder does not exist, has no image in any class or images in nested folders, or has a folder
             that cannot be listed.
     """
 

@@ -26,8 +26,8 @@ _KINDS = {
 class ImageRecords:
     """Records of an image and its label, with the names that WebDataset gives to such: {"jpg": ..., "cls": 7}.
 
-    Images that lie in files are taken as they are; arrays are encoded as PNG, which loses nothing. All images go by the
-    name of the first one's kind.
+    Image files are copied unchanged. Arrays are encoded as PNG, which loses nothing. All images get the field name of
+    the first image's kind.
 
     Args:
         images: a source whose `read(index)` gives an image, encoded or uint8 [H, W] or [H, W, C], and a label, and that

@@ -1,8 +1,8 @@
 """ImageNet's archives as they are published, read without unpacking them.
 
-ILSVRC2012_img_train.tar holds one archive a class, `n01440764.tar` and so on; ILSVRC2012_img_val.tar holds the images
-themselves, whose classes a text file tells. Source: O. Russakovsky et al., "ImageNet Large Scale Visual Recognition
-Challenge" (IJCV 2015), and the development kit of 2012.
+ILSVRC2012_img_train.tar contains one archive per class, `n01440764.tar` and so on. ILSVRC2012_img_val.tar contains the
+images themselves, and a text file lists their classes. Source: O. Russakovsky et al., "ImageNet Large Scale Visual
+Recognition Challenge" (IJCV 2015), and the development kit of 2012.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The index of `.bin/.idx` files: the memory-mapped format that LiBai and Megatron-LM share.
 
-`<prefix>.bin` holds the tokens of all sequences, one behind the other. `<prefix>.idx` holds, little-endian:
+`<prefix>.bin` contains the tokens of all sequences, one after the other. `<prefix>.idx` contains, little-endian:
 
 | offset | what |
 |---|---|

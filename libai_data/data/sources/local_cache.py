@@ -1,8 +1,8 @@
 """A folder of bounded size that keeps copies of files, shared by all processes of a node.
 
-Which copies are in use, locks of single bytes of one file tell, which need one descriptor for any number. The locks
-belong to an open file description (fcntl(2), "Open file description locks"): a forked process has them too, and the
-system releases them when the last process that has the description ends.
+Locks of single bytes of one file mark the copies in use, so one descriptor is enough for any number. The locks belong
+to an open file description (fcntl(2), "Open file description locks"): a forked process has them too, and the system
+releases them when the last process that has the description ends.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class _Entry:
 
 @dataclass(frozen=True)
 class LocalCache:
-    """Copies of files, of which the least recently used goes when there is no room; never one that is in use.
+    """Copies of files. If there is no room, the least recently used copy is removed, but never a copy in use.
 
-    A file `<key>.lock` goes with each copy. Whoever makes or removes it holds the lock alone. Who reads the copy notes
-    that it is in use, see `in_use`. The system releases both when their process dies.
+    Each copy has a file `<key>.lock`. A process that makes or removes the copy has an exclusive lock. A process that
+    reads the copy marks it as used, see `in_use`. The system releases both when the process dies.
 
     Attributes:
-        directory: the folder, on a disk of this node; made when it is needed.
+        directory: the folder, on a disk of this node; created when needed.
         size: bytes that all copies together may have.
     """
 

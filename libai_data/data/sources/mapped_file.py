@@ -22,15 +22,15 @@ class MappedFile:
 
     Args:
         source: path or address; a file of a store is read from a copy, see `storage.LocalFile`.
-        local: where it can be opened, if not by a `LocalFile` of `source`.
+        local: path that can be opened; by default that of a `LocalFile` of `source`.
 
     Attributes:
         source: path or address.
         identity: of the file when this object was made; see `libai_data.data.files.identity`.
 
     Raises:
-        ConfigError: It is not there.
-        OSError: It may not be read.
+        ConfigError: The file does not exist.
+        OSError: The file may not be read.
     """
 
     def __init__(self, source: PathLike, local: LocalFile | None = None) -> None:

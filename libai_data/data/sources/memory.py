@@ -29,9 +29,9 @@ class InMemorySource:
 
     Args:
         source: of records that can be pickled, with a length.
-        name: says what the records are, together with the source's class, length and `fingerprint()`, and with the
-            `identity` of the source, or of the sources that a dataset is made of. A source of files has one: its
-            arguments, and the files' real paths, sizes and times of change.
+        name: identifies the records, together with the source's class, length, `fingerprint()` and `identity` (or the
+            identities of the sources of a dataset). The identity of a source of files is its arguments, and the
+            files' real paths, sizes and modification times.
 
     Raises:
         ConfigError: The source has no identity, and no name is given.

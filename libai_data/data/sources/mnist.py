@@ -87,7 +87,7 @@ FASHION_MNIST = MNISTKind(
 class MNISTSource(PublishedImages):
     """Images of MNIST and its like; `kind` is `MNIST` or `FASHION_MNIST`.
 
-    `root` holds `MNIST/raw` or `FashionMNIST/raw`, or the files themselves; `source_url` is the address of a folder,
+    `root` contains `MNIST/raw` or `FashionMNIST/raw`, or the files themselves. `source_url` is the address of a folder,
     with "/" at its end.
     """
 

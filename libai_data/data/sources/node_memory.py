@@ -1,7 +1,7 @@
-"""Memory that all processes of a user on one machine share by a name, and that is gone with the last of them.
+"""Memory that all processes of a user on one machine share by a name. The last process releases it.
 
-Who comes first takes the name, a Unix socket's address outside the file system, fills the memory, and hands its
-descriptor to those who come later. A process that dies leaves nothing behind, and its name is free again.
+The first process gets the name, which is a Unix socket's address outside the file system. It fills the memory and sends
+the descriptor to later processes. A process that dies leaves nothing, and its name is free again.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class NodeMemory:
 
 
 def shared_memory(name: str, fill: Callable[[int], None]) -> NodeMemory:
-    """The memory of a name, filled by whoever comes first.
+    """The memory of a name, filled by the first process.
 
     Args:
-        name: says what the memory holds.
-        fill: writes it to a descriptor, at least a byte; what it raises, each process gets that tries.
+        name: says what the memory contains.
+        fill: writes the content to a descriptor, at least a byte. Each process that waits gets its exceptions.
 
     Raises:
         PeerError: A process of another user has the name.

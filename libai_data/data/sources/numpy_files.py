@@ -20,7 +20,7 @@ FIELD = "data"
 class NumpySource(ShardedSource):
     """The rows of arrays: dicts of a field for each array, `array[index]`, views of the memory map.
 
-    Arrays of a compressed `.npz` file are read into memory when it is opened, which workers share.
+    Arrays of a compressed `.npz` file are read into memory when the file is opened. Workers share this memory.
 
     Args:
         paths: `.npy` files, whose rows are the field "data", or `.npz` files, whose arrays are fields by their names:
@@ -28,7 +28,7 @@ class NumpySource(ShardedSource):
 
     Raises:
         ConfigError: There is no such file.
-        FormatError: A file is cut short, holds Python objects, or is no file of numpy.
+        FormatError: A file is truncated, contains Python objects, or is no file of numpy.
         SchemaError: The arrays of a shard differ in length, or shards in their fields.
     """
 

@@ -1,4 +1,4 @@
-"""Many names in a few bytes each, where a list of strings would take a hundred."""
+"""Many names in a few bytes each; a list of strings would need a hundred bytes per name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A record of several fields in bytes, a file of the safetensors format: how ArrayRecord shards hold such records.
+"""A record of several fields as bytes in the safetensors format, for ArrayRecord shards.
 
 Format: github.com/huggingface/safetensors, "Format". Arrays are its tensors. Bytes are tensors of uint8, whose names
-stand under "bytes" in its metadata; all other values stand there under "values", as JSON.
+are under "bytes" in its metadata. All other values are there under "values", as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     """The bytes of a record.
 
     Args:
-        record: field -> bytes, an array of numbers, or what JSON takes.
+        record: field -> bytes, an array of numbers, or a value that JSON can store.
 
     Raises:
         SchemaError: A value is none of these; the field is named.

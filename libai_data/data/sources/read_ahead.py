@@ -90,7 +90,7 @@ class ReadAhead:
             return lambda: None
 
     def bytes_held(self) -> int:
-        """Of shards that are there for the batches to come."""
+        """The bytes of shards that are in the cache for later batches."""
         with self._lock:
             return sum(
                 int(self._sizes[shard]) for shard in {use.shard for use, fetched in self._held if fetched.done()}

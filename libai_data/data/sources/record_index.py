@@ -22,14 +22,14 @@ FOLDER = ".libai_data_index"
 def record_index(
     file: MappedFile, kind: str, build: Callable[[], Sequence[np.ndarray]], cache_dir: PathLike | None
 ) -> list[np.ndarray]:
-    """The index of a file, as it is now: from an index file, else built and kept there.
+    """The current index of a file: read from an index file, or built and written there.
 
     Args:
         file: of records.
         kind: what the index is of, with its version.
         build: makes the index, int64 [n] each.
-        cache_dir: folder for index files; see `index_folder`, for which `.libai_data_index` lies beside the file. By
-            default, the index of a copy of a store's file lies beside the copy.
+        cache_dir: folder for index files; see `index_folder`. By default, the index of a local file is in
+            `.libai_data_index` beside the file, and that of a store's file beside its copy.
 
     Returns:
         The arrays, read-only; see `cached_arrays`.

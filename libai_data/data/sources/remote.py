@@ -1,4 +1,4 @@
-"""Files in a store (s3://, gs://, http and what else fsspec knows): looked up, listed and fetched, with patience."""
+"""Look up, list and fetch files in a store (s3://, gs://, http and others of fsspec), with retries."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class RemoteFile:
 
     Attributes:
         url: its address.
-        size: bytes, where the store tells.
-        md5: of the content in hexadecimal, where the store tells.
-        md5_is_sure: whether `md5` is nothing else; what S3 tells is none for some encrypted objects.
+        size: bytes, if the store reports them.
+        md5: of the content in hexadecimal, if the store reports it.
+        md5_is_sure: whether `md5` is an md5 sum for certain; S3 reports other tags for some encrypted objects.
         identity: changes when the content does.
     """
 

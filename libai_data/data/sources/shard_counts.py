@@ -1,4 +1,4 @@
-"""Counts the samples of the shards of a store: from what lies beside them or in their footers, else by reading them."""
+"""Counts the samples of the shards of a store: by files beside them, by their footers, or by reading them."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def counted(
     Args:
         folder: address, without a slash at its end.
         format: of the shards; by default from the endings of their names.
-        open_copy: address and format -> source, to count what is written nowhere; by default that is an error.
-        at_once: shards that the store is asked for at once.
-        told: called after each shard, with the number of all.
+        open_copy: address and format -> source, to count samples by reading; by default this is an error.
+        at_once: number of parallel requests.
+        told: called after each shard, with the number of all shards.
         pattern: glob that the names of shards match, from the folder on; "" for all.
 
     Raises:
-        ConfigError: The folder is none of a store, has no such shards, or a format that cannot be streamed; or nothing
-            but reading tells the samples.
-        FormatError: What lies beside the shards does not fit them.
+        ConfigError: The folder is none of a store, has no such shards, or a format that cannot be streamed; or its
+            samples can be counted only by reading.
+        FormatError: The files beside the shards do not fit the shards.
         StorageError: The store does not answer.
     """
     attempts = Storage.from_environment().attempts

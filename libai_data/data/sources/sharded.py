@@ -123,7 +123,7 @@ class ShardedSource:
 
 
 def runs_of(ends: np.ndarray, rows: np.ndarray) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Where rows lie in parts that come one behind the other: part by part its number, which rows are its, and where.
+    """Find rows in consecutive parts; yield a part's number, the places in `rows`, and the rows within the part.
 
     Args:
         ends: rows up to the end of each part, int64 [parts].

@@ -1,10 +1,10 @@
-"""Files wherever they are: paths of this machine as they are, files of a store by copies in a local cache.
+"""Open local files in place, and files of a store by copies in a local cache.
 
-Stores are what fsspec knows: s3://, gs://, http:// and others, with the credentials and settings that fsspec takes from
-the environment (such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL) and from ~/.config/fsspec.
+A store is any that fsspec supports: s3://, gs://, http:// and others, with the credentials and settings that fsspec
+takes from the environment (such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL) and from ~/.config/fsspec.
 
 Copies are kept in the folder `files` of LIBAI_DATA_CACHE_DIR (by default ~/.cache/libai_data), which all processes of a
-node share, up to LIBAI_DATA_CACHE_SIZE (by default 64GB). A store is asked LIBAI_DATA_STORAGE_ATTEMPTS times (by
+node share, up to LIBAI_DATA_CACHE_SIZE (by default 64GB). A request is tried LIBAI_DATA_STORAGE_ATTEMPTS times (by
 default 5).
 """
 

@@ -37,10 +37,10 @@ _OPENED_AT_MOST = 3
 class StreamedSource:
     """The records of shards in a store, in the order of their names.
 
-    Opening reads the table that `libai-data index` has written, or counts samples by what tells them without reading
-    the shards: the manifest of `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is
-    fetched into the cache of the node (see `Storage`) when one of its records is read, or before that: a loader whose
-    dataset is this source, or has it as `source`, fetches ahead if its order has lanes.
+    Opening reads the table of `libai-data index`, or counts samples without reading the shards: by the manifest of
+    `libai-data convert`, the index of MDS, or the footers of Parquet files. A shard is fetched into the cache of the
+    node (see `Storage`) when one of its records is read. If the dataset of a loader is this source, or has it as
+    `source`, the loader fetches shards ahead.
 
     Args:
         address: of a folder, or a glob of shards ("**" for any depth).
@@ -53,9 +53,9 @@ class StreamedSource:
         opened: the shards that are open; sources of one dataset share it (`StreamedShards`).
 
     Raises:
-        ConfigError: There are no shards, they cannot be streamed, nothing tells their samples, or the cache is smaller
-            than a shard.
-        FormatError: What tells the samples is damaged.
+        ConfigError: There are no shards, they cannot be streamed, their samples cannot be counted, or the cache is
+            smaller than a shard.
+        FormatError: The table, manifest, index or a footer is damaged.
         StorageError: The store does not answer.
     """
 

@@ -1,4 +1,4 @@
-"""Where the files of a tar archive lie, so that any of them is read without unpacking it."""
+"""An index of the files of a tar archive, to read any of them without unpacking the archive."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def index_tar(path: str | Path, start: int = 0, stop: int | None = None, called:
 
     Args:
         path: of the file.
-        start: byte at which the archive begins, if it lies within a file.
+        start: byte at which the archive begins, if it is within a file.
         stop: byte at which it ends; by default that of the file.
         called: what errors call the file; by default its path.
 
     Raises:
         FormatError: It is truncated, compressed, no tar, or has a name that leads out of it; the offset is named.
-        OSError: The file is not there, or may not be read.
+        OSError: The file does not exist, or may not be read.
     """
     offsets, sizes, named = array("q"), array("q"), called or path
 

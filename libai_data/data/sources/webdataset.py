@@ -1,7 +1,7 @@
 """Samples of WebDataset's tar shards, by index instead of from front to back.
 
-Format: github.com/webdataset/webdataset: files next to each other whose paths are equal up to the first dot of the name
-are the fields of one sample, named by what follows the dot.
+Format: github.com/webdataset/webdataset. Neighbouring files whose paths are equal up to the first dot of the name are
+the fields of one sample. The rest of the name, after the dot, is the name of the field.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WebDatasetSource(ShardedSource):
 
     Raises:
         ConfigError: There is no such file, or no index can be written.
-        FormatError: A shard is cut short, damaged, or holds what is refused; the offset is named.
+        FormatError: A shard is truncated, damaged, or has refused contents; the error shows the offset.
     """
 
     def __init__(self, paths: Paths, cache_dir: PathLike | None = None) -> None:

@@ -92,7 +92,7 @@ class Channel:
             self._end.shutdown(socket.SHUT_WR)
 
     def is_closed_there(self) -> bool:
-        """Whether nobody holds the other end any more, or this one is closed."""
+        """Whether no process has the other end open, or this end is closed."""
         if self._end.fileno() < 0:
             return True
         waiting = select.poll()

@@ -43,13 +43,14 @@ _forked = False
 
 @contextmanager
 def joining() -> Iterator[None]:
-    """Around the import of OneFlow, which joins this process to the job: end it if the other ranks do not come in time.
+    """Wraps the import of OneFlow, which joins this process to the job: ends the process if other ranks start too late.
 
-    From then on, or at once where OneFlow is imported already, it watches over them. Ctrl-C raises a KeyboardInterrupt.
+    After the import, or at once if OneFlow is imported already, the process watches the other ranks. Ctrl-C raises a
+    KeyboardInterrupt.
 
     Raises:
-        ConfigError: Another program listens on the port of rank 0, which this is; or LIBAI_DATA_SECONDS_TO_JOIN is no
-            positive number.
+        ConfigError: Another program listens on the port of rank 0, and this process is rank 0; or
+            LIBAI_DATA_SECONDS_TO_JOIN is no positive number.
     """
     with _taking_interrupts_back(), _joining_within_limits():
         yield
@@ -144,10 +145,10 @@ os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def begin_to_watch() -> Liveness | None:
-    """Begin to watch over the other ranks, once a process; None while OneFlow is not imported. Waits for nobody.
+    """Begin to watch the other ranks, once per process; None while OneFlow is not imported. Waits for no rank.
 
-    From now on an exception that nobody catches ends this process at once, and it takes leave of the others when it
-    ends in any other way.
+    From now on, an uncaught exception ends this process at once. If the process ends in another way, it sends a
+    farewell to the others.
     """
     global _liveness
     if _liveness is not None or "oneflow" not in sys.modules or _forked:
@@ -169,7 +170,7 @@ def begin_collective(what: str = "", words: str = "") -> dict[int, str]:
     """Announce that this rank begins a collective of this package, as `Liveness.begin_collective`.
 
     Raises:
-        PeerError: Another rank has left, and will not come to it.
+        PeerError: Another rank has left, and will not begin the collective.
         MeshError: In the first one: the ranks belong to two jobs, or two nodes run on one machine. Or this process is a
             fork of a rank.
     """
@@ -193,7 +194,7 @@ def in_collective(what: str) -> Iterator[None]:
 
 
 def waiting_for_rank(what: str) -> AbstractContextManager[None]:
-    """Around code of the main thread that waits until another rank's main thread hands out or takes a batch."""
+    """Wraps code of the main thread that waits until another rank's main thread passes on or uses a batch."""
     return _in_place(BATCH, what)
 
 

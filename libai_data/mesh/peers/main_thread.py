@@ -21,14 +21,14 @@ _SECONDS_INCOMPLETE = 60.0  # or the rank that has left still waits for somethin
 
 
 class MainThread:
-    """Finds out whether the main thread stands still inside of OneFlow.
+    """Finds out whether the main thread waits inside OneFlow.
 
     Args:
-        has_gpus: it may wait for a GPU while its process computes nothing.
+        has_gpus: the thread may wait for a GPU while its process computes nothing.
 
     Attributes:
-        is_idle: between the last two looks, the process computed nothing, or waited in OneFlow's busy loop.
-        is_in_oneflow: it stood still then, in code of OneFlow itself and not of the program, or in this loop.
+        is_idle: between the last two checks, the process computed nothing, or waited in OneFlow's busy loop.
+        is_in_oneflow: the thread waited then, in code of OneFlow itself and not of the program, or in this loop.
     """
 
     def __init__(self, has_gpus: bool) -> None:
@@ -42,7 +42,7 @@ class MainThread:
         self.is_idle = self.is_in_oneflow = False
 
     def seconds_to_wait(self, has_left: bool) -> float:
-        """How long it must go on as since the last call to wait for ever; 0 if it does something.
+        """Seconds for which it must stay as it was since the last call to count as hanging; 0 if it does something.
 
         A program that `has_left` has ended, and waits in OneFlow's own farewell.
         """

@@ -1,7 +1,7 @@
 """The link between nodes: TCP connections from the leader of each node to rank 0.
 
-Messages are JSON, so that nothing that comes over the network is ever executed. Both ends prove that they know a key of
-the job, which never crosses the network; the messages themselves are neither encrypted nor signed.
+Messages are JSON, so data from the network is never executed. Both ends prove that they know a key of the job. The key
+is never sent. The messages are neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Reception:
 
 
 def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float) -> None:
-    """Say `who` this is to a `Reception`, and find out in so many seconds whether it belongs to this job."""
+    """Send `who` this is to a `Reception`, and find out within so many seconds whether it belongs to this job."""
     own = secrets.token_hex(16)
     try:
         link.settimeout(max(seconds, 0.1))

@@ -1,4 +1,4 @@
-"""Pickles for another process of the same program, which need not know the classes of the main script."""
+"""Pickles for another process of the same program, which may lack the classes of the main script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 class PicklerByValue(cloudpickle.CloudPickler):
     """Pickles lambdas and classes of the main script by value, and views of numbers as such.
 
-    A class that went to a worker by value, and comes back, becomes again the class that was sent.
+    A class that is sent to a worker by value, and sent back, becomes the original class again.
     """
 
     def reducer_override(self, obj: Any) -> Any:
@@ -33,7 +33,7 @@ def pickled_by_value(thing: Any) -> bytes:
 
 
 def pickled(thing: Any) -> bytes:
-    """A pickle of what mostly needs none by value, which takes more time."""
+    """A pickle of an object that rarely needs pickling by value, which is slower."""
     try:
         return pickle.dumps(thing, protocol=5)
     except Exception:

@@ -1,4 +1,4 @@
-"""Whether ranks that meet belong to one job, and run on the machines that OneFlow takes them to run on."""
+"""Whether ranks that connect belong to one job, and run on the machines that OneFlow expects."""
 
 from __future__ import annotations
 

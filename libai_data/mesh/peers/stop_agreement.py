@@ -2,7 +2,7 @@
 
 Ranks may be some steps apart, because OneFlow computes in the background. A rank within a step may need the other ranks
 to reach this step too, so no rank may wait within a step. The rank that got the signal asks rank 0, and rank 0 asks all
-ranks for their step. A thread of each rank answers with the step of its main thread, and holds the main thread before
+ranks for their step. A thread of each rank answers with the step of its main thread, and stops the main thread before
 its next step until rank 0 has decided. Rank 0 chooses the largest step plus one: no rank has begun it, and all can
 reach it. Without a signal, the ranks exchange nothing.
 

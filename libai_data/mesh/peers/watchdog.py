@@ -9,8 +9,10 @@ where the ranks also compare their job and their machines. A thread watches the 
   (`to_global`, `synchronize`, ...). If all ranks have the same number, this is the regular end. A rank that begins one
   more collective needs a rank that has left.
 * The other ranks may also wait for the rank in a collective of OneFlow, which is not counted. So after a farewell, each
-  rank tells rank 0 whether its main thread waits inside OneFlow. If all ranks do so for long enough, none can continue.
-* Before any rank leaves, each rank that waits tells rank 0 where it waits, and `standstill` draws the conclusion.
+  rank reports to rank 0 whether its main thread waits inside OneFlow. If all ranks do so for long enough, none can
+  continue.
+* Before any rank leaves, each rank that waits reports to rank 0 where it waits, and `standstill` decides whether to
+  end.
 * Each collective of this package begins with a meeting over these connections, in which the ranks compare the names of
   their collectives. So two different collectives never mix; OneFlow would abort, or compute wrong sums.
 
