@@ -33,7 +33,7 @@ def add_input_arguments(arguments: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["text"],
         metavar="KEY",
-        help="keys of JSON objects, or columns, that hold text",
+        help="keys of JSON objects, or columns, with the text",
     )
     group.add_argument("--format", choices=FORMATS, default="", help="format of all files (default: by file name)")
     group.add_argument(
@@ -70,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--workers", type=int, default=1, help="processes (default 1), of all machines together")
     group.add_argument("--cluster", choices=CLUSTERS[1:], default="", help="run them on the machines of a Ray cluster")
     group.add_argument("--log-interval", type=int, default=100, help="documents between two updates of the bar")
-    group.add_argument("--refuse-bad-lines", action="store_true", help="fail if a line holds no document")
+    group.add_argument("--refuse-bad-lines", action="store_true", help="fail if a line has no document")
     return arguments
 
 

@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     edit.add_argument(
         "--skip", type=int, nargs=2, action="append", metavar=("FIRST", "LAST"), help="leave out these steps' samples"
     )
-    edit.add_argument("--forget-skips", action="store_true", help="skip none of the samples that are still to come")
+    edit.add_argument("--forget-skips", action="store_true", help="remove all skips of samples that were not used yet")
     samples = verb("samples", "List the samples of a step, or the steps that used a sample.")
     which = samples.add_mutually_exclusive_group(required=True)
     which.add_argument("--step", type=int, metavar="N", help="the step whose samples to list")

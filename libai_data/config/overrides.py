@@ -146,12 +146,12 @@ def _check_kind(place: _Place, present: Any, value: Any, is_quoted: bool) -> Non
     if isinstance(present, DictConfig):
         keys = [str(k) for k in present if k not in SPECIAL_KEYS]
         raise ConfigError(
-            f"{key} is a section with the keys {', '.join(keys) or '(none)'}; {_shown(value)} cannot stand in its "
-            f"place. Set one of its keys: {key}.{keys[0] if keys else 'key'}=...{force}"
+            f"{key} is a section with the keys {', '.join(keys) or '(none)'}; {_shown(value)} cannot replace it. "
+            f"Set one of its keys: {key}.{keys[0] if keys else 'key'}=...{force}"
         )
     if isinstance(present, ListConfig) and not isinstance(value, list):
         raise ConfigError(
-            f"{key} is a list of {len(present)}; {_shown(value)} cannot stand in its place. "
+            f"{key} is a list of {len(present)}; {_shown(value)} cannot replace it. "
             f"Write a list, {key}=[...], or set an element, {key}.0=...{force}"
         )
     if isinstance(present, (bool, int, float)) and isinstance(value, str) and not is_quoted:

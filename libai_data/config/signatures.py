@@ -70,8 +70,8 @@ def check_keywords(target: Callable[..., Any], keywords: Collection[str], path: 
     for name in keywords:
         if not parameters.accepts(str(name)):
             raise ConfigError(
-                f"{join_path(path, name)}: {describe(target)} takes no argument {str(name)!r}."
-                + (nearest(name, parameters.names) or f" It takes: {', '.join(sorted(parameters.names)) or 'none'}.")
+                f"{join_path(path, name)}: {describe(target)} has no argument {str(name)!r}."
+                + (nearest(name, parameters.names) or f" It has: {', '.join(sorted(parameters.names)) or 'none'}.")
             )
 
 

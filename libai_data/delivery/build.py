@@ -283,7 +283,7 @@ def _proportions(split: Sequence[float]) -> list[float]:
     except (TypeError, ValueError):
         proportions = []
     if len(proportions) != 3 or not min(proportions) >= 0 or not 0 < sum(proportions) < inf:
-        raise ConfigError(f"a split is {split!r}; it takes up to three proportions, such as [7, 2, 1]")
+        raise ConfigError(f"a split is {split!r}; give up to three proportions, such as [7, 2, 1]")
     return proportions
 
 

@@ -106,7 +106,7 @@ def scale_to_epochs(cfg: Any, data_loader: Any) -> None:
         _scale_schedule(cfg)
     _scale_period(cfg, "train.evaluation.eval_period", "train.evaluation.eval_after_n_epoch", per_epoch)
     _scale_period(cfg, "train.checkpointer.period", "train.checkpointer.save_model_after_n_epoch", per_epoch)
-    logger.info("Training takes %d steps, %d of them to warm up.", train.train_iter, train.warmup_iter)
+    logger.info("The training has %d steps, %d of them for warm-up.", train.train_iter, train.warmup_iter)
     log_blend(indexed_dataset_of(data_loader), train.samples, schedule.position_of)
 
 

@@ -188,7 +188,7 @@ def _moved_aside(folder: Path, weights: str) -> str:
     real = Path(os.path.realpath(folder))
     if weights and real in Path(os.path.realpath(weights)).parents:
         raise ConfigError(
-            f"train.load_weight {weights} lies in train.output_dir {folder}, from which the earlier run is moved aside "
+            f"train.load_weight {weights} is in train.output_dir {folder}, from which the earlier run is moved aside "
             "before a new one starts; give another train.output_dir, or --resume to continue the earlier run"
         )
     target = next(path for number in range(1, 10**6) if not (path := real.with_name(f"{real.name}.{number}")).exists())
@@ -199,7 +199,7 @@ def _moved_aside(folder: Path, weights: str) -> str:
             os.rename(entry, target / entry.name)
     except OSError as error:
         raise ConfigError(
-            f"train.output_dir {folder} holds an earlier run, which cannot be moved to {target} ({error}); continue it "
+            f"train.output_dir {folder} has an earlier run, which cannot be moved to {target} ({error}); continue it "
             "with --resume, or give another train.output_dir"
         ) from error
     return str(target)

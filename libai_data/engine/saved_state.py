@@ -38,7 +38,7 @@ class SavedState:
         content: dict[str, Any] = json.loads((directory / STATE).read_text())
         data = content.get("stateful", {}).get("train_loader")
         if not isinstance(data, dict) or "order_version" not in data:
-            raise CheckpointError(f"{directory} holds no data state of libai_data's endless stream; it holds {data}")
+            raise CheckpointError(f"{directory} has no data state of libai_data's endless stream, but {data}")
         return SavedState(directory, content, StreamState.from_json(data))
 
     @property
@@ -190,8 +190,8 @@ def edited(
         added = left_out_by([(first, last)], schedule).since(state.place)
         if not 0 <= first <= last or not added.ranges:
             raise ConfigError(
-                f"steps {first} to {last} cannot be skipped: give first and last step of those that are still to come, "
-                f"as a run without skips counts them; in such a run, the next sample belongs to step "
+                f"steps {first} to {last} cannot be skipped: give the first and last step to skip, after those that "
+                "are done. Count the steps of a run without skips; there, the next sample belongs to step "
                 f"{schedule.step_at(state.place)}"
             )
         left_out = left_out.joined(added)

@@ -288,7 +288,7 @@ class _StagedSource(WrappedSource):
     def length(self) -> int:
         if isinstance(self._stage, MappedStream):
             return self.inner.length()
-        raise TypeError(f"how many batches an epoch makes of a {type(self._stage).__name__} is not known in advance")
+        raise TypeError(f"the number of batches in an epoch of a {type(self._stage).__name__} is not known in advance")
 
     def open(self, epoch: int, shard: int, num_shards: int, state: str | None = None) -> Opened:
         rows, save = self.inner.open(epoch, shard, num_shards, state and self._stage.inner_state(state))

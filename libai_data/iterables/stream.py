@@ -298,7 +298,7 @@ class IterableStream(EpochPositions, StreamSampler):
         if (state["ends"] == "cycle") != self.endless:
             raise CheckpointError(
                 f"the data state was saved with ends={state['ends']}, which is now {self.ends}; an endless stream "
-                "cannot continue from a state of epochs, nor the other way round"
+                "cannot continue from a state of epochs, or the reverse"
             )
         saved, own = state.get("reading"), self._reading.get("reading")
         if saved != own and "seed" not in override:

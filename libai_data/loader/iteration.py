@@ -51,7 +51,7 @@ class Pass:
         self._error: Exception | None = None
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("an iterator of a loader can be neither copied nor pickled; state_dict() of the loader can")
+        raise TypeError("an iterator of a loader cannot be copied or pickled; use state_dict() of the loader")
 
     def begun(self) -> Pass:
         """This pass, which the stream has now begun."""

@@ -57,8 +57,8 @@ class OfOneProcess:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
-            "a loader can be neither copied nor pickled; make another one, and give it the state_dict() of this one "
-            "with load_state_dict"
+            "a loader cannot be copied or pickled; make another loader, and call its load_state_dict with the "
+            "state_dict() of this one"
         )
 
 

@@ -50,7 +50,7 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
     else:
         array = np.asarray(value)
     if type(array) is not np.ndarray and np.ma.is_masked(array):
-        raise SchemaError(f"{whose} is a masked array; a tensor cannot hold its mask; return value.filled(...)")
+        raise SchemaError(f"{whose} is a masked array, but a tensor has no mask; return value.filled(...)")
     if array.dtype.kind not in "biufc":
         raise SchemaError(
             f"{whose} holds {type(value).__name__} (dtype {array.dtype}), which cannot become a tensor; return "
@@ -109,7 +109,7 @@ def as_flow_tensor(tensor: Any) -> Any:
     if not isinstance(tensor, np.ndarray):
         return tensor
     if type(tensor) is not np.ndarray and np.ma.is_masked(tensor):
-        raise SchemaError("a tensor cannot hold the mask of a masked array; pass value.filled(...)")
+        raise SchemaError("a masked array cannot become a tensor, which has no mask; pass value.filled(...)")
     tensor = _native(tensor)
     try:
         return flow.from_numpy(tensor if tensor.flags.c_contiguous else tensor.copy())

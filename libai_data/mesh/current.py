@@ -147,10 +147,10 @@ def get_nd_sbp(sbp_list: list[Any]) -> list[Any]:
     import oneflow as flow
 
     if not isinstance(sbp_list, (list, tuple)) or len(sbp_list) != 2:
-        raise ValueError(f"sbp_list is {sbp_list!r}; it must hold two: the SBP over the data and over the tensor axis.")
+        raise ValueError(f"sbp_list is {sbp_list!r}; it must have two entries, for the data and the tensor axis.")
     for sbp in sbp_list:
         if not isinstance(sbp, flow.sbp.sbp):
-            raise TypeError(f"sbp_list holds {sbp!r}; each must be a oneflow.sbp, such as oneflow.sbp.split(0).")
+            raise TypeError(f"sbp_list has {sbp!r}; each must be a oneflow.sbp, such as oneflow.sbp.split(0).")
     mesh = get_mesh()
     if mesh.parallel_hierarchy is not None:
         return list(sbp_list)

@@ -161,7 +161,7 @@ def test_logs_of_attempts_that_came_to_nothing_are_kept(tmp_path: Path) -> None:
 
 def test_weights_in_the_folder_itself_are_not_moved_away_from_under_a_new_run(used: Path) -> None:
     before = contents(used)
-    with pytest.raises(ConfigError, match=r"load_weight .* lies in"):
+    with pytest.raises(ConfigError, match=r"load_weight .* is in"):
         trained(tiny_config(str(used), load_weight=str(used / "model_final")))
     assert {**contents(used), "run.json": b""} == {**before, "run.json": b""}
 

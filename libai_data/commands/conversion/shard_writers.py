@@ -101,7 +101,7 @@ def _as_file(name: str, value: Any) -> tuple[str, bytes]:
     try:
         return f"{ending}.json", json.dumps(value).encode()
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"field {name!r} has a value that JSON cannot hold: {error}") from error
+        raise SchemaError(f"field {name!r} has a value that JSON cannot store: {error}") from error
 
 
 class _Parquet:

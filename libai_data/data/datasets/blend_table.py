@@ -56,7 +56,7 @@ def log_blend(dataset: Any, samples: int, position_of: Callable[[int], int]) -> 
         )
         if epochs > _EPOCHS_WITHOUT_HARM:
             often.append(f"{name} {epochs:.1f} times")
-    logger.info("The training takes of each dataset:\n%s", "\n".join(lines))
+    logger.info("The datasets of the training:\n%s", "\n".join(lines))
     if often:
         logger.warning(
             "The training sees %s; more than %d epochs of the same data teach little: lower the weight, set max_epochs "

@@ -53,7 +53,7 @@ class SentenceRule:
         )
         if self.max_tokens < 2:
             raise ConfigError(
-                f"max_seq_length leaves room for {self.max_tokens} tokens beside the special ones; at least 2"
+                f"max_seq_length leaves room for {self.max_tokens} tokens beside the special ones; 2 are needed"
             )
 
 

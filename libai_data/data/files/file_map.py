@@ -127,7 +127,7 @@ def npy_array(content: np.ndarray) -> np.ndarray:
     except Exception as error:  # numpy parses the header as Python, which raises of many kinds
         raise ValueError(f"its header cannot be read: {error}") from error
     if dtype.hasobject:
-        raise ValueError("it holds Python objects")
+        raise ValueError("it contains Python objects")
     start, size = head.tell(), int(np.prod(shape, dtype=object)) * dtype.itemsize
     if len(content) < start + size:
         raise ValueError(f"it has {len(content)} bytes, where an array of {dtype} {shape} ends at {start + size}")

@@ -205,7 +205,7 @@ class CyclicSampler(StreamSampler):
 
     def batches_per_round(self) -> int:
         if self._walk is not None:
-            raise TypeError("how many batches an epoch makes of a stream transform is not known in advance")
+            raise TypeError("the number of batches in an epoch of a stream transform is not known in advance")
         return ceil(self.order.epoch_size / self.global_batch_size)
 
     def _counted_from(self, position: int) -> int:

@@ -61,7 +61,7 @@ class LaneOrder(Order):
     def _visits(self) -> LaneVisits:
         if self.lengths is None:
             raise CheckpointError(
-                "the samples come in lanes, and the data state holds only a digest of the shards' lengths; build the "
+                "the order has lanes, and the data state holds only a digest of the shards' lengths; build the "
                 "loader of this dataset to find samples (with a command: --config-file)"
             )
         row = ShardRow.of(self.lengths, self.seed, self.shuffle)

@@ -253,8 +253,8 @@ class ListedBatches(EpochPositions):
         length = self._length()
         if length is None:
             raise TypeError(
-                f"the {self._argument} ({self._name}) has no length, so that nobody knows how many "
-                "batches a round has; give it __len__, or iterate without len(loader)"
+                f"the {self._argument} ({self._name}) has no length, so the number of batches is not "
+                "known; give it __len__, or iterate without len(loader)"
             )
         return length
 

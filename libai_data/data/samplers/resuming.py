@@ -31,7 +31,7 @@ def check_overrides(override: Collection[str]) -> None:
         if name not in OVERRIDES:
             known = [*OVERRIDES, RESTART_DATA]
             raise ConfigError(
-                f"resume_override names {name!r}; it takes {list(OVERRIDES)}, and in a trainer {RESTART_DATA!r}."
+                f"resume_override names {name!r}; allowed: {list(OVERRIDES)}, and in a trainer {RESTART_DATA!r}."
                 f"{nearest(name, known)}"
             )
 

@@ -48,14 +48,14 @@ class TransformRounds(EpochPositions, StreamSampler):
         check({"shuffle": FLAG, "ends": _ENDS}, shuffle=shuffle, ends=ends)
         order = order_over(dataset, seed, shuffle)
         if isinstance(order, BlendOrder):
-            raise ConfigError("a blend has no epoch in which each sample comes once; use ends='cycle' or CyclicSampler")
+            raise ConfigError("a blend has no epoch that has each sample once; use ends='cycle' or CyclicSampler")
         super().__init__(dataset, micro_batch_size, order, data_parallel_rank, data_parallel_size)
         self.ends = ends
         self._rounds = Walk(dataset if isinstance(dataset, StreamTransform) else None, order, in_rounds=True)
         self._starts: OrderedDict[tuple[int, int], int] = OrderedDict()
 
     def batches_per_round(self) -> int:
-        raise TypeError("how many batches an epoch makes of a stream transform is not known in advance")
+        raise TypeError("the number of batches in an epoch of a stream transform is not known in advance")
 
     def batches(self, position: int) -> Iterator[IndexBatch]:
         """This rank's parts of all batches from `position` to the end of the cursor's epoch.

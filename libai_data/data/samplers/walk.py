@@ -124,7 +124,7 @@ class Walk:
     @property
     def _reading(self) -> Any:
         if self._transform is None:
-            raise ConfigError("this rank does not read, and so cannot know what the stream's samples yield")
+            raise ConfigError("this rank does not read, so it cannot find the outputs of the stream")
         return self._transform
 
     def _cut(self, start: int, count: int, stop: int | None = None) -> tuple[np.ndarray, int]:

@@ -59,8 +59,8 @@ class WeightedOrder(Order):
     def _known(self) -> np.ndarray:
         if self.weights is None:
             raise CheckpointError(
-                "the samples are drawn by weights, of which the data state holds only a digest; build the loader with "
-                "these weights to find samples (with a command: --config-file)"
+                "the samples are drawn by weights, and the data state holds only a digest of them; build the loader "
+                "with these weights to find samples (with a command: --config-file)"
             )
         return self.weights
 

@@ -25,9 +25,9 @@ def own_folder(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ConfigError(f"another process is at work in {folder}; wait for it, or end it") from error
+            raise ConfigError(f"another process is writing to {folder}; wait until it ends, or end it") from error
         if not os.fstat(file.fileno()).st_nlink:
-            raise ConfigError(f"another process has just finished what {folder} was for; run this again if it is to be")
+            raise ConfigError(f"another process has just finished the work in {folder}; run this again if needed")
         yield
 
 
@@ -49,7 +49,7 @@ def check_same_plan(folder: Path, before: dict[str, Any], plan: dict[str, Any]) 
     other = sorted(name for name in plan if before.get(name) != plan[name])
     if other:
         told = "; ".join(f"{name} was {_short(before.get(name))}, is {_short(plan[name])}" for name in other)
-        raise ConfigError(f"{folder} holds shards of another run: {told}. Repeat its command, or remove the folder")
+        raise ConfigError(f"{folder} contains shards of another run: {told}. Repeat its command, or remove the folder")
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -82,13 +82,13 @@ class ImageFolderSource:
         self._ends, self._names = listing[0], PackedNames.from_numbers(*listing[1:3])
         if not len(self):
             raise ConfigError(
-                f"the image folder {self.root} holds no images ({', '.join(suffixes)}) in sub-folders, one a class"
+                f"the image folder {self.root} has no images ({', '.join(suffixes)}) in sub-folders, one for each class"
             )
         inner = self._names.first_with("/")
         if nested == "error" and inner is not None:
             path, label = self[inner]
             raise ConfigError(
-                f"{path} lies in a folder within the class {self.classes[label]!r} of {self.root}. If that folder is a "
+                f"{path} is in a folder within the class {self.classes[label]!r} of {self.root}. If that folder is a "
                 "class of its own, give the folder above it as root; to count its images to "
                 f"{self.classes[label]!r}, set nested='merge'"
             )

@@ -72,7 +72,7 @@ class ImageNetTarSource:
         else:
             self._index = TarIndex.from_numbers(cached_arrays(kept_in, key, lambda: index_tar(self.path).numbers()))
             if not len(self._index):
-                raise FormatError(f"{self.path} holds no files; it is not ImageNet's {VAL_TAR}")
+                raise FormatError(f"{self.path} contains no files; it is not ImageNet's {VAL_TAR}")
             labels = root / VAL_LABELS if val_labels is None else checked_path("val_labels", val_labels)
             of_images = _classes_of(labels, list(self._index.names))
             self._paths.append(labels)
@@ -117,7 +117,7 @@ def _index_of_classes(path: Path) -> list[np.ndarray]:
     outer = index_tar(path)
     places = {name[: -len(".tar")]: place for place, name in enumerate(outer.names) if name.endswith(".tar")}
     if not places:
-        raise FormatError(f"{path} holds no archives of classes (n01440764.tar); it is not ImageNet's {TRAIN_TAR}")
+        raise FormatError(f"{path} contains no archives of classes (n01440764.tar); it is not ImageNet's {TRAIN_TAR}")
     classes = sorted(places)
     found = []
     for name in tqdm(classes, f"Indexing {path}", unit=" classes", disable=None):

@@ -187,5 +187,5 @@ def _file(prefix: str, ending: str) -> MappedFile:
 def _checked(number: int, count: int, what: str, prefix: str) -> int:
     number = operator.index(number)
     if not -count <= number < count:
-        raise IndexError(f"{number} lies outside the {count} {what} of {prefix}")
+        raise IndexError(f"{number} is outside the {count} {what} of {prefix}")
     return number + count if number < 0 else number

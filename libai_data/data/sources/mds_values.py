@@ -31,7 +31,7 @@ def decoder_of(encoding: str, what: str) -> Decode:
         return _arrays(dtype, tuple(map(int, shape.split(","))) if shape else None)
     if encoding == "pkl":
         raise FormatError(
-            f"{what} holds pickled objects, which can run any code; read the other columns (columns=[...])"
+            f"{what} contains pickled objects, which can run any code; read the other columns (columns=[...])"
         )
     if encoding not in _DECODERS:
         known = [*_DECODERS, "ndarray"]

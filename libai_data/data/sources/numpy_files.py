@@ -110,7 +110,7 @@ def _open_npz(file: MappedFile) -> dict[str, np.ndarray]:
             f"{file.source}, array {member!r}: no .npz file of numbers, or it is damaged: {error}"
         ) from error
     if not arrays:
-        raise ConfigError(f"{file.source} holds no array")
+        raise ConfigError(f"{file.source} contains no array")
     return arrays
 
 

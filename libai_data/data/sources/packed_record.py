@@ -44,7 +44,7 @@ def pack_record(record: Mapping[str, Any]) -> bytes:
     try:
         notes = {"bytes": json.dumps(of_bytes), "values": json.dumps(values)}
     except (TypeError, ValueError) as error:
-        raise SchemaError(f"one of the fields {list(values)} has a value that JSON cannot hold: {error}") from error
+        raise SchemaError(f"one of the fields {list(values)} has a value that JSON cannot store: {error}") from error
     # safetensors would write the metadata in any order, but a record must always have the same bytes.
     header, data = _parts(save(arrays))
     head = json.dumps({_METADATA: notes, **header}).encode()

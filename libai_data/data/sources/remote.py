@@ -299,7 +299,7 @@ def _patiently(url: str, what: str, act: Callable[[], _Result], attempts: int) -
                 *(url, what, _told(error), attempt + 1, attempts, wait),
             )
             time.sleep(wait)
-    raise ConfigError(f"{url} is to be {what} in {attempts} attempts; give at least 1")
+    raise ConfigError(f"{url} cannot be {what} in {attempts} attempts; set at least 1")
 
 
 def _raise_if_for_good(url: str, what: str, error: Exception) -> None:

@@ -79,7 +79,9 @@ def counted(
     def count(path: str) -> tuple[int, RemoteFile]:
         remote = look_up(path, attempts)
         if remote.size is None:
-            raise ConfigError(f"{path} cannot be streamed: the store does not tell its size; open it without streaming")
+            raise ConfigError(
+                f"{path} cannot be streamed: the store does not report its size; open it without streaming"
+            )
         if kind == "mds" and not path.endswith(".mds"):
             remote = replace(remote, size=known[path][1])  # of its copy, which is decompressed
         samples = _samples(folder, kind, remote, known, open_copy, attempts)
@@ -114,7 +116,7 @@ def check_address(folder: str) -> None:
     """Refuse what is no address of a folder, or a glob."""
     if "://" not in folder:
         raise ConfigError(
-            f"{folder} is on this machine, where nothing has to be streamed; open it without streaming, or give "
+            f"{folder} is on this machine, where streaming is not needed; open it without streaming, or give "
             f"file://{os.path.abspath(folder)} to copy shards from a slow shared file system when they are needed"
         )
     if any(sign in folder for sign in _SIGNS):
@@ -170,7 +172,7 @@ def _samples(
     if remote.url in known:
         samples, size = known[remote.url]
         if size not in (None, remote.size):
-            raise FormatError(f"{remote.url} has {remote.size} bytes, where what lies beside it says {size}")
+            raise FormatError(f"{remote.url} has {remote.size} bytes, but the table or manifest beside it says {size}")
         return samples
     why = ""
     try:
@@ -181,7 +183,7 @@ def _samples(
         why = f" ({error})"
     if open_copy is None:
         raise ConfigError(
-            f"nothing tells how many samples {remote.url} has{why}; run 'libai-data index {folder}' once, which counts "
+            f"the number of samples of {remote.url} is not known{why}; run 'libai-data index {folder}' once: it counts "
             f"them and writes {TABLE} beside the shards"
         )
     try:

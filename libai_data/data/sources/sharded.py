@@ -140,5 +140,5 @@ def checked_indices(indices: Indices, count: int, what: str) -> np.ndarray:
     asked = np.asarray(indices, dtype=np.int64).reshape(-1)
     outside = np.flatnonzero((asked < -count) | (asked >= count))
     if len(outside):
-        raise IndexError(f"{int(asked[outside[0]])} lies outside the {count} {what}")
+        raise IndexError(f"{int(asked[outside[0]])} is outside the {count} {what}")
     return np.where(asked < 0, asked + count, asked)

@@ -83,7 +83,7 @@ class Cutting:
         if self.documents != LINE and TEXT not in forms:
             raise ConfigError(
                 f"documents={self.documents!r} is for plain text, but the input is {' and '.join(sorted(forms))} "
-                f"({paths[0]}), where each line or row is a document. Remove --documents; or, if the files hold plain "
+                f"({paths[0]}), where each line or row is a document. Remove --documents; or, if the files are plain "
                 "text, set --format text"
             )
         total = sum(os.path.getsize(path) for path in paths)

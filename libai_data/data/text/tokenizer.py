@@ -72,7 +72,7 @@ class TextTokenizer:
         """
         if not isinstance(self._encoder, FastEncoder):
             raise ConfigError(
-                "only a tokenizer.json knows the places of tokens in a text; give one, or a folder with one"
+                "only a tokenizer.json gives the places of tokens in a text; pass one, or a folder with one"
             )
         return self._encoder.encode_with_starts(text)
 
@@ -186,7 +186,7 @@ class TokenizerFiles:
         for names in _IN_FOLDER:
             if all(is_file(given / name) for name in names):
                 return tuple(given / name for name in names)
-        raise ConfigError(f"{given} holds no tokenizer: none of {[' and '.join(names) for names in _IN_FOLDER]}")
+        raise ConfigError(f"{given} contains no tokenizer: none of {[' and '.join(names) for names in _IN_FOLDER]}")
 
     def all_files(self) -> list[Path]:
         """The files themselves, and those of their folder that say which tokens are special."""

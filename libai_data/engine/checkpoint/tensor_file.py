@@ -62,7 +62,7 @@ def _code(name: str, tensor: Any) -> str:
     dtype = str(tensor.dtype).split(".")[-1]
     if dtype not in _CODES:
         raise CheckpointError(
-            f"tensor '{name}' has dtype {dtype}, which a checkpoint cannot hold; it can {sorted(_CODES)}"
+            f"tensor '{name}' has dtype {dtype}, which a checkpoint cannot store; it can store {sorted(_CODES)}"
         )
     return _CODES[dtype]
 

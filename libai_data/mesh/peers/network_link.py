@@ -101,9 +101,9 @@ def introduce(link: socket.socket, who: dict[str, Any], key: str, seconds: float
         answer = receive_head(link, _LONGEST_INTRODUCTION)["proof"]
         known = hmac.compare_digest(str(answer).encode(), proof(key, "listener", challenge, own).encode())
     except (OSError, EOFError, ValueError, LookupError, TypeError) as error:
-        raise PeerError(f"who listens there does not answer as a rank of this job does ({error!r})") from error
+        raise PeerError(f"the program that listens there does not answer as a rank of this job ({error!r})") from error
     if not known:
-        raise PeerError("who listens there does not know the key of this job")
+        raise PeerError("the program that listens there does not have the key of this job")
     link.settimeout(None)
 
 
@@ -144,8 +144,8 @@ def connect_to_rank0(host: str, port: int, node: int, secret: str) -> socket.soc
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerError(
-                    f"node {node} cannot reach rank 0 at {host}, port {port}: {error}. Data comes over ports that the "
-                    "system chooses; allow them between the nodes, or use readers=node"
+                    f"node {node} cannot reach rank 0 at {host}, port {port}: {error}. Data is sent over ports that "
+                    "the system chooses; allow them between the nodes, or use readers=node"
                 ) from error
             time.sleep(_SECONDS_BETWEEN_TRIES)
     keep_from_forks(link)

@@ -200,9 +200,7 @@ class Liveness:
         with self._changed:
             seconds, expected = seconds_to_meet(), len(self._followers) if self._rank == self._leader else 1
             if not self._changed.wait_for(lambda: len(self._connections) >= expected, seconds):
-                raise PeerError(
-                    f"rank {self._rank} and the others of its node have not all found each other within {seconds:g} s"
-                )
+                raise PeerError(f"rank {self._rank} and the others of its node could not connect within {seconds:g} s")
         if listener is not None:
             per_node = self._world_size // self._nodes
             nodes = {own["machine"]: 0}

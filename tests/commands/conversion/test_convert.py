@@ -126,7 +126,7 @@ def test_shards_of_another_conversion_are_not_mixed_with(tmp_path: Path, changed
     if changed == "records":
         write("jsonl", tmp_path / "a.jsonl", texts(6))
     told = changed if changed == "records" else next(iter(changed))
-    with pytest.raises(ConfigError, match=rf"out holds shards of another run: {told} was .*, or remove the folder"):
+    with pytest.raises(ConfigError, match=rf"out contains shards of another run: {told} was .*, or remove the folder"):
         converted(tmp_path, **({} if changed == "records" else changed))
     assert contents(tmp_path / "out") == before
 

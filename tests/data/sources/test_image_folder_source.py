@@ -63,7 +63,7 @@ def test_what_is_no_image_is_left_out(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_or_holds_no_images_is_refused_by_path(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no image folder .*absent"):
         ImageFolderSource(tmp_path / "absent")
-    with pytest.raises(ConfigError, match=r"holds no images .*\.png"):
+    with pytest.raises(ConfigError, match=r"has no images .*\.png"):
         ImageFolderSource(fill(tmp_path, ["a/notes.txt", "stray.png"]))
 
 
@@ -75,7 +75,7 @@ def test_images_in_folders_within_a_class_are_refused_or_counted_to_it(
         request.getfixturevalue("few")
     names = ["animals/cat/1.png", "animals/dog/2.png", "cars/3.png", "cars/empty/notes.txt", "cars/4.png", "cars/5.png"]
     root = fill(tmp_path / "images", names)
-    message = r"animals/cat/1.png lies in a folder within the class 'animals'.*give the folder above.*nested='merge'"
+    message = r"animals/cat/1.png is in a folder within the class 'animals'.*give the folder above.*nested='merge'"
     with pytest.raises(ConfigError, match=message):
         ImageFolderSource(root)
     assert ImageFolderSource(root, nested="merge").labels.tolist() == [0, 0, 1, 1, 1]

@@ -113,7 +113,7 @@ def test_an_archive_cut_short_is_refused_with_the_offset(archives: Path) -> None
     with pytest.raises(FormatError, match=r"ILSVRC2012_img_train\.tar at offset [0-9]+: the archive is cut short"):
         ImageNetDataset(archives)
     (archives / TRAIN_TAR).write_bytes(tar_of({"a.JPEG": b"x"}))
-    with pytest.raises(FormatError, match="holds no archives of classes"):
+    with pytest.raises(FormatError, match="contains no archives of classes"):
         ImageNetDataset(archives)
 
 

@@ -57,7 +57,7 @@ def test_records_are_those_of_the_source_and_read_once(tmp_path: Path, as_bytes:
     assert len(memory) == 1000 and memory.read_many(range(1, 1000)) == expected and memory[-1] == expected[-1]
     again, shipped = InMemorySource(source, f"{tmp_path}"), pickle.loads(pickle.dumps(memory))
     assert again[5] == shipped[5] == expected[4] and source.times() == 1
-    with pytest.raises(IndexError, match="1000 lies outside the 1000 records in memory"):
+    with pytest.raises(IndexError, match="1000 is outside the 1000 records in memory"):
         memory[1000]
     del memory, again, shipped
     # Nobody has it any more, so it is read again.

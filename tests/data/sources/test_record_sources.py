@@ -51,7 +51,7 @@ def test_records_come_as_they_were_written_in_any_order(tmp_path: Path, kind: st
     assert same(source.__getitems__([5, 5, -1]), [expected[5], expected[5], expected[-1]])
     assert same([source[index] for index in range(100)], expected)
     assert same(pickle.loads(pickle.dumps(source))[-100], expected[0])
-    with pytest.raises(IndexError, match="100 lies outside the 100 records"):
+    with pytest.raises(IndexError, match="100 is outside the 100 records"):
         source[100]
 
 

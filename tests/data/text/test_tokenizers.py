@@ -148,7 +148,7 @@ def test_files_that_define_no_tokenizer_are_refused_by_name(tmp_path: Path) -> N
             TokenizerFiles(str(tmp_path / name)).load()
     with pytest.raises(ConfigError, match="no tokenizer file"):
         TokenizerFiles(str(tmp_path / "missing.json"))
-    with pytest.raises(ConfigError, match="holds no tokenizer"):
+    with pytest.raises(ConfigError, match="contains no tokenizer"):
         TokenizerFiles(str(tmp_path))
 
 
