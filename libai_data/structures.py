@@ -27,7 +27,7 @@ class DistTensorData:
             batch dim, in a batch dim 0 is the batch.
         sbp_list: signature over the (data, tensor) axes of the mesh, each "split_<dim>" or "broadcast"; dims count with
             the batch dim.
-        placement_idx: the layer whose pipeline stage holds the tensor; 0 is the first, -1 the last.
+        placement_idx: the layer whose pipeline stage has the tensor; 0 is the first, -1 the last.
     """
 
     tensor: Any
@@ -52,8 +52,8 @@ class DistTensorData:
     def to_global(self, sbp: Any = None, placement: Any = None, device_type: str | None = None) -> None:
         """Replace `tensor` by its global tensor.
 
-        Each rank holds its own data-parallel shard; ranks that differ only in tensor or pipeline coordinate hold equal
-        shards, so that nothing is sent unless the data axis is not split over dim 0.
+        Each rank has its own data-parallel shard. Ranks that differ only in the tensor or pipeline coordinate have
+        equal shards. If the data axis is split over dim 0, nothing is sent.
 
         Args:
             sbp: a OneFlow sbp (list) that overrides `sbp_list`.
@@ -116,10 +116,10 @@ class Instance:
 
     Fields are set by keyword, attribute or `set`; names that start with "_" are private to the pipeline.
 
-    It can be read like a dict, too: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
-    `values`, `items`, `pop`, `update`, `copy`, ``dict(batch)`` and ``model(**batch)``. Values come without their
-    layouts then: what is a `DistTensorData` comes as its tensor. ``batch["x"] = tensor`` keeps the layout of the field.
-    `get` and attributes give fields as they were set.
+    It also works like a dict: ``batch["x"]``, ``"x" in batch``, ``len``, iteration over the names, `keys`,
+    `values`, `items`, `pop`, `update`, `copy`, ``dict(batch)`` and ``model(**batch)``. These return the
+    tensor of a `DistTensorData`, without its layout. ``batch["x"] = tensor`` keeps the layout of the field. `get` and
+    attributes return fields as they were set.
 
     A batch of tuples (or NamedTuples) can also be read like a tuple: ``x, y = batch``, ``batch[0]``, ``model(*batch)``.
     Iterating over it gives its values instead of the names.
@@ -250,7 +250,7 @@ class Instance:
         """Stack samples into a batch, field by field along a new dim 0.
 
         Values may be `DistTensorData`, numpy arrays, OneFlow tensors, numbers, lists of numbers, or of any class that
-        has a `stack`; lists of anything else are kept, one entry a sample.
+        has a `stack`; lists of other values stay lists, with one entry per sample.
 
         Raises:
             SchemaError: The samples' fields, shapes, dtypes or layouts differ; field and sample are named.
@@ -414,12 +414,12 @@ _NO_ORIGIN = Origin()
 
 
 def origin_of(batch: Any) -> Origin:
-    """What the loader attached to a batch; of a batch that comes from no loader, nothing is known."""
+    """The information that the loader attached to a batch; empty for a batch without a loader."""
     return (batch._origin if isinstance(batch, Instance) else None) or _NO_ORIGIN
 
 
 def batch_info(batch: Any) -> BatchInfo | None:
-    """The `BatchInfo` that the loader attached to a batch, or None for a batch that comes from no loader."""
+    """The `BatchInfo` that the loader attached to a batch, or None for a batch without a loader."""
     return origin_of(batch).info
 
 

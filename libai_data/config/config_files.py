@@ -1,8 +1,8 @@
-"""Running config files written in Python, each time anew.
+"""Runs config files written in Python, again in each load.
 
-A config file may import others by relative imports (`from .common.train import train`), which are found by their place
-on disk alone. Every load runs each file again, in namespaces of its own: nothing is kept in `sys.modules`, and what one
-load changes no other load sees.
+A config file may import others by relative imports (`from .common.train import train`), which are found only by their
+place on disk. Every load runs each file again, in a new namespace. Nothing is kept in `sys.modules`, so one load cannot
+change another.
 """
 
 from __future__ import annotations

@@ -62,15 +62,15 @@ class LazyCall:
 
 
 def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Makes the call that a LazyCall describes, after making those among its arguments.
+    """Makes the call that a LazyCall describes, after the calls among its arguments.
 
-    What a target receives: a list of the config (or a tuple, which a config keeps as one) as a plain list; a section
-    without `_target_` as a `DictConfig`, whose values are read as attributes or by key, with the LazyCalls in it made;
-    interpolations resolved; everything else as it is. With `_recursive_=False`, here or as a key of a LazyCall, the
-    LazyCalls among its arguments arrive unmade.
+    A target receives a list or tuple of the config as a plain list. It receives a section without `_target_` as a
+    `DictConfig`, whose values are read as attributes or by key; the LazyCalls in it are called first. Interpolations
+    are resolved. Other values are passed unchanged. With `_recursive_=False`, here or as a key of a LazyCall, the
+    LazyCalls among its arguments are passed without calling them.
 
     Args:
-        cfg: a LazyCall's section, or a list or section holding some. Anything else is returned as it is.
+        cfg: a LazyCall's section, or a list or section with some. Other values are returned unchanged.
         *args: positional arguments for the target.
         **kwargs: further arguments, which win over the config's; a mapping is merged into a section of the same name.
 
@@ -78,9 +78,9 @@ def instantiate(cfg: Any, /, *args: Any, **kwargs: Any) -> Any:
         What the target returned. For a list, a list; for a section without `_target_`, a section.
 
     Raises:
-        ConfigError: the target does not exist, does not take a keyword, lacks an argument, or raised. The message names
-            the key in the config and the target, and the original error is its cause. When the target raised one of
-            this package's errors, the class stays the same.
+        ConfigError: the target does not exist, has no such keyword, lacks an argument, or raised an error. The message
+            names the key in the config and the target, and the original error is its cause. When the target raised one
+            of this package's errors, the class stays the same.
     """
     path = path_of(cfg)
     try:

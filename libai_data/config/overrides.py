@@ -1,8 +1,8 @@
-"""Changing a config by texts such as `train.train_iter=100`, in Hydra's override grammar.
+"""Changes a config by texts such as `train.train_iter=100`, in Hydra's override grammar.
 
-    key=value      changes a key that is there, or sets an argument of a LazyCall's target
+    key=value      changes an existing key, or sets an argument of a LazyCall's target
     +key=value     adds a key
-    ++key=value    changes or adds, without questions
+    ++key=value    changes or adds a key
     ~key           deletes a key
 
 Keys are dotted; elements of lists go by index: `dataloader.test.0.num_workers`, or `dataloader.test[0].num_workers`.
@@ -31,8 +31,8 @@ _NO_PARAMETERS = Parameters((), frozenset(), frozenset(), takes_any=False)
 def apply_overrides(cfg: DictConfig, overrides: list[str]) -> DictConfig:
     """Applies overrides in order, in place; returns the same config.
 
-    A key that the config does not have is an error, but for arguments that the target of a LazyCall takes: those may be
-    set without `+`. A mapping as the value is merged into a section; lists are replaced as a whole.
+    A key that the config does not have is an error. Only arguments of a LazyCall's target may be set without `+`. A
+    mapping as the value is merged into a section; lists are replaced as a whole.
 
     Args:
         overrides: texts in Hydra's override grammar (values: null, true, 1, 1e-4, text, 'quoted', [1,2], {a: 1}).

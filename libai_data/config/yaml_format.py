@@ -1,8 +1,8 @@
 """Configs as YAML: written so that loading gives an equal config, and read without running anything.
 
 Beyond plain YAML there are three tags: `!name package.thing` is the object of that dotted name (a function, class, enum
-member or dtype), `!path text` a `pathlib.Path`, and `!unsaved text` what stood here and could not be written. Reading
-imports the modules that are named, and calls nothing.
+member or dtype), `!path text` a `pathlib.Path`, and `!unsaved text` a value that could not be written. Reading
+imports the named modules, and calls nothing.
 """
 
 from __future__ import annotations

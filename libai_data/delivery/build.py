@@ -182,10 +182,10 @@ def build_nlp_train_val_test_loader(
 
     Args:
         dataset: a dataset, its config, or a list of these.
-        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]]. Of a corpus, the documents
-            are divided; `num_epochs` and `max_num_samples` repeat them within their part, by its share.
-        weights: for each dataset its weight in the training stream, which then is a `BlendedDataset`; None takes each
-            sample once an epoch, as validation and test always do.
+        splits: for each dataset the proportions of the three parts, such as [[7, 2, 1]]. The documents of a
+            corpus are divided. `num_epochs` and `max_num_samples` repeat them within their part, by its share.
+        weights: for each dataset its weight in the training stream, which is a `BlendedDataset` then. With None, an
+            epoch has each sample once, as validation and test always do.
         train_val_test_num_samples: LiBai's hint to datasets that draw samples in advance; not needed here.
         train_batch_size: samples of a training batch for one data-parallel rank.
         test_batch_size: samples of a validation or test batch for one data-parallel rank.
@@ -197,7 +197,7 @@ def build_nlp_train_val_test_loader(
             `BlendedDataset`.
 
     Returns:
-        Training, validation and test loader; None for validation or test where all of its proportions are 0.
+        Training, validation and test loader; None for validation or test if all of its proportions are 0.
 
     Raises:
         ConfigError: Numbers of datasets, splits and weights differ, a split is malformed or leaves a part without a

@@ -175,10 +175,10 @@ class DefaultTrainer(RunsStages, TrainerBase):
         return self._last_eval_results
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks. Checkpoints keep the state of those with `state_dict` and `load_state_dict`, by their class.
+        """Add hooks. Checkpoints store the state of hooks with `state_dict` and `load_state_dict`, by their class.
 
         Raises:
-            TypeError: One of them is no hook, or JSON cannot hold its state.
+            TypeError: One of them is no hook, or JSON cannot store its state.
         """
         hooks = list(hooks)
         super().register_hooks(hooks)

@@ -1,7 +1,6 @@
 """The errors of libai_data, and the words of their messages.
 
-Every class also derives from the built-in exception that fits it, so that code which knows nothing of this package
-catches it as it expects to.
+Every class also derives from the fitting built-in exception, so that code without knowledge of this package catches it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class ConfigKeyError(ConfigError, KeyError):
 
 
 class MeshError(DataPipelineError, ValueError):
-    """The parallel sizes do not fit together, or do not fit the ranks at hand."""
+    """The parallel sizes do not fit together, or do not fit the number of ranks."""
 
 
 class SchemaError(DataPipelineError, ValueError):
@@ -74,7 +73,7 @@ class PassError(DataPipelineError, RuntimeError):
 
 
 class CheckpointError(DataPipelineError, RuntimeError):
-    """A checkpoint or a saved state is missing, broken, or belongs to something else."""
+    """A checkpoint or a saved state is missing or broken, or belongs to other data or another run."""
 
 
 def error_text(error: BaseException) -> str:

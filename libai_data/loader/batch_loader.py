@@ -371,7 +371,7 @@ class BatchLoader(ResumableLoader):
         Returns:
             Seconds in source, transform and copy (summed over workers), seconds in which the trainer waited for workers
             and workers for the trainer, the trainer's share of waiting, the bottleneck, and counts of batches, samples
-            and skipped samples. Of a streamed source also what was fetched ahead of the newest pass.
+            and skipped samples. For a streamed source, also the shard files that the newest pass fetched ahead.
         """
         streamed = {} if self._streamed is None else self._streamed.stats()
         return {**summary(self._stage_times, self._times), "skipped_samples": self._failures.skipped, **streamed}

@@ -111,10 +111,10 @@ def get_layer_placement(layer_idx: int, device_type: str | None = None) -> Any:
         device_type: `"cuda"` or `"cpu"`; the mesh's own by default, and `"cpu"` if there is no GPU.
 
     Returns:
-        A `oneflow.placement` of shape `(data, tensor)` when both axes exist, else a flat one.
+        A `oneflow.placement` of shape `(data, tensor)` if both axes exist, otherwise a flat one.
 
     Raises:
-        MeshError: The mesh has no such layer, or the device is neither.
+        MeshError: The mesh has no such layer, or the device is none of these.
     """
     import oneflow as flow
 
@@ -215,7 +215,7 @@ def is_main_process() -> bool:
 
 
 def is_last_process() -> bool:
-    """Whether this is the last rank, which holds the last stage's results."""
+    """Whether this is the last rank, which has the last stage's results."""
     mesh = get_mesh()
     return mesh.rank == mesh.world_size - 1
 

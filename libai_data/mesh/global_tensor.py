@@ -76,24 +76,24 @@ def local_to_global(
     device_type: str | None = None,
     is_part: bool = False,
 ) -> Any:
-    """Make the global tensor of which this rank holds the data-parallel shard `local`.
+    """Make a global tensor from the data-parallel shards `local` of all ranks.
 
-    Ranks that differ only in tensor or pipeline coordinate must pass equal shards. Then each fills its own part, and
-    data moves only if the data axis is not split over dim 0, so that ranks need rows that they did not read.
+    Ranks that differ only in the tensor or pipeline coordinate must pass equal shards. Each rank fills its own part.
+    Data is sent only if the data axis is not split over dim 0: then ranks need rows that they did not read.
 
     Args:
         local: numpy array or OneFlow tensor [rows of one data-parallel rank, ...]; a global tensor is moved to the
             layout instead.
         sbp_list: signature over the (data, tensor) axes.
-        placement_idx: the layer whose pipeline stage holds the tensor.
+        placement_idx: the layer whose pipeline stage has the tensor.
         device_type: "cpu" or "cuda"; by default the mesh's.
-        is_part: `local` holds, of the dim that the tensor axis splits, this rank's part alone.
+        is_part: `local` has only this rank's part of the dim that the tensor axis splits.
 
     Returns:
         A global OneFlow tensor [rows of all data-parallel ranks, ...].
 
     Raises:
-        SchemaError: The layout fits neither the shape nor the mesh, or OneFlow lacks the dtype.
+        SchemaError: The layout does not fit the shape or the mesh, or OneFlow lacks the dtype.
     """
     tensor = as_flow_tensor(local)
     if tensor.is_global:

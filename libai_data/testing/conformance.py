@@ -1,7 +1,7 @@
 """Checks of any loader: the guarantees that an exact training needs.
 
-A factory makes the loader of each rank. The kit runs all ranks side by side in this process, stops them at every step,
-and resumes from the state there, on the same and on other numbers of ranks and workers.
+A factory makes the loader of each rank. The kit runs all ranks in this process and stops them at every step. Then
+it resumes from the state, with the same and with other numbers of ranks and workers.
 """
 
 from __future__ import annotations

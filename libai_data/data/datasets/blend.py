@@ -1,4 +1,4 @@
-"""Blends: several datasets of which an endless stream takes given proportions."""
+"""Blends: an endless stream that mixes several datasets in given proportions."""
 
 from __future__ import annotations
 
@@ -109,20 +109,21 @@ class Blend:
 class BlendedDataset(ConcatDataset):
     """Several datasets that an endless stream mixes in proportion to their weights.
 
-    `CyclicSampler` knows it: after any number of samples since the weights were last changed, it has taken of each
-    dataset as many as its weight says, to less than one sample. Each dataset is gone through in an order of its own,
-    epoch after epoch, however often the others are. A single round, and any other sampler, takes every sample once.
+    With `CyclicSampler`, the count of each dataset since the last change of weights always differs from its share by
+    less than one sample. Each dataset has its own order and its own epochs. A single round, and any other sampler, uses
+    every sample once.
 
     Args:
         datasets: at least one; all must have the same fields.
-        weights: of the datasets, none negative, not all 0; only their proportions matter. They are used exactly if
-            they are multiples of one common part that is at least a 65,536th of their sum, and else to the nearest.
-        changes: position of the stream -> weights from there on.
-        changes_at_steps: the same for steps of the training, whatever their global batch sizes are. Where nobody says
-            what a step is, it is a batch.
-        max_epochs: for each dataset how often the stream goes through it at most, such as [None, 4, 1.5]; None is any
-            number. From the place at which a dataset reaches its number, the others have its share, in proportion to
-            their weights. The stream has no end, so that one dataset with a weight must have None.
+        weights: of the datasets, none negative, not all 0; only their proportions matter. If they
+            are multiples of a common part of at least a 65,536th of their sum, they are exact. Otherwise they are
+            rounded to the nearest such numbers.
+        changes: position of the stream -> weights from this position on.
+        changes_at_steps: step of the training -> weights from this step on, for any global batch sizes. Without a
+            trainer, a step is a batch.
+        max_epochs: for each dataset the largest number of its epochs, such as [None, 4, 1.5]; None is any number. When
+            a dataset reaches its number, the others get its share, in proportion to their weights. The stream has no
+            end, so at least one dataset with a weight must have None.
 
     Raises:
         ConfigError: Weights are malformed, or too few or too many; they change at positions and at steps; or at some

@@ -167,7 +167,7 @@ class PreferenceDataset(ChatDataset):
     """Pairs of conversations of which one is preferred; the loss does not count their common beginning.
 
     An item is a mapping with `chosen` and `rejected`: each is a list of messages, or the text of an assistant's answer.
-    `prompt` (messages, or the text of a user) comes before both. `tools` are those of `ChatDataset`.
+    `prompt` (messages, or the text of a user) is before both. `tools` are those of `ChatDataset`.
 
     Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
     the same.

@@ -1,4 +1,4 @@
-"""Datasets made of datasets: one behind the other, and parts of one, in its order or in a random one.
+"""Datasets made of datasets: several in a row, and parts of one, in its order or in a random one.
 
 Samples of several datasets are read together: each dataset reads its own rows of a batch.
 """
@@ -62,7 +62,7 @@ class ConcatDataset:
         return self.datasets[number][own_index]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """The number of the dataset that holds a sample, and the sample's index in it."""
+        """The number of the dataset of a sample, and the sample's index in this dataset."""
         number = bisect_right(self._ends, index)
         return number, index - (self._ends[number - 1] if number else 0)
 

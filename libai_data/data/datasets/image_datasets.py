@@ -30,7 +30,7 @@ class ImageFolderDataset(LabelledImages):
         nested: "error" or "merge", for folders within the folder of a class; see `ImageFolderSource`.
 
     Raises:
-        ConfigError: The folder is not there, holds no images, has images in nested folders, or cannot be listed.
+        ConfigError: The folder does not exist, has no images, has images in nested folders, or cannot be listed.
     """
 
     source: ImageFolderSource
@@ -54,13 +54,13 @@ class ImageFolderDataset(LabelledImages):
 
 
 class ImageNetDataset(LabelledImages):
-    """ImageNet 2012: of folders `<root>/{train,val}/n01440764/*.JPEG`, or of the published archives.
+    """ImageNet 2012, from folders `<root>/{train,val}/n01440764/*.JPEG`, or from the published archives.
 
     Args:
-        root: the folder that holds `train` and `val`, or ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
+        root: the folder of `train` and `val`, or of ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar.
         train: whether to read the training images, or the validation images.
         transform: from an image to an array; see `LabelledImages`.
-        val_labels: of the archive's images to test with; see `ImageNetTarSource`.
+        val_labels: file with the classes of the validation archive's images; see `ImageNetTarSource`.
         cache_dir: for the list of the images; see `ImageFolderSource`.
 
     Raises:

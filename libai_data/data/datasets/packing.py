@@ -1,4 +1,4 @@
-"""Packing: samples of different lengths, such as documents, put one behind the other into sequences of one length."""
+"""Packing: samples of different lengths, such as documents, are joined into sequences of one length."""
 
 from __future__ import annotations
 

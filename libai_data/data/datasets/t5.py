@@ -1,4 +1,4 @@
-"""Samples for T5: passages with spans taken out, and the spans.
+"""Samples for T5: passages without some spans, and these spans.
 
 Source: C. Raffel et al., "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020),
 section 3.1.4 and 3.3.4: 15 % of the tokens, in spans of 3 tokens on average, each replaced by a sentinel of its own.
@@ -30,14 +30,14 @@ class T5Dataset(SentenceDataset):
 
     Fields, with E = `max_seq_length` and D = `max_seq_length_dec`: `encoder_input_ids` int64 [E], `decoder_input_ids`
     int64 [D], `encoder_attn_mask` bool [E, E], `decoder_attn_mask` bool [D, D] (which sees no later token),
-    `encoder_decoder_attn_mask` bool [D, E]; and for the last pipeline stage `lm_labels` int64 [D] (-1 behind the end)
+    `encoder_decoder_attn_mask` bool [D, E]; and for the last pipeline stage `lm_labels` int64 [D] (-1 after the end)
     and `loss_mask` bool [D]. A passage has as many sentences as fit, from one document after the other. Longer
     sentences continue in the next sample. Spans are random and new in each epoch.
 
     Args:
         name: for logs; the samples do not depend on it.
         tokenizer: has `get_vocab()`, `pad_token_id`, `eos_token_id`, `additional_special_tokens_ids`, the sentinels,
-            and `bos_token_id`, for which the padding stands if it is None, as in T5.
+            and `bos_token_id`. If this is None, the padding replaces it, as in T5.
         indexed_dataset: the sentences (or whole documents), or None to open those of `data_prefix`.
         data_prefix: path of the two files without their endings.
         max_num_samples: the corpus is repeated until there are so many; None for once.

@@ -1,4 +1,4 @@
-"""Decoding images: JPEG by libjpeg-turbo, straight to about the size that is needed, all else by Pillow."""
+"""Decoding images: JPEG by libjpeg-turbo, at about the needed size; other formats by Pillow."""
 
 from __future__ import annotations
 
@@ -89,15 +89,16 @@ class EncodedImage:
         """Decode a region, at the smallest scale at which the region is at least as large as `at_least`.
 
         Args:
-            top, left, height, width: of the region, in pixels of the whole image. Of a reduced image, the nearest whole
-                pixels are taken.
-            at_least: height and width that are needed of it.
-            rough: quickly, for pixels that are resized at once: a JPEG's colours are enlarged without interpolation,
-                its transform is the fast one, and the pixels lie in memory that this thread's next rough region takes.
+            top, left, height, width: of the region, in pixels of the whole image; rounded to whole pixels of a reduced
+                image.
+            at_least: needed height and width.
+            rough: decode faster, for pixels that are resized at once: a JPEG's colours are enlarged without
+                interpolation, its transform is the fast one, and this thread's next rough region overwrites the
+                pixels.
 
         Returns:
-            uint8 [h, w, 3] or [h, w], where h and w lie between what is needed, less one for rounding, and the region's
-            own size.
+            uint8 [h, w, 3] or [h, w], where h and w are at least the needed size, minus one for rounding, and at most
+            the region's own size.
 
         Raises:
             FormatError: See `decode_image`.

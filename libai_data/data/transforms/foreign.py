@@ -18,16 +18,16 @@ _turns = ForkLock()
 
 
 class Seeded(RandomTransform):
-    """A transform of another library, such as flowvision or torchvision, or of one's own.
+    """A transform of another library, such as flowvision or torchvision, or your own.
 
     While it runs, the global generators of Python, numpy, torch and OneFlow (if imported) are seeded for the sample.
     Afterwards they are restored. Restoring OneFlow's generator takes 2 ms and skips some hundred numbers, because
-    OneFlow 0.9 does not reveal its exact position. A loader does the same for all draws of a dataset, except those from
-    OneFlow, which a loader cannot watch; use this class for them.
+    OneFlow 0.9 does not show its exact position. A loader does the same for all draws of a dataset, except draws from
+    OneFlow, which it cannot watch exactly. Use this class for these draws.
 
     Args:
         transform: from an image to an image or an array.
-        takes: the type of its argument: a "pillow" image, or a uint8 "array".
+        takes: the type of the transform's argument: a "pillow" image, or a uint8 "array".
 
     Raises:
         ConfigError: `takes` is something else.
@@ -57,7 +57,7 @@ class Seeded(RandomTransform):
 class Albumentations(RandomTransform):
     """A transform of albumentations 2, such as its `Compose`.
 
-    It has generators of its own, which are seeded for each sample (0.3 ms for a few transforms); threads take turns.
+    Its own generators are seeded for each sample (0.3 ms for a few transforms). Threads use the transform in turn.
 
     Args:
         transform: has an argument `image` and returns a dict with `image`.

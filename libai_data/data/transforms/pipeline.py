@@ -1,4 +1,4 @@
-"""Transforms one after the other, each sample's with a random generator of its own."""
+"""A sequence of transforms, with a random generator for each sample."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from libai_data.errors.argument_rules import check_types
 
 
 class RandomTransform:
-    """Base of the transforms that draw; they change an image by `apply`, and never in place.
+    """Base class of random transforms. They change an image by `apply`, and never in place.
 
-    Called alone, one draws from the generator of the sample that is being read; a `Compose` gives all of its own the
-    same one, in turn.
+    A transform that is called alone draws from the generator of the sample that is being read. A `Compose` passes the
+    same generator to each of its transforms.
     """
 
     takes_encoded = True

@@ -20,15 +20,14 @@ _LARGEST_EXPONENT = 700.0  # beyond it, float64 has no e to the mean
 class MeanLossEvaluator(DatasetEvaluator):
     """Mean cross-entropy of all samples, or of all tokens: "loss".
 
-    The mean of the means of batches would be another number, since the last batch is padded, and since batches have
-    different numbers of tokens that count. So each sample's (token's) own loss is used. It is computed where the
-    scores are; the scores are not sent.
+    This is the mean of the losses of samples or tokens, and not of batches, because batches have different numbers of
+    tokens that count. The ranks with the scores compute the losses; the scores are not sent.
 
     Args:
         scores_name: the model's output [samples, ..., classes], before softmax.
         labels_name: the input [samples, ...]; labels below 0 do not count.
-        losses_name: an output [samples, ...] with a loss for each, to take instead of computing one from scores; those
-            of labels below 0 do not count, if the model has such an input.
+        losses_name: an output [samples, ...] of losses, used instead of the scores. If the model has the input of
+            labels, losses of labels below 0 do not count.
         mask_name: an input [samples, ...], 0 where a label does not count; not every model has one.
     """
 
@@ -51,7 +50,7 @@ class MeanLossEvaluator(DatasetEvaluator):
         self._count = 0
 
     def prepare(self, inputs: dict[str, Any], outputs: dict[str, Any]) -> dict[str, Any]:
-        """The loss of each sample or token, a tensor on the ranks that hold the scores."""
+        """The loss of each sample or token, a tensor on the ranks with the scores."""
         import oneflow as flow
 
         name = self._losses_name or self._scores_name

@@ -24,11 +24,11 @@ class PeriodicCheckpointer(HookBase):
     """Writes a checkpoint every `period` steps, and one named "<prefix>_final" after the last.
 
     A periodic checkpoint that cannot be written (a full disk) is reported, and the training continues with the older
-    ones; the last one must be written, and so must that of a training that is asked to stop.
+    ones. The last checkpoint must be written, also if a signal stops the training.
 
     Args:
         max_to_keep: keep so many, and remove older ones; None keeps all. "<prefix>_final" does not count.
-        file_prefix: what their names begin with; then comes the index of the step just done, in 7 digits.
+        file_prefix: beginning of their names; the index of the finished step follows, in 7 digits.
     """
 
     def __init__(

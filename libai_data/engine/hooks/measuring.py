@@ -101,7 +101,7 @@ class DataProgress(HookBase):
 
     It logs "epoch" (with its fraction that is done), "position" (the place in the order after the last sample, which
     counts skipped samples too), "consumed_tokens", "tokens_per_second", and "consumed_tokens/<dataset>" for each
-    dataset of a blend, if they are known. `IterationTimer`, which comes before this hook, logs "consumed_samples".
+    dataset of a blend, if they are known. `IterationTimer`, which runs before this hook, logs "consumed_samples".
 
     Args:
         global_batch_size: of a step, for loaders without steps.

@@ -57,7 +57,7 @@ class StopOnSignal(HookBase):
             raise TrainingStopped
 
     def on_stop(self) -> None:
-        """Wait until all ranks have come here; from now on the signals are ignored, since the process ends."""
+        """Wait until all ranks are here. From now on the signals are ignored, because the process ends."""
         for signum in self._signals:
             if signum in self._before:
                 signal.signal(signum, signal.SIG_IGN)
