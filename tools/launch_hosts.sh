@@ -5,7 +5,7 @@
 #
 # HOSTFILE has a machine a line, as ssh knows it; GPUS is the number on each. The checkout, its .venv and this folder are at
 # the same place on all of them. In the environment: ADDR and PORT (the first machine's address, and a port that is free
-# there, by default 12345), SSH (the ssh command, with options of yours), and MAX_RESTARTS (by default 0).
+# there, by default 12345), SSH (the ssh command, with your own options), and MAX_RESTARTS (by default 0).
 
 set -euo pipefail
 

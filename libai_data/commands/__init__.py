@@ -21,9 +21,9 @@ class Command(NamedTuple):
 
 
 COMMANDS: dict[str, Command] = {
-    "train": Command("libai_data.commands.train", "train or evaluate what a config describes"),
-    "launch": Command("libai_data.launch.launcher", "start a program on every rank of this machine"),
-    "state": Command("libai_data.commands.state", "show, check or change the place of a checkpoint in its data"),
+    "train": Command("libai_data.commands.train", "train or evaluate the model of a config"),
+    "launch": Command("libai_data.launch.launcher", "start a program on every rank, on one or several machines"),
+    "state": Command("libai_data.commands.state", "show, verify or edit the data state of a checkpoint"),
     "inspect": Command("libai_data.commands.inspect", "show a config's samples, fields and mesh on a page"),
     "profile": Command("libai_data.commands.profile", "measure a config's loader and recommend workers"),
     "convert": Command("libai_data.commands.convert", "write records of any format as shards of another"),
@@ -34,7 +34,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "corpus": Command("libai_data.commands.corpus", "show documents, lengths and duplicates of an indexed dataset"),
     "plan": Command("libai_data.commands.plan", "show what a job on any number of nodes reads, keeps and sends"),
-    "doctor": Command("libai_data.commands.doctor", "look at every rank of a job before it starts"),
+    "doctor": Command("libai_data.commands.doctor", "check every rank of a job before it starts"),
 }
 
 

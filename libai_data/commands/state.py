@@ -34,12 +34,12 @@ def parser() -> argparse.ArgumentParser:
     def takes_config(made: argparse.ArgumentParser, summary: str) -> None:
         made.add_argument("--config-file", nargs="+", metavar=("FILE", "key=value"), help=summary)
 
-    verb("show", "Say in plain words what a checkpoint would continue with.")
+    verb("show", "Show where a run from a checkpoint would continue.")
     verify = verb("verify", "Check a checkpoint's files against its manifest, and its data state against a config.")
     takes_config(verify, "the config to check against, and changes to it as in training")
     edit = verb("edit", "Change the data state; the checkpoint as it was stays beside it as '<name>.before_edit_1'.")
     edit.add_argument("--position", type=int, metavar="N", help="continue as if N samples had been used")
-    edit.add_argument("--seed", type=int, metavar="N", help="another order from here on; set train.seed alike")
+    edit.add_argument("--seed", type=int, metavar="N", help="use another seed from here on; set train.seed to the same")
     edit.add_argument(
         "--skip", type=int, nargs=2, action="append", metavar=("FIRST", "LAST"), help="leave out these steps' samples"
     )

@@ -92,7 +92,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         sizes = plan.sizes[size]
         since = f"From step {step} on, a" if len(plan.schedule.sizes) > 1 else "A"
         logger.info(
-            "%s step takes %d sample(s): %d on each data-parallel rank, %d time(s).",
+            "%s step uses %d sample(s): %d on each data-parallel rank, %d time(s).",
             since,
             size,
             sizes.micro_batch_size,

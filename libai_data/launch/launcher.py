@@ -76,7 +76,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="libai-data launch", description="Start a script on every rank.")
     parser.add_argument("--nnodes", type=int, default=1, help="number of machines")
-    parser.add_argument("--node_rank", type=int, default=0, help="which of the machines this is, from 0")
+    parser.add_argument("--node_rank", type=int, default=0, help="number of this machine, from 0")
     parser.add_argument("--nproc_per_node", type=int, default=1, help="ranks on each machine; one per GPU")
     parser.add_argument(
         "--master_addr", default=None, help="address or host name of machine 0; with --hostfile, by default its first"
@@ -88,16 +88,19 @@ def _parser() -> argparse.ArgumentParser:
         help=f"port on machine 0; by default a free one on a single machine, and {DEFAULT_PORT} on several",
     )
     parser.add_argument(
-        "--hostfile", default=None, metavar="FILE", help="start the ranks of all machines in FILE, one a line, over ssh"
+        "--hostfile",
+        default=None,
+        metavar="FILE",
+        help="start the ranks of the machines in FILE, one per line, by ssh",
     )
-    parser.add_argument("--ssh", default="ssh", help="the ssh command, with options of yours (default: %(default)s)")
+    parser.add_argument("--ssh", default="ssh", help="the ssh command, with your own options (default: %(default)s)")
     parser.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME",
-        help="a variable to pass on to the machines of --hostfile, besides ONEFLOW_*, LIBAI_DATA_*, NCCL_*, CUDA_*, "
-        "OMP_*, PYTHONPATH and LD_LIBRARY_PATH; may be given again",
+        help="a variable to send to the machines of --hostfile, in addition to ONEFLOW_*, LIBAI_DATA_*, NCCL_*, "
+        "CUDA_*, OMP_*, PYTHONPATH and LD_LIBRARY_PATH; may be given again",
     )
     parser.add_argument(
         "--max-restarts",

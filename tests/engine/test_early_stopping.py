@@ -72,7 +72,7 @@ def test_a_training_that_is_interrupted_ends_as_early(cut: Any, tmp_path: Path) 
     folder = Checkpointer(trainer.model, str(tmp_path))
     assert Path(folder.checkpoint_to_resume()).name == "model_final"
     assert folder.peek(folder.checkpoint_to_resume())["iteration"] == 5
-    assert "The training ends early: Acc@1 is not better since 2 evaluations" in (tmp_path / "log.txt").read_text()
+    assert "The training ends early: Acc@1 has not improved for 2 evaluations" in (tmp_path / "log.txt").read_text()
 
 
 def test_a_run_that_ended_early_goes_on_only_with_more_patience(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def metrics(folder: Path) -> dict[str, dict[int, float]]:
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_project_trains_with_its_own_parts(project: Path, ranks: int) -> None:
     log = launch(project, ranks, *["train.py", "project.py", "train.train_iter=40", "train.log_period=10"])
-    assert f"A step takes 32 sample(s): {16 // ranks} on each data-parallel rank, 2 time(s)." in log
+    assert f"A step uses 32 sample(s): {16 // ranks} on each data-parallel rank, 2 time(s)." in log
     output = project / "output" / "project"
     measured = metrics(output)
     assert measured["total_loss"][39] < measured["total_loss"][9]
@@ -79,7 +79,7 @@ def test_the_project_trains_in_graph_mode_and_ends_early_on_all_ranks(project: P
     words = ["train.train_iter=60", "graph.enabled=True", "model.hidden=4096", "train.num_accumulation_steps=1"]
     words += ["train.evaluation.eval_period=5", "train.early_stopping.patience=1", "train.early_stopping.min_delta=100"]
     log = launch(project, 2, "train", "project.py", *words)
-    assert "The training ends early: Acc@1 is not better since 1 evaluations" in log
+    assert "The training ends early: Acc@1 has not improved for 1 evaluations" in log
     assert max(metrics(project / "output" / "project")["total_loss"]) == 9
     log = launch(project, 1, "train", *words, "--resume", "project.py")
     assert "The run has ended early" in log

@@ -57,7 +57,7 @@ class FetchLog:
         self._bar.close()
         if self._fetched:
             words = self._name, bytes_in_words(self._total), time.monotonic() - self._begin
-            logger.info("The first shard files of %s, %s, were there after %.1f s.", *words)
+            logger.info("The first shard files of %s, %s, were fetched after %.1f s.", *words)
 
     def stats(self) -> dict[str, Any]:
         """Shards and bytes fetched, bytes a second since the pass began, shards that the cache had, bytes ahead."""

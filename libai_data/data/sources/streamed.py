@@ -129,7 +129,7 @@ class StreamedSource:
                 break
             except FileNotFoundError:
                 logger.warning(
-                    "The copy of %s has gone from %s; it is fetched again.", remote.url, self.storage.directory
+                    "The copy of %s is missing from %s; it is fetched again.", remote.url, self.storage.directory
                 )
         else:
             raise StorageError(

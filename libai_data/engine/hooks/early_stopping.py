@@ -97,7 +97,7 @@ class EarlyStopping(HookBase):
     def _tell(self, what: str) -> None:
         best = "no finite value" if self.best is None else f"{self.best:.4f} after iteration {self.best_iter}"
         logger.info(
-            "%s: %s is not better since %d evaluations (train.early_stopping.patience); the best is %s.",
+            "%s: %s has not improved for %d evaluations (train.early_stopping.patience); the best is %s.",
             what,
             self._metric,
             self.evaluations_since_best,

@@ -46,7 +46,7 @@ class StopOnSignal(HookBase):
         self._liveness.stop.begin(self.trainer.start_iter)
         if threading.current_thread() is not threading.main_thread():
             logger.warning(
-                "Signals reach the main thread alone: here they end the training at once, without a checkpoint."
+                "Only the main thread gets signals: in this thread they end the training at once, without a checkpoint."
             )
             return
         for signum in self._signals:

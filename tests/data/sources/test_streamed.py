@@ -236,7 +236,7 @@ def test_what_is_fetched_ahead_is_counted_and_told(store: ObjectStore, caplog: p
     assert found["fetched_shards"] == again["cached_shards"] >= 3
     assert found["fetched_bytes"] == found["bytes_ahead"] == again["bytes_ahead"] == size
     assert found["fetched_bytes_per_second"] > 0 == found["cached_shards"] == again["fetched_bytes"]
-    assert re.search(rf"first shard files of {FOLDER}, {first}, were there after \d+\.\d s", caplog.text)
+    assert re.search(rf"first shard files of {FOLDER}, {first}, were fetched after \d+\.\d s", caplog.text)
 
 
 def test_a_bar_shows_the_download_of_the_first_shards_and_then_lines_the_rate(
