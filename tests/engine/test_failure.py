@@ -31,7 +31,7 @@ for number, (body, world_size) in enumerate(json.loads(sys.argv[1])):
 """
 TRACEBACK = "Traceback (most recent call last)"
 BROKEN = "ConfigError: The config: calling __main__.broken failed: KeyError: 'missing'"
-UNKNOWN = "ConfigError: b: __main__.broken takes no argument 'b'."
+UNKNOWN = "ConfigError: b: __main__.broken has no argument 'b'."
 SLICE = "ConfigError: The config: calling builtins.slice failed: TypeError: slice()"
 JOBS: list[tuple[str, int, int, list[str]]] = [
     # Body, ranks, exit code, and what it says once.

@@ -92,7 +92,7 @@ def test_a_dim_that_does_not_divide_is_refused_with_dim_sizes_and_axis() -> None
     ("array", "device", "message"),
     [
         (np.zeros(()), "cpu", "no batch dim"),
-        (np.ma.masked_array(np.zeros(2), [True, False]), "cpu", "mask of a masked array"),
+        (np.ma.masked_array(np.zeros(2), [True, False]), "cpu", "a masked array cannot become a tensor"),
         (np.zeros(2), "tpu", "device_type is 'tpu'; allowed: cuda, cpu"),
         *(
             (np.zeros(2, dtype), "cpu", f"no tensors of dtype {dtype}; convert the field to .*int64")
