@@ -64,7 +64,7 @@ class ThreadedReader(SampleReader):
             What each part gave; None if the samples draw from generators that all code shares, or seem to, so that one
             thread must read them.
         """
-        if self.draws.found:
+        if self.draws.found or self.draws.seeds:
             return None
 
         def watched(reader: SampleReader, part: slice) -> tuple[Future[Result], bool]:

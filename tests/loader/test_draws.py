@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from libai_data import DataLoader
 from libai_data.data.datasets import (
     BlendedDataset,
     ConcatDataset,
@@ -33,8 +34,10 @@ from libai_data.data.datasets import (
 from libai_data.data.random import global_generators
 from libai_data.data.random.sample_random import reading_samples, sample_generator
 from libai_data.data.samplers import CyclicSampler
-from libai_data.data.transforms import BatchTransform
+from libai_data.data.transforms import BatchTransform, Seeded
 from libai_data.errors import SampleError
+from libai_data.loader import threaded_reader
+from libai_data.loader import threads as loader_threads
 from libai_data.structures import fields_of
 from tests.loader.drawing_datasets import (
     SOURCES,
@@ -501,6 +504,60 @@ def test_what_is_filtered_and_packed_draws_the_same_whoever_measures_or_reads_it
     assert states() == before
     assert all(np.frombuffer(row)[1] > 0.4 for row in expected) and len(set(expected)) == 12
     assert read(3, **workers) == expected
+
+
+def add_noise(sample: Any) -> dict[str, np.ndarray]:
+    return {"tokens": sample["tokens"] + np.random.random(len(sample["tokens"]))}
+
+
+seeded_noise = Seeded(lambda pixels: pixels + np.random.randint(200), takes="array")
+
+
+def add_seeded_noise(sample: Any) -> dict[str, np.ndarray]:
+    return {"tokens": sample["tokens"] + seeded_noise(np.zeros((1, 1), np.uint8)).sum()}
+
+
+BELOW_OTHERS: dict[str, Callable[[Any], Any]] = {
+    "seeded by a transform": lambda documents: PadTo8(Map(documents, add_seeded_noise)),
+    "packed": lambda documents: PackedDataset(Map(documents, add_noise), 8),
+    "packed by best fit": lambda documents: PackedDataset(Map(documents, add_noise), 8, cut=False),
+    "packed, of known lengths": lambda documents: PackedDataset(
+        Map(documents, add_noise), 8, lengths=documents.lengths
+    ),
+}
+
+
+class RaggedDocuments(Documents):
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.lengths = np.arange(size) % 7 + 1
+
+    def __getitem__(self, index: int) -> Any:
+        return {"tokens": np.full(self.lengths[index], float(index))}
+
+
+class PadTo8(Map):
+    def __init__(self, dataset: Any) -> None:
+        super().__init__(dataset, lambda sample: {"tokens": np.resize(sample["tokens"], 8)})
+
+
+@pytest.mark.parametrize("threads", [{"num_workers": 2, "worker_type": "thread"}, {"threads_per_worker": 4}], ids=str)
+@pytest.mark.parametrize("kind", BELOW_OTHERS.values(), ids=BELOW_OTHERS.keys())
+def test_threads_read_what_draws_below_something_that_puts_the_generators_back(
+    kind: Any, threads: Any, monkeypatch: Any
+) -> None:
+    """The reading around it finds the generators as they were, and must learn of it nevertheless."""
+    for module in (loader_threads, threaded_reader):
+        monkeypatch.setattr(module, "_MOST_DOUBTS", 2)
+
+    def tokens(**arguments: Any) -> list[Any]:
+        documents = RaggedDocuments(150)
+        loader = DataLoader(kind(documents), 8, shuffle=True, seed=1, **arguments)
+        rows = [row for batch in loader for row in batch["tokens"].numpy().tolist()]
+        loader.close()
+        return rows
+
+    assert tokens(**{"num_workers": 1, "start_method": "fork", **threads}) == tokens()
 
 
 def large(sample: Any) -> bool:

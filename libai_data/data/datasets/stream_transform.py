@@ -22,6 +22,7 @@ from libai_data.data.datasets.combine import length_of
 from libai_data.data.datasets.fingerprint import fingerprint_of, hash_of
 from libai_data.data.datasets.transform_inputs import LEFT_OUT, Replacement, TransformInputs
 from libai_data.data.nesting import array_of
+from libai_data.data.random.global_generators import reads_beside_others
 from libai_data.data.random.sample_random import reading_now
 from libai_data.errors import ConfigError, SchemaError
 
@@ -136,8 +137,9 @@ class StreamTransform:
         self.units = int(units)
         self.cuts = cuts
         self.window = window
-        self._windows: OrderedDict[int, _Window] = OrderedDict()
-        self._amounts: OrderedDict[tuple[int, int], int] = OrderedDict()
+        # The last part of both keys: whether they were read beside others; see `_trusted`.
+        self._windows: OrderedDict[tuple[int, bool], _Window] = OrderedDict()
+        self._amounts: OrderedDict[tuple[int, int, bool], int] = OrderedDict()
         self._keeps: tuple[Callable[[Any], bool], ...] = keeps
         self._kept: np.ndarray | None = kept
         self._order: InputOrder | None = None
@@ -210,7 +212,7 @@ class StreamTransform:
             return found
         for row in np.flatnonzero(kept).tolist():
             epoch, index = int(epochs[row]), int(indices[row])
-            amount = self._amounts.get((epoch, index))
+            amount = _trusted(self._amounts, epoch, index)
             found[row] = self._measured_amount(epoch, index)[0] if amount is None else amount
         return found
 
@@ -221,7 +223,7 @@ class StreamTransform:
             amount = 0 if sample is LEFT_OUT else self.measured(sample)
         except (ConfigError, SchemaError) as error:
             raise type(error)(f"sample {index}: {error}") from error
-        remember(self._amounts, (epoch, index), amount)
+        remember(self._amounts, (epoch, index, reads_beside_others()), amount)
         if replacement is not None:
             remember(self._planned, (epoch, index), replacement.chosen)
         return amount, read
@@ -260,10 +262,11 @@ class StreamTransform:
     def window_at(self, place: int) -> _Window:
         """The window that holds a place, by best fit; a few are remembered, with the samples that were read."""
         begin, end = self._window_bounds(place)
-        window = self._windows.get(begin)
+        window: _Window | None = _trusted(self._windows, begin)
         if window is None:
             window = _Window(begin, end, end - self._given_order.lanes, *self._packed(begin, end))
-            remember(self._windows, begin, window, max(_WINDOWS_KEPT, 2 * self._given_order.lanes))
+            most = max(_WINDOWS_KEPT, 2 * self._given_order.lanes)
+            remember(self._windows, (begin, reads_beside_others()), window, most)
         return window
 
     def _window_bounds(self, place: int) -> tuple[int, int]:
@@ -280,7 +283,7 @@ class StreamTransform:
         epochs, indices = self._given_order.locate(window)
         if self.reads_to_measure:
             for place, epoch, index in zip(window.tolist(), epochs.tolist(), indices.tolist()):
-                if (self._kept is None or self._kept[index]) and (epoch, index) not in self._amounts:
+                if (self._kept is None or self._kept[index]) and _trusted(self._amounts, epoch, index) is None:
                     samples[place] = self._measured_amount(epoch, index)[1]
         amounts = self.amounts(epochs, indices)
         full = np.flatnonzero(amounts)
@@ -347,6 +350,12 @@ class StreamTransform:
         if names:
             own["keep"] = names[0] if len(names) == 1 else names
         return {**fingerprint_of(self.dataset), "samples": len(self.dataset), **own}
+
+
+def _trusted(known: Mapping[Any, Any], *key: int) -> Any:
+    """What is remembered; a thread that draws right finds nothing of threads that may have drawn otherwise."""
+    found = known.get((*key, False))
+    return known.get((*key, True)) if found is None and reads_beside_others() else found
 
 
 class FilteredDataset(StreamTransform):

@@ -49,6 +49,8 @@ class _Thread(threading.local):
     has_drawn = False
     """Whether, in such a thread, a generator has moved."""
     has_seeded = False
+    """Whether what this thread reads has seeded the generators for itself, and put them back."""
+    is_watched = False
 
 
 _thread = _Thread()
@@ -84,6 +86,15 @@ class GlobalDraws:
         """
         if _thread.shares:
             return self._around_beside_others(read)
+        is_within, _thread.is_watched = _thread.is_watched, True
+        try:
+            return self._around_alone(read, key)
+        finally:
+            _thread.is_watched = is_within
+            # The reading around this one finds the generators as they were.
+            _thread.has_seeded |= is_within and self.needs_one_thread
+
+    def _around_alone(self, read: Callable[[], Result], key: tuple[int, int, int] | None) -> Result:
         is_first = True
         while True:
             watch = _Watch(self, key)
@@ -209,6 +220,11 @@ def share_generators(shares: bool) -> None:
     """Say whether this thread reads beside others, and so must not move a generator."""
     global _have_shared
     _thread.shares, _have_shared = shares, _have_shared or shares
+
+
+def reads_beside_others() -> bool:
+    """Whether this thread shares the generators, so that what it reads may have drawn otherwise than it should."""
+    return _thread.shares
 
 
 def take_doubt() -> bool:
