@@ -17,6 +17,7 @@ import numpy as np
 
 from libai_data.data.datasets.document_parts import refuse_repeated
 from libai_data.data.datasets.fingerprint import fingerprint_of
+from libai_data.data.datasets.mapped import refuse_outputs_without_indices
 from libai_data.data.datasets.shares import shares_of, split_evenly
 from libai_data.data.nesting import array_of
 from libai_data.data.random.permutation import permuted
@@ -50,7 +51,7 @@ class ConcatDataset:
         self.datasets = list(datasets)
         if not self.datasets:
             raise ConfigError("ConcatDataset got no datasets; give it at least one")
-        self._ends: list[int] = list(accumulate(map(length_of, self.datasets)))
+        self._ends: list[int] = list(accumulate(map(indexed_length, self.datasets)))
         length_of(self)
 
     def __len__(self) -> int:
@@ -86,7 +87,7 @@ class _Part:
 
     def __init__(self, dataset: Any, start: int, stop: int) -> None:
         check_types(_Part, locals())
-        samples = length_of(dataset)
+        samples = indexed_length(dataset)
         if not 0 <= start <= stop <= samples:
             raise ConfigError(f"a part from {start} to {stop} is not within a dataset of {samples} samples")
         self.dataset = dataset
@@ -135,7 +136,7 @@ class Subset(_Part):
             listed = array_of(start)
             if listed.ndim != 1 or (len(listed) and listed.dtype.kind not in "iu"):
                 raise ConfigError(f"Subset got {start!r:.100}; give a list of indices, or the first one and the last")
-            size = length_of(dataset)
+            size = indexed_length(dataset)
             outside = listed[(listed < 0) | (listed >= size)]
             if len(outside):
                 raise ConfigError(f"Subset names the index {outside[0]}; the dataset has {size} samples")
@@ -222,6 +223,16 @@ def length_of(dataset: Any) -> int:
             f"dataset is a {name}, whose len() raises {error_text(error)}; give it a __len__ that returns an int, 0 to "
             f"{sys.maxsize}, or read it as a stream, which needs no length: from_iterable, FilteredStream, PackedStream"
         ) from error
+
+
+def indexed_length(dataset: Any) -> int:
+    """The number of samples of a dataset whose samples have indices.
+
+    Raises:
+        ConfigError: It has no length, or is a filter or packer, whose outputs only an order of its samples tells.
+    """
+    refuse_outputs_without_indices(dataset)
+    return length_of(dataset)
 
 
 def check_index(index: int, length: int) -> None:

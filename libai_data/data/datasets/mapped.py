@@ -7,6 +7,7 @@ from typing import Any, Callable
 from libai_data.data.datasets.fingerprint import fingerprint_of
 from libai_data.data.random.sample_random import map_attempt, map_generator
 from libai_data.data.transforms.timing import transform_time
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import FUNCTION, check
 
 
@@ -25,6 +26,7 @@ class Map:
 
     def __init__(self, dataset: Any, function: Callable[..., Any]) -> None:
         check({"function": FUNCTION}, function=function)
+        refuse_outputs_without_indices(dataset)
         self.dataset = dataset
         self.function = function
 
@@ -54,3 +56,13 @@ class RandomMap(Map):
             sample = self.dataset[index]
             with transform_time():
                 return self.function(sample, map_generator())
+
+
+def refuse_outputs_without_indices(dataset: Any) -> None:
+    """Raise an error for a filter or packer: only an order of its samples tells what its outputs are."""
+    if getattr(dataset, "is_stream_transform", False):
+        name = type(dataset).__name__
+        raise ConfigError(
+            f"the samples of a {name} have no index of their own; wrap it, as OneRound({name}(...)), or filter and "
+            "pack above Map, Subset, ConcatDataset and blends"
+        )

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from libai_data.data.datasets.combine import length_of
+from libai_data.data.datasets.combine import indexed_length, length_of
 from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.nesting import array_of
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
@@ -356,6 +356,8 @@ def as_stream(batch_sampler: Any, dataset: Any = None) -> Any:
     samples = length_of(dataset) if has_length else None
     if isinstance(batch_sampler, (StreamSampler, ListedBatches)):
         return batch_sampler
+    if has_length:
+        indexed_length(dataset)
     if isinstance(batch_sampler, type) or not hasattr(batch_sampler, "__iter__"):
         kind = f"a {type(batch_sampler).__name__}"
         if callable(batch_sampler):

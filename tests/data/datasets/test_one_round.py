@@ -6,12 +6,24 @@ from itertools import takewhile
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from libai_data import DataLoader
-from libai_data.data.datasets import FilteredDataset, OneRound, PackedDataset
+from libai_data.data.datasets import (
+    BlendedDataset,
+    ConcatDataset,
+    FilteredDataset,
+    Map,
+    OneRound,
+    PackedDataset,
+    RandomMap,
+    Subset,
+    random_split,
+)
 from libai_data.data.samplers import CyclicSampler, Order, SingleRoundSampler
+from libai_data.errors import ConfigError
 from libai_data.structures import batch_info
 from tests.data.samplers.transforms import Documents, as_tokens, expected_packs, expected_windows, is_even
 
@@ -94,3 +106,26 @@ def test_what_decides_a_round_is_in_its_fingerprint() -> None:
         )
     ]
     assert len({str(each) for each in prints}) == len(prints)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda transform: Map(transform, dict),
+        lambda transform: RandomMap(transform, dict),
+        lambda transform: Subset(transform, [0, 1]),
+        lambda transform: Subset(transform, 0, 2),
+        lambda transform: ConcatDataset([transform, transform]),
+        lambda transform: BlendedDataset([transform, Documents([1])], weights=[1, 1]),
+        lambda transform: random_split(transform, [0.5, 0.5]),
+        lambda transform: DataLoader(transform, 2, sampler=[0, 1]),
+        lambda transform: DataLoader(transform, batch_sampler=[[0, 1]]),
+    ],
+)
+@pytest.mark.parametrize("kind", [lambda dataset: FilteredDataset(dataset, is_even), lambda d: PackedDataset(d, 4)])
+def test_outputs_of_filters_and_packers_are_not_read_by_index(kind: Any, use: Any) -> None:
+    """They took an index for a place of the order, if another loader had said in which order: some came twice."""
+    transform = kind(Documents([1, 2, 3, 4]))
+    DataLoader(transform, 2).close()
+    with pytest.raises(ConfigError, match=r"no index of their own.*OneRound\("):
+        use(transform)
