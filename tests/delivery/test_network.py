@@ -368,7 +368,7 @@ def test_the_key_never_crosses_the_network_and_both_ends_must_know_it(monkeypatc
     assert len(relayed) > 100
     assert SECRET.encode() not in relayed
     stranger = socket.create_connection(("127.0.0.1", port))
-    with pytest.raises(PeerError, match="does not answer as a rank of this job does"):
+    with pytest.raises(PeerError, match="does not answer as a rank of this job"):
         introduce(stranger, {"rank": 3}, "guessed", 10)
     # Somebody who listens in the place of rank 0.
     with socket.create_server(("127.0.0.1", 0)) as fake:
@@ -376,7 +376,7 @@ def test_the_key_never_crosses_the_network_and_both_ends_must_know_it(monkeypatc
         impostor, _ = fake.accept()
         send_head(impostor, {"challenge": "0" * 32})
         send_head(impostor, {"proof": "0" * 64})
-        with pytest.raises(PeerError, match="does not know the key of this job"):
+        with pytest.raises(PeerError, match="does not have the key of this job"):
             introduce(caller, {"rank": 3}, SECRET, 10)
     reception.close()
 

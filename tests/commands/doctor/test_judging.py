@@ -148,7 +148,7 @@ def test_each_way_to_fail_is_told_apart(error: OSError) -> None:
 def test_who_does_not_know_the_jobs_secret_is_no_rank() -> None:
     port = free_port()
     meeting = Meeting(JobRank(0, 0, 2, "127.0.0.1", port, "secret"), 10)
-    with pytest.raises(PeerError, match="does not answer as a rank of this job does"):
+    with pytest.raises(PeerError, match="does not answer as a rank of this job"):
         call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "guessed"), 1)
     link = call_rank0(JobRank(1, 0, 2, "127.0.0.1", port, "secret"), 10)
     assert meeting._reception.came.get(timeout=10)[0] == {"rank": 1}

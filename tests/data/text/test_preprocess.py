@@ -395,7 +395,7 @@ def test_two_runs_with_one_output_do_not_meet(tmp_path: Path, tokenizer: str) ->
     task = Task(TokenizerFiles(tokenizer))
 
     def second(done: int, total: int, report: object) -> None:
-        with pytest.raises(ConfigError, match="another process is at work"):
+        with pytest.raises(ConfigError, match="another process is writing to"):
             preprocess([str(corpus)], str(tmp_path / "out"), task)
 
     assert preprocess([str(corpus)], str(tmp_path / "out"), task, progress=second).documents == 5
