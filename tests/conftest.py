@@ -31,19 +31,20 @@ MARK = "LIBAI_DATA_TEST_SESSION"
 # They live as long as the Python process that uses multiprocessing: here, pytest itself.
 EXEMPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 ENDING_SECONDS = 5.0
-# Files of tests/distributed that start jobs of their own and mostly wait for their ends. The others share a pool.
-STARTS_JOBS = (
-    "test_different_places.py",
-    "test_faults.py",
-    "test_full_disk.py",
-    "test_interrupted_training.py",
-    "test_launch_hosts.py",
-    "test_launcher.py",
-    "test_mixed_training.py",
-    "test_own_loop.py",
-    "test_streaming.py",
-    "test_two_nodes.py",
-)
+# Files of tests/distributed that start jobs of their own and mostly wait for their ends, in groups that take equally
+# long in the long run. The others share a pool.
+STARTS_JOBS = {
+    "test_different_places.py": "jobs",
+    "test_faults.py": "jobs",
+    "test_full_disk.py": "jobs",
+    "test_interrupted_training.py": "interrupted jobs",
+    "test_launch_hosts.py": "jobs",
+    "test_launcher.py": "jobs",
+    "test_mixed_training.py": "jobs",
+    "test_own_loop.py": "jobs",
+    "test_streaming.py": "jobs",
+    "test_two_nodes.py": "jobs",
+}
 LONG = ("distributed", "loader", "docs", "engine", "commands", "data/sources", "data/text")
 
 _shared_memory_before = pytest.StashKey[AbstractSet[object]]()
@@ -112,7 +113,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give out files whole, and those that start ranks to two processes, so that few ranks compete."""
+    """Give out files whole, and those that start ranks to few processes, so that few ranks compete."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -120,7 +121,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = nodeid.split("::", 1)[0]
             if "distributed/" not in file:
                 return file
-            return "jobs" if Path(file).name in STARTS_JOBS else "pool"
+            return STARTS_JOBS.get(Path(file).name, "pool")
 
         def remove_node(self, node: Any) -> str | None:
             """Hand on what a process that died has left, but not the test that ended it, which would end the next."""

