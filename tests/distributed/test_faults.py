@@ -122,4 +122,8 @@ def test_ranks_do_not_wait_for_ever_for_one_that_never_comes(absent: int, tmp_pa
         # The absent one sleeps; no other rank can end it.
         ended = job.wait(WATCHDOG, but=[absent])
         check_end(ended, tmp_path)
-    assert len(re.findall(r"rank . ends: not all ranks have started within 2 s", ended.output)) == 2
+    # OneFlow may abort the second rank, before it says this, when the first one is gone.
+    outputs = [output for rank, output in enumerate(ended.outputs) if rank != absent]
+    spoke = ["ends: not all ranks have started within 2 s" in output for output in outputs]
+    assert any(spoke), ended.output
+    assert all(said or code == -signal.SIGABRT for said, code in zip(spoke, ended.codes)), ended.output
