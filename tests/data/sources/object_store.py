@@ -124,7 +124,12 @@ def _handler_of(store: ObjectStore, target: str) -> Any:
             if fault == FLIP:
                 content = bytes([content[0] ^ 1]) + content[1:]
             half = len(content) // 2 if fault in (CUT, STALL) else len(content)
-            self.wfile.write(content[:half])
+            try:
+                self.wfile.write(content[:half])
+            except OSError:
+                if fault:  # Who asked has ended meanwhile: the fault is for the next request.
+                    store.faults.insert(0, fault)
+                raise
             if fault == STALL:
                 self.wfile.flush()
                 store.sent.set()
