@@ -29,6 +29,7 @@ STREAMED = ("array_record", "webdataset", "parquet", "mds", "arrow", "jsonl", "n
 MANIFEST = ".libai_data_manifest.json"
 """What `libai-data convert` writes beside its shards."""
 AT_ONCE = 16
+_MOST_SAMPLES = 1 << 40
 _SIGNS = "*?["
 _INDEX = "index.json"
 _Known = dict[str, tuple[int, Optional[int]]]
@@ -173,6 +174,10 @@ def _samples(
         samples, size = known[remote.url]
         if size not in (None, remote.size):
             raise FormatError(f"{remote.url} has {remote.size} bytes, but the table or manifest beside it says {size}")
+        if not 0 <= samples <= _MOST_SAMPLES:
+            raise FormatError(
+                f"{remote.url} has {samples} samples by the table or manifest beside it; remove that file"
+            )
         return samples
     why = ""
     try:
@@ -225,5 +230,5 @@ def _told_by(path: str, key: str, entries: Callable[[Any], _Known], what: str) -
         return {}
     try:
         return entries(json.loads(content)[key])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path} is no {what} ({error!r}); remove it") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,8 +58,8 @@ class ShardTable:
 
     def remote(self, folder: str, number: int) -> RemoteFile:
         """A shard, as it must still be in the store."""
-        md5 = self.sums[number].decode() or None
-        version = self.versions[number].decode()
+        md5 = self.sums[number].decode(errors="replace") or None
+        version = self.versions[number].decode(errors="replace")
         return RemoteFile(
             f"{folder}/{self.names[number]}", int(self.sizes[number]), md5, bool(self.sure[number]), version
         )
@@ -94,17 +94,31 @@ class ShardTable:
             try:
                 with np.load(file.path, allow_pickle=False) as found:
                     version, kind = found["format"].tolist()
-                    names = PackedNames.from_numbers(found["ends"], found["data"])
-                    table = cls(kind, names, *(found[name] for name in _COLUMNS))
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                    columns = [found[name] for name in _COLUMNS]
+                    ends, data = found["ends"], found["data"]
+                if version == str(_VERSION):
+                    _check_numbers(ends, data, columns)
+            except Exception as error:  # zipfile and numpy raise of many kinds for a damaged file
                 raise FormatError(
                     f"{path} is no table of shards, or it is cut short ({error}); run 'libai-data index {folder}' again"
                 ) from error
         if version != str(_VERSION):
             raise FormatError(f"{path} has version {version}; this package reads {_VERSION}: index it again")
-        if {len(getattr(table, name)) for name in _COLUMNS} != {len(names)}:
-            raise FormatError(f"{path} has columns of different lengths; run 'libai-data index {folder}' again")
-        return table
+        return cls(kind, PackedNames.from_numbers(ends, data), *columns)
 
 
-_COLUMNS = ("samples", "sizes", "versions", "sums", "sure")
+def _check_numbers(ends: np.ndarray, data: np.ndarray, columns: Sequence[np.ndarray]) -> None:
+    """Refuse what `ShardTable.save` does not write."""
+    for name, dtype, column in (("ends", "i8", ends), *((*item, col) for item, col in zip(_COLUMNS.items(), columns))):
+        if column.dtype != dtype or column.shape != (ends.size,):
+            raise ValueError(f"{name!r} has the dtype {column.dtype} and shape {list(column.shape)}")
+    if data.dtype != "i8" or data.ndim != 1 or ends.max(initial=0) > data.nbytes:
+        raise ValueError("the names are cut short")
+    samples, sizes = columns[:2]
+    if min(np.diff(ends, prepend=0).min(initial=0), samples.min(initial=0), sizes.min(initial=0)) < 0:
+        raise ValueError("a number is below 0")
+    if samples.sum(dtype=np.float64) >= 2**63:
+        raise ValueError("there are too many samples")
+
+
+_COLUMNS = {"samples": "i8", "sizes": "i8", "versions": "S24", "sums": "S32", "sure": "u1"}

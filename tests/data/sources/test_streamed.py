@@ -427,6 +427,31 @@ def test_what_cannot_be_streamed_is_refused_with_what_to_do(object_store: Object
         open_source(FOLDER, streaming=True)
 
 
+@pytest.mark.parametrize(
+    "column", [{"samples": -1}, {"samples": 1 << 62}, {"samples": 20.0}, {"sizes": -1}, {"versions": 1}, {"ends": -1}]
+)
+def test_a_table_with_wrong_numbers_is_refused(
+    column: dict[str, Any], object_store: ObjectStore, tmp_path: Path
+) -> None:
+    put_records(object_store, tmp_path, "jsonl", 3)
+    assert index([FOLDER, "--output", str(tmp_path / "table.npz")]) == 0
+    table = dict(np.load(tmp_path / "table.npz"))
+    ((name, value),) = column.items()
+    np.savez(tmp_path / "table.npz", **{**table, name: np.full(len(table["samples"]), value)})
+    object_store.put("shards/.libai_data_shards.npz", (tmp_path / "table.npz").read_bytes())
+    with pytest.raises(FormatError, match=r"shards.npz is no table of shards.*run 'libai-data index"):
+        open_source(FOLDER, streaming=True)
+
+
+@pytest.mark.parametrize("records", ["-4", "1e400", "1" + 30 * "0"])
+def test_a_manifest_with_wrong_numbers_is_refused(records: str, object_store: ObjectStore, tmp_path: Path) -> None:
+    folder, _ = put_records(object_store, tmp_path, "jsonl", 1)
+    entry = f'{{"records": {records}, "size": {(folder / "0.jsonl").stat().st_size}}}'
+    object_store.put("shards/.libai_data_manifest.json", f'{{"shards": {{"0.jsonl": {entry}}}}}'.encode())
+    with pytest.raises(FormatError, match=r"manifest.* remove"):
+        open_source(FOLDER, streaming=True)
+
+
 def test_what_convert_has_written_is_streamed_without_counting(object_store: ObjectStore, tmp_path: Path) -> None:
     records = write("jsonl", tmp_path / "a.jsonl", texts(50))
     arguments = ["--to", "webdataset", "--output", str(tmp_path / "out"), "--records-per-shard", "20"]
