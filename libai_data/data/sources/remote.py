@@ -157,9 +157,9 @@ def fetch(remote: RemoteFile, target: Path, attempts: int, changed: str = _WHILE
         store, name = _store_of(remote.url)
         target.parent.mkdir(parents=True, exist_ok=True)  # if someone has deleted the cache meanwhile
         try:
-            store.get_file(name, str(target))
+            store.get_file(name, os.path.abspath(target))  # fsspec gives "~" and "file:" meanings of its own
         except FileNotFoundError as error:
-            if error.filename != str(target):
+            if error.filename != os.path.abspath(target):
                 raise
             raise StorageError(f"{target.parent} was deleted meanwhile") from error
         store.invalidate_cache()

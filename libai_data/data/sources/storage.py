@@ -23,7 +23,7 @@ from typing import Any
 from libai_data.atomic_files import PathLike
 from libai_data.data.files.identity import key_of
 from libai_data.data.sources.local_cache import LocalCache
-from libai_data.data.sources.paths import is_file, why_missing
+from libai_data.data.sources.paths import checked_path, is_file, why_missing
 from libai_data.data.sources.remote import fetch, is_remote, list_files, look_up, without_protocol
 from libai_data.errors import ConfigError, StorageError
 from libai_data.errors.argument_rules import PATH, check
@@ -60,7 +60,7 @@ class Storage:
     def from_environment(cls) -> Storage:
         """What LIBAI_DATA_CACHE_DIR, LIBAI_DATA_CACHE_SIZE and LIBAI_DATA_STORAGE_ATTEMPTS say."""
         attempts = os.environ.get("LIBAI_DATA_STORAGE_ATTEMPTS", "5")
-        if not attempts.isdigit():
+        if not attempts.isdecimal():
             raise ConfigError(
                 f"LIBAI_DATA_STORAGE_ATTEMPTS is {attempts!r}; it must be a number of attempts, such as 5"
             )
@@ -135,7 +135,7 @@ def cache_home() -> Path:
     """The folder for what is kept between runs: LIBAI_DATA_CACHE_DIR, by default ~/.cache/libai_data."""
     named = os.environ.get(CACHE_DIR)
     if named:
-        return Path(named)
+        return checked_path(CACHE_DIR, named)
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     if caches.startswith("~"):
         raise ConfigError(f"this user has no home directory to keep files in; set {CACHE_DIR} to a folder")
@@ -228,7 +228,7 @@ def _raised(error: OSError) -> None:
 
 
 def _bytes_of(name: str, text: str) -> int:
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]+)?)\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{name} is {text!r}; it must be a number of bytes, such as 500MB or 64GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from libai_data.data.sources import remote
+from libai_data.data.sources.remote import fetch, look_up
 from libai_data.data.sources.storage import LocalFile, Storage, listed, local_path
 from libai_data.errors import ConfigError, StorageError
 from tests.data.sources.object_store import BUSY, CUT, FAIL, FLIP, STALL, ObjectStore
@@ -308,6 +309,8 @@ def test_a_file_of_a_worker_is_that_of_its_parent(object_store: ObjectStore) -> 
     [
         ("SIZE", "much", None),
         ("SIZE", "0", None),
+        ("SIZE", "9" * 400, None),
+        ("ATTEMPTS", "\u00b2", None),
         ("ATTEMPTS", "-1", None),
         ("ATTEMPTS", "0", None),
         ("SIZE", "1.5 kB", 1500),
@@ -355,6 +358,21 @@ def test_a_forked_process_keeps_a_copy_that_its_parent_let_go(tmp_path: Path) ->
         with pytest.raises(StorageError, match="finds no room"):
             LocalFile(second, storage)
     assert LocalFile(second, storage).path.exists()
+
+
+@pytest.mark.parametrize("named", ["~/cache", "file://{}/cache", "s3://bucket/cache"])
+def test_the_cache_is_a_folder_of_this_machine_however_it_is_named(
+    named: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", named.format(tmp_path))
+    if named.startswith("s3"):
+        with pytest.raises(ConfigError, match="LIBAI_DATA_CACHE_DIR is 's3://bucket/cache', an address in a store"):
+            Storage.from_environment()
+        return
+    fetch(look_up(f"file://{folder}/a.tar", 1), Storage.from_environment().directory / "a.tar", 1)
+    copy = tmp_path / ("~/cache" if named.startswith("~") else "cache") / "files" / "a.tar"
+    assert copy.read_bytes() == b"a.tar"
 
 
 def test_any_number_of_copies_in_use_needs_one_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
