@@ -32,7 +32,8 @@ _VERSION_KEYS = (
     *("LastModified", "last_modified", "Last-Modified", "updated", "mtime", "created"),
 )
 # Answers that another attempt does not change.
-_FOR_GOOD = (401, 403, 404, 410)
+_DENIED = (401, 403)
+_FOR_GOOD = (*_DENIED, 404, 410)
 _LIST_NO_MORE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -310,10 +311,11 @@ def _raise_if_for_good(url: str, what: str, error: Exception) -> None:
     # fsspec's http tells of any failure as a file that is not there, for the cause of that failure.
     status = getattr(error.__cause__, "status", None)
     passing = _protocol_of(url).startswith("http") and error.__cause__ is not None and status not in _FOR_GOOD
+    if status in _DENIED or (isinstance(error, PermissionError) and not passing):
+        cause = error.__cause__ if status in _DENIED else error
+        raise ConfigError(f"{url} cannot be {what}: access is denied ({cause}); look at the credentials") from cause
     if isinstance(error, _LIST_NO_MORE) and not passing:
         raise ConfigError(f"there is no {url}") from error
-    if isinstance(error, PermissionError) and not passing:
-        raise ConfigError(f"{url} cannot be {what}: access is denied ({error}); look at the credentials") from error
 
 
 def _told(error: Exception) -> str:

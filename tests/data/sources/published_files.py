@@ -97,9 +97,9 @@ def tar_of(files: Mapping[str, bytes], form: int = tarfile.PAX_FORMAT) -> bytes:
 
 
 class WebFolder:
-    """A folder that a web server on loopback gives; `asked` are the paths that were asked for by GET."""
+    """A folder that a web server on loopback gives, but `denied`; `asked` are the paths that were asked for by GET."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, denied: str = "") -> None:
         self.asked: list[str] = []
         asked = self.asked
 
@@ -110,6 +110,9 @@ class WebFolder:
             def do_GET(self) -> None:
                 asked.append(self.path)
                 super().do_GET()
+
+            def send_head(self) -> Any:
+                return self.send_error(403) if self.path == denied else super().send_head()
 
             def log_message(self, *_: Any) -> None:
                 pass

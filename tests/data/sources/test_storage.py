@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,12 @@ def test_web_pages_list_their_files_and_give_them(web: str, object_store: Object
     assert local_path(f"{web}/deep/d.tar").read_bytes() == b"deep/d.tar"
     with pytest.raises(ConfigError, match=f"there is no {web}/nothing"):
         local_path(f"{web}/nothing")
+
+
+def test_a_web_server_that_denies_access_is_named_with_that_reason(folder: Path, object_store: ObjectStore) -> None:
+    denied = r"/a.tar cannot be looked up: access is denied .*403"
+    with closing(WebFolder(folder, denied="/a.tar")) as server, pytest.raises(ConfigError, match=denied):
+        local_path(f"{server.url}/a.tar")
 
 
 def test_a_web_server_that_is_not_there_or_says_nothing_is_named_with_the_attempts(
