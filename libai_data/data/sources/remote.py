@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, TypeVar
+from urllib.parse import unquote
 
 from libai_data.data.files.identity import key_of
 from libai_data.errors import ConfigError, StorageError, installed
@@ -105,7 +106,9 @@ def list_files(url: str, attempts: int) -> list[str]:
             found = [path for path in store.find(folder) if not re.search(r"(^|/)\.", path[len(folder) :])]
         else:
             found = [path for path, info in store.glob(name, detail=True).items() if info["type"] == "file"]
-        return sorted(str(store.unstrip_protocol(path)) for path in found)
+        # Web servers give names that are quoted, which are sorted as local names are.
+        key = unquote if _protocol_of(url).startswith("http") else None
+        return sorted((str(store.unstrip_protocol(path)) for path in found), key=key)
 
     try:
         return _patiently(url, "listed", ask, attempts)

@@ -113,6 +113,15 @@ def test_web_pages_list_their_files_and_give_them(web: str, object_store: Object
         local_path(f"{web}/nothing")
 
 
+def test_web_pages_list_files_with_odd_names_in_the_order_of_local_files(
+    web: str, folder: Path, object_store: ObjectStore
+) -> None:
+    for name in ("a b", "a!", "\u00fcber", "z%"):
+        (folder / f"{name}.tar").write_text(name)
+    found = [local_path(address).read_bytes() for address in listed(f"{web}/*.tar")]
+    assert found == [Path(path).read_bytes() for path in listed(f"{folder}/*.tar")]
+
+
 def test_a_web_server_that_denies_access_is_named_with_that_reason(folder: Path, object_store: ObjectStore) -> None:
     denied = r"/a.tar cannot be looked up: access is denied .*403"
     with closing(WebFolder(folder, denied="/a.tar")) as server, pytest.raises(ConfigError, match=denied):
