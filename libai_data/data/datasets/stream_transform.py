@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Callable, NamedTuple, Protocol, Union
 
 import numpy as np
@@ -83,10 +84,11 @@ class _Window(NamedTuple):
 
 def remember(known: OrderedDict[Any, Any], key: Any, value: Any, most: int = _REMEMBERED) -> None:
     """Put a value, and forget those that were put first if there are more than `most`."""
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > most:
-        known.popitem(last=False)
+    with suppress(KeyError):  # Other threads forget too: perhaps this key, or what this one was about to.
+        known[key] = value
+        known.move_to_end(key)
+        while len(known) > most:
+            known.popitem(last=False)
 
 
 def starts_in(window: _Window, numbers: np.ndarray) -> np.ndarray:

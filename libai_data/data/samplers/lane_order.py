@@ -92,13 +92,14 @@ class LaneOrder(Order):
 
         A lane's span has as many samples as the lane has turns, so it differs by one from epoch to epoch.
         """
-        if epoch not in self._spans:
+        edges: np.ndarray | None = self._spans.get(epoch)
+        if edges is None:
             share, more = divmod(self.size, self.lanes)
             late = (self._turn_of_lane - epoch * self.epoch_size) % self.lanes
             edges = np.zeros(self.lanes + 1, dtype=np.int64)
             np.cumsum(share + (late < more), out=edges[1:])
             remember(self._spans, epoch, edges, _SPANS_KEPT)
-        return self._spans[epoch]
+        return edges
 
     def _span(self, epoch: int, lane: int) -> tuple[int, int]:
         low, high = self._span_edges(epoch)[lane : lane + 2].tolist()

@@ -11,6 +11,7 @@ from typing import Callable, NamedTuple, TypeVar
 
 import numpy as np
 
+from libai_data.data.datasets.stream_transform import remember
 from libai_data.data.random.hashing import combine64, mix64_array
 from libai_data.data.random.permutation import permuted
 
@@ -115,12 +116,8 @@ class LaneVisits:
         return self._made((epoch, lane, number), lambda: self._visits(epoch, lane, span, number))
 
     def _made(self, key: tuple[int, ...], make: Callable[[], _Table]) -> _Table:
-        table = self._tables.get(key)
-        if table is None:
-            table = self._tables[key] = make()  # type: ignore[assignment]
-            if len(self._tables) > self._kept:
-                self._tables.popitem(last=False)
-        self._tables.move_to_end(key)
+        table = self._tables.get(key) or make()
+        remember(self._tables, key, table, self._kept)
         return table  # type: ignore[return-value]
 
     def _groups(self, epoch: int, lane: int, span: tuple[int, int]) -> Groups:

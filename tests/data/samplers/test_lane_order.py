@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections import Counter
+from collections import Counter, OrderedDict
 from itertools import takewhile
 from typing import Any
 
@@ -296,6 +296,23 @@ def test_a_million_shards_need_little_memory_and_any_step_is_found_at_once() -> 
         assert tracemalloc.get_traced_memory()[0] < before + (10 << 20)
     finally:
         tracemalloc.stop()
+
+
+class ForgottenAtOnce(OrderedDict):
+    """As if another thread had pushed out what this one has just put there."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("of", [lambda order: (order, "_spans"), lambda order: (order._visits, "_tables")])
+def test_what_another_thread_forgets_meanwhile_changes_no_sample(of: Any) -> None:
+    order = LaneOrder(120, 1, True, 120, 4, 2, "", np.full(40, 3))
+    places = np.arange(1200)
+    expected = order.locate(places)[1].tolist()
+    owner, name = of(order)
+    owner.__dict__[name] = ForgottenAtOnce()
+    assert order.locate(places)[1].tolist() == expected
 
 
 def test_sources_and_datasets_of_datasets_know_their_shards() -> None:
