@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tqdm import tqdm
 
 from libai_data.commands.console import print_lines
 from libai_data.data.sources.opening import open_source
+from libai_data.data.sources.remote import is_remote, without_protocol
 from libai_data.data.sources.shard_counts import AT_ONCE, STREAMED, counted
 from libai_data.data.sources.shard_table import TABLE
+from libai_data.errors import ConfigError
 from libai_data.errors.argument_rules import check, whole
 
 
@@ -40,6 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         check({"at_once": whole(1)}, at_once=asked.at_once)
         folder = asked.folder.rstrip("/")
         target = asked.output or f"{folder}/{TABLE}"
+        if asked.output and not is_remote(target):
+            path = Path(without_protocol(target))
+            if path.is_dir() or not path.parent.is_dir():
+                raise ConfigError(f"--output is {target!r}; it must be a file in a folder that is there")
         with tqdm(unit="shard", file=sys.stderr) as bar:
 
             def told(total: int) -> None:

@@ -443,6 +443,16 @@ def test_a_table_with_wrong_numbers_is_refused(
         open_source(FOLDER, streaming=True)
 
 
+@pytest.mark.parametrize("output", ["", "nothing/table.npz"])
+def test_a_table_that_cannot_be_written_is_refused_before_counting(
+    output: str, object_store: ObjectStore, tmp_path: Path, capsys: Any
+) -> None:
+    object_store.put("shards/0.jsonl", b"{}")
+    object_store.gets.clear()
+    assert index([FOLDER, "--output", str(tmp_path / output)]) == 1
+    assert "it must be a file in a folder that is there" in capsys.readouterr().err and not object_store.gets
+
+
 @pytest.mark.parametrize("records", ["-4", "1e400", "1" + 30 * "0"])
 def test_a_manifest_with_wrong_numbers_is_refused(records: str, object_store: ObjectStore, tmp_path: Path) -> None:
     folder, _ = put_records(object_store, tmp_path, "jsonl", 1)
