@@ -107,13 +107,15 @@ class DescribedShard(NamedTuple):
         names, encodings, sizes = (shard[f"column_{what}"] for what in ("names", "encodings", "sizes"))
         if not len(names) == len(encodings) == len(sizes):
             raise ValueError(f"there are {len(names)} names of columns, but not as many encodings and sizes")
+        if not all(isinstance(text, str) for text in (*names, *encodings)):
+            raise TypeError("the name or encoding of a column is no text")
         columns = tuple(
             _Column(name, encoding, int(size or 0)) for name, encoding, size in zip(names, encodings, sizes)
         )
         samples = int(shard["samples"])
         if samples < 0 or any(column.size < 0 for column in columns):
             raise ValueError("a number of samples or bytes is below 0")
-        digests, compression = raw.get("hashes") or {}, str(shard.get("compression") or "").partition(":")[0]
+        digests, compression = dict(raw.get("hashes") or {}), str(shard.get("compression") or "").partition(":")[0]
         return cls(raw["basename"], int(raw["bytes"]), digests, packed["basename"], compression, samples, columns)
 
 

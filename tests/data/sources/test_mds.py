@@ -130,6 +130,9 @@ def test_a_compressed_shard_that_changed_is_not_read_by_workers(tmp_path: Path) 
         ({"column_encodings": ["json"]}, r"record 0, offset \d+: column 'x' cannot be read"),
         ({"column_names": ["x", "y"]}, "2 names of columns, but not as many encodings"),
         ({"samples": None}, "is no index of MDS shards: TypeError"),
+        ({"column_encodings": [None]}, "is no index of MDS shards: TypeError: the name or encoding"),
+        ({"column_names": [["x"]]}, "is no index of MDS shards: TypeError: the name or encoding"),
+        ({"raw_data": {"basename": "a.mds", "bytes": 1, "hashes": 1}}, "is no index of MDS shards: TypeError"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, change: Any, message: str) -> None:
