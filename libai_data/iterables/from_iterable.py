@@ -153,9 +153,9 @@ def from_iterable(
     shared = {"layouts": layouts, "mixup_func": mixup_func, "check_every": check_every}
     skips = loader_options.get("on_error") == "skip"
     sharding = None
+    worker_type, init = (loader_options.get(name) for name in ("worker_type", "worker_init_fn"))
+    check(_RULES, worker_type=worker_type or "process", worker_init_fn=init)
     if num_shards is not None or num_workers or shuffle_buffer:
-        worker_type, init = (loader_options.get(name) for name in ("worker_type", "worker_init_fn"))
-        check(_RULES, worker_type=worker_type or "process", worker_init_fn=init)
         sharding = Sharding(num_shards, shuffle_buffer, seed, num_workers, worker_type or "process", init, skips)
     opened, summary = _open(plan, source, batches, sharding, skips, shuffle, seed)
     if summary.is_map_style:
@@ -169,9 +169,8 @@ def from_iterable(
         options.update(collate_fn=collate_fn, fields=fields)
         arguments = {"micro_batch_size": _needed(micro_batch_size), "seed": seed, **drawing}
         return _map_style(opened, arguments, ends, shuffle, readers, options)
-    if sharding is not None:
-        loader_options.pop("worker_type", None)
-        loader_options.pop("worker_init_fn", None)
+    for name in ("worker_type", "worker_init_fn"):  # Without workers they have no effect, as for datasets.
+        loader_options.pop(name, None)
     policy = {name: loader_options.pop(name) for name in ("on_error", "replacement_budget") if name in loader_options}
     if policy.get("on_error") == "quarantine":
         raise ConfigError(

@@ -348,6 +348,11 @@ def test_an_iterable_that_changes_between_epochs_yields_what_it_yields_then(work
     loader.close()
 
 
+@pytest.mark.parametrize("option", [{"worker_init_fn": print}, {"worker_type": "thread"}], ids=str)
+def test_options_of_workers_have_no_effect_on_a_stream_without_workers(option: dict[str, Any]) -> None:
+    assert rows(DataLoader(Asks(), 4, num_workers=0, **option)) == list(range(30))
+
+
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseException) -> None:
     def rows(shard: int, num_shards: int) -> Iterator[dict[str, int]]:
