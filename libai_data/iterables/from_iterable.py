@@ -171,6 +171,8 @@ def from_iterable(
         return _map_style(opened, arguments, ends, shuffle, readers, options)
     for name in ("worker_type", "worker_init_fn"):  # Without workers they have no effect, as for datasets.
         loader_options.pop(name, None)
+    if loader_options.get("start_method") in ("auto", "spawn"):  # Processes that read streams are always spawned.
+        del loader_options["start_method"]
     policy = {name: loader_options.pop(name) for name in ("on_error", "replacement_budget") if name in loader_options}
     if policy.get("on_error") == "quarantine":
         raise ConfigError(

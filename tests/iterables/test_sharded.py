@@ -353,6 +353,14 @@ def test_options_of_workers_have_no_effect_on_a_stream_without_workers(option: d
     assert rows(DataLoader(Asks(), 4, num_workers=0, **option)) == list(range(30))
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_the_processes_that_read_a_stream_may_be_asked_to_be_spawned(num_workers: int) -> None:
+    how = {"num_workers": num_workers, "multiprocessing_context": "spawn"}
+    loader = DataLoader(Asks(), 4, num_shards=2, **how)
+    assert sorted(rows(loader)) == list(range(30))
+    loader.close()
+
+
 @pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_an_unusual_exception_in_a_process_that_reads_is_named(error: BaseException) -> None:
     def rows(shard: int, num_shards: int) -> Iterator[dict[str, int]]:
