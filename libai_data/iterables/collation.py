@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from libai_data.data.items import array_in, named
+from libai_data.data.items import array_in, named, rows_in
 from libai_data.data.nesting import put_together
 from libai_data.errors import SchemaError
 from libai_data.loader.default_collate import default_collate
@@ -20,6 +20,12 @@ class BatchRow(NamedTuple):
     leaves: dict[str, Any]  # path -> array or `DistTensorData` [rows, ...], or list of strings
     skeleton: dict[str, Any]
     row: int
+
+
+def is_whole_batch(pieces: Sequence[BatchRow]) -> bool:
+    """Whether pieces are all rows of one batch that the iterable yielded."""
+    first, last = pieces[0], pieces[-1]
+    return first.leaves is last.leaves and len(pieces) == rows_in(first.leaves)
 
 
 class PieceCollator:

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from libai_data.data.random.global_generators import tell_once
 from libai_data.data.samplers.cursor import Cursor, EpochPositions
 from libai_data.data.samplers.sampler import IndexBatch, StreamSampler
 from libai_data.data.samplers.stream_state import Keys, check_state
 from libai_data.errors import CheckpointError, ConfigError, SchemaError
 from libai_data.errors.argument_rules import BATCH_SIZE, EPOCH, INT, MAPPING, TEXT, one_of, or_none, whole
+from libai_data.iterables.collation import is_whole_batch
 from libai_data.iterables.iterable_source import Source
 from libai_data.iterables.rows import Mark, Place, ReadingOptions, Row, RowReader
 from libai_data.structures import BatchInfo
@@ -119,6 +121,7 @@ class IterableStream(EpochPositions, StreamSampler):
         self.data_parallel_size = data_parallel_size
         self.cursor = Cursor()
         self._size = None if micro_batch_size is None else micro_batch_size * data_parallel_size
+        self._keeps_batches = micro_batch_size is None
         self._rows = rows
         self._is_sharded = rows is not None and rows.source.takes_shard
         self._readers: list[RowReader] = []
@@ -244,6 +247,11 @@ class IterableStream(EpochPositions, StreamSampler):
         rows = self._readers[0].take(size)
         if not rows or (len(rows) < size and self.ends == "drop"):
             return 0, [], 0, 0
+        if self._keeps_batches and self._rows is not None and not is_whole_batch([row.piece for row in rows]):
+            tell_once(
+                f"{self._rows.source.name} yields batches of different sizes. The loader cuts them again, into batches "
+                f"of {size} rows, as the first one. If each step must use one of its batches, make them equally large"
+            )
         if self.ends == "short":
             size = -(-len(rows) // self.data_parallel_size) * self.data_parallel_size
         micro = size // self.data_parallel_size

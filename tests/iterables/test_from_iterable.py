@@ -643,6 +643,18 @@ def test_an_iterable_may_yield_the_same_item_again() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_told"), [((3, 3, 1), False), ((3, 1, 3), True), ((2, 4), True), ((4, 2, 4), True)]
+)
+def test_a_source_whose_batches_are_cut_again_is_told(
+    sizes: tuple[int, ...], is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    batches = [{"x": np.full(rows, number)} for number, rows in enumerate(sizes)]
+    loader = from_iterable(lambda: iter(batches), batches=True).numpy()
+    assert np.concatenate([batch["x"] for batch in loader]).tolist() == np.repeat(range(len(sizes)), sizes).tolist()
+    assert (f"into batches of {sizes[0]} rows" in caplog.text) == is_told
+
+
 @pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])
 def test_an_iterable_without_a_batch_is_told(rows: int, ends: str, caplog: pytest.LogCaptureFixture) -> None:
     loader = from_iterable(lambda: ({"x": row} for row in range(rows)), 4, ends=ends)
