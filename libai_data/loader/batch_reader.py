@@ -290,7 +290,14 @@ class BatchReader:
             self._collated_form = collated.skeleton, dtypes
         skeleton, before = self._collated_form
         if skeleton != collated.skeleton:
-            raise SchemaError(f"a batch is nested as {collated.skeleton}, the one before it as {skeleton}")
+            newer, older = (  # None of a batch whose fields are all tensors.
+                each and put_together(each, lambda leaf: leaf.text or "tensor")
+                for each in (collated.skeleton, skeleton)
+            )
+            raise SchemaError(
+                f"a batch is nested as {newer}, the one before it as {older}; nest all batches alike. Instead of a "
+                "list or tuple with an entry for each sample, return one tensor, or a list of strings"
+            )
         if set(before) != set(dtypes):
             raise SchemaError(f"a batch has the fields {list(dtypes)}, the one before it {list(before)}")
         for name, dtype in dtypes.items():
