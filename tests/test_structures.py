@@ -418,3 +418,15 @@ def test_a_list_of_integers_never_becomes_inexact_floats(values: list[Any]) -> N
     with pytest.raises(SchemaError, match="field 'ids' is a list with integers beyond int64"):
         as_array(values, "ids")
     assert as_array([1, 1e20, 2.5]).dtype == np.float32
+
+
+@pytest.mark.parametrize("values", [1e300, -1e39, [1.0, 1e300], [float("nan"), float("inf"), -1e39], [[1e39], [0.5]]])
+def test_a_float_beyond_float32_is_refused_instead_of_becoming_infinite(values: Any) -> None:
+    with pytest.raises(SchemaError, match=r"field 'x' holds -?1e\+\d+, but Python floats become float32"):
+        as_array(values, "x")
+
+
+@pytest.mark.parametrize("values", [float("inf"), float("nan"), 3.4e38, [float("-inf"), float("nan"), 1.5], []])
+def test_floats_that_float32_has_are_accepted(values: Any) -> None:
+    assert as_array(values).dtype == np.float32
+    np.testing.assert_array_equal(as_array(values), np.float32(values))

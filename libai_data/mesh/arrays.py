@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from libai_data.errors import SchemaError
 
 _TOO_LARGE = 2**63
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def is_flow_tensor(value: Any) -> bool:
@@ -34,6 +36,8 @@ def as_array(value: Any, field_name: str = "") -> np.ndarray:
         # A matrix has two dims, whatever is done with it, and cannot be stacked.
         array = np.asarray(value) if isinstance(value, np.matrix) else value
     elif type(value) is float:
+        if _LARGEST < abs(value) < inf:
+            raise _beyond_float32(value, whose)
         return np.asarray(value, dtype=np.float32)
     elif isinstance(value, (list, tuple)):
         array = _array_of_list(value, whose)
@@ -82,11 +86,22 @@ def _array_of_list(values: Sequence[Any], whose: str) -> np.ndarray:
         ) from error
     if array.dtype == object:
         raise SchemaError(f"{whose} is a list of unequal or non-numeric items; pad it, or convert its items")
-    holds_python_floats = array.dtype == np.float64 and type(first_leaf(values)) in (bool, int, float)
+    if array.dtype != np.float64 or type(first_leaf(values)) not in (bool, int, float):
+        return array
+    sizes = np.abs(array)
     # numpy makes floats of ints that fit no integer dtype together.
-    if holds_python_floats and np.abs(array).max(initial=0) >= _TOO_LARGE and _holds_large_ints(values):
+    if (sizes >= _TOO_LARGE).any() and _holds_large_ints(values):
         raise SchemaError(f"{whose} is a list with integers beyond int64, which would become inexact floats")
-    return array.astype(np.float32) if holds_python_floats else array
+    beyond = array[(sizes > _LARGEST) & (sizes < inf)]
+    if beyond.size:
+        raise _beyond_float32(beyond[0], whose)
+    return array.astype(np.float32)
+
+
+def _beyond_float32(value: float, whose: str) -> SchemaError:
+    return SchemaError(
+        f"{whose} holds {value}, but Python floats become float32, which ends at 3.4e38; return values of np.float64"
+    )
 
 
 def _holds_large_ints(values: Any) -> bool:
