@@ -38,7 +38,10 @@ _RULES = {
         )
     ),
     "multiprocessing_context": or_none(
-        Rule("a text or a context", lambda value: isinstance(value, str) or hasattr(value, "get_start_method"))
+        Rule(
+            "'spawn', 'fork' or 'forkserver', or a context of these",
+            lambda value: value in ("auto", "spawn", "fork", "forkserver") or hasattr(value, "get_start_method"),
+        )
     ),
 }
 _KEPT = (
@@ -130,7 +133,8 @@ class DataLoader(_Made, metaclass=ABCMeta):
     ) -> Any:
         kept = {name: value for name, value in locals().items() if name in _KEPT}
         _refuse_unknown(options)
-        if batch_sampler is None and hasattr(batch_size, "__iter__") and not isinstance(batch_size, str):
+        is_list = hasattr(batch_size, "__iter__") and not isinstance(batch_size, str)
+        if batch_sampler is None and is_list and getattr(batch_size, "ndim", None) != 0:
             batch_size, batch_sampler = 1, batch_size
         check(_RULES, **locals())
         if isinstance(sampler, StreamSampler):

@@ -322,6 +322,9 @@ def test_weights_take_the_place_of_a_weighted_sampler(caplog: pytest.LogCaptureF
         ({"generator": np.random.default_rng(0)}, "generator is Generator"),
         ({"generator": torch.Generator}, "generator is <class"),
         ({"multiprocessing_context": 3}, "multiprocessing_context is 3"),
+        ({"multiprocessing_context": "forks"}, "multiprocessing_context is 'forks'"),
+        ({"batch_size": torch.tensor(2)}, r"batch_size is tensor\(2\); it must be an int"),
+        ({"batch_size": np.array(2)}, r"batch_size is array\(2\); it must be an int"),
     ],
 )
 def test_arguments_that_exclude_each_other_or_make_no_sense_are_refused(arguments: Any, message: str) -> None:
