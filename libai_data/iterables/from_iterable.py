@@ -211,6 +211,7 @@ class _SourceSummary:
     takes_shard: bool = False
     is_shuffled: bool = False
     length: int | None = None
+    has_short_batch: bool = False  # its last batch is known to be shorter than the others
     problem: str = ""
 
 
@@ -234,7 +235,8 @@ def _open(
                     thing = IndexedBatches(thing, shuffle, seed)
                 opened = ShardedSource(thing, batches, sharding) if sharding else source_of(thing, batches, skips)
                 kinds = opened.batches, opened.takes_shard, by_index
-                summary = _SourceSummary(False, opened.name, dataset_name(thing), *kinds)
+                short = bool(opened.short_batch)
+                summary = _SourceSummary(False, opened.name, dataset_name(thing), *kinds, has_short_batch=short)
                 if plan.readers != "every_rank":
                     with suppress(Exception):  # Not every source has one, and not every user asks for it.
                         summary = replace(summary, length=opened.length())
@@ -359,5 +361,5 @@ def _batches_in_epoch(source: Source | None, summary: _SourceSummary, size: int 
     if items is None or (summary.batches and size is not None):
         raise TypeError(f"the number of batches that {summary.name} yields is unknown; iterate without len(loader)")
     if size is None:
-        return items
+        return items - (ends == "drop" and summary.has_short_batch and items > 1)
     return items // size if ends == "drop" else -(-items // size)

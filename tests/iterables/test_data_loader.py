@@ -449,6 +449,14 @@ def test_the_length_of_a_loader_of_batches_is_that_of_its_source() -> None:
     assert len(DataLoader(MappedStream(Sized(), dict), 4)) == 3
 
 
+@pytest.mark.parametrize("readers", ["every_rank", "node"])
+@pytest.mark.parametrize("rows", [4, 5, 10, 20])
+def test_the_length_of_a_loader_that_drops_a_short_last_batch_does_not_count_it(rows: int, readers: str) -> None:
+    batches = torch.utils.data.DataLoader(Pictures(), rows)
+    loader = from_iterable(batches, ends="drop", readers=readers)
+    assert len(loader) == len(list(loader)) > 0
+
+
 @pytest.mark.parametrize(
     "make",
     [
