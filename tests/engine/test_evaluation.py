@@ -169,6 +169,16 @@ def test_padding_that_cannot_be_told_apart_is_refused(model: TinyModel) -> None:
         inference_on_dataset(lambda **inputs: {"x": inputs["points"]}, loader, 4, 1e5, flat, "cpu", Collecting())
 
 
+def test_padding_after_a_collator_left_samples_out_is_refused(model: TinyModel) -> None:
+    def collate(samples: list[Any]) -> Any:
+        kept = samples if len({each.get("labels").tensor.item() for each in samples}) == 1 else samples[:2]
+        return {name: np.stack([each.get(name).tensor for each in kept]) for name in ("points", "labels")}
+
+    loader = build_image_test_loader(TinyDataset(5), 4, num_workers=0, collate_fn=collate)
+    with pytest.raises(SchemaError, match=r"1 of the batch's 4 rows count.*4 rows in an earlier batch"):
+        inference_on_dataset(model, loader, 4, 1e5, to_global, "cpu", Collecting())
+
+
 def test_eval_iter_limits_the_batches(model: TinyModel) -> None:
     loader = build_image_test_loader(TinyDataset(21), 4, num_workers=0)
     assert inference_on_dataset(model, loader, 4, 2, to_global, "cpu", Collecting()) == {"batches": 2.0}

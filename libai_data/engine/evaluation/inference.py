@@ -72,6 +72,7 @@ def inference_on_dataset(
         data_loader.set_epoch(0)  # type: ignore[attr-defined]
     start = time.perf_counter()
     samples, inputs_without, outputs_without = 0, _WithoutPadding(), _WithoutPadding()
+    has_its_rows = True
     with inference_context(model), flow.no_grad():
         for step, batch in enumerate(_in_step(data_loader)):
             if step >= eval_iter:
@@ -80,7 +81,7 @@ def inference_on_dataset(
             if check_inputs is not None and step == 0:
                 check_inputs(inputs)
             outputs = model(**inputs)
-            rows, valid = _rows(inputs, batch_info(batch))
+            rows, valid, has_its_rows = _rows(inputs, batch_info(batch), has_its_rows)
             wanted = getattr(evaluator, "input_fields", None)
             seen = {name: value for name, value in inputs.items() if wanted is None or name in wanted}
             chosen = evaluator.prepare(inputs, outputs)
@@ -144,10 +145,11 @@ def _in_step(data_loader: Iterable[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _rows(inputs: dict[str, Any], info: BatchInfo | None) -> tuple[int, int | None]:
-    """Rows of the global batch, and how many of them count; None if nothing is to be cut.
+def _rows(inputs: dict[str, Any], info: BatchInfo | None, had_its_rows: bool) -> tuple[int, int | None, bool]:
+    """Rows of the global batch, how many of them count (None if nothing is to be cut), and whether an input has them.
 
-    Not every input has the batch's rows: a mask may be shared by all samples. So the loader's word counts.
+    Not every input has the batch's rows: a mask may be shared by all samples. So the loader's word counts. If an
+    earlier batch had other rows, as of a collator that leaves samples out, equal numbers in this one are chance.
     """
     leaves: dict[str, Any] = {}
     taken_apart(inputs, leaves)
@@ -156,13 +158,15 @@ def _rows(inputs: dict[str, Any], info: BatchInfo | None) -> tuple[int, int | No
         raise SchemaError(f"get_batch returned {sorted(inputs.keys())}, none of which has a batch dim")
     if info is None:
         # Of a batch of another origin, the most frequent number is the best guess; it is only logged.
-        return Counter(shape[0] for shape in shapes.values()).most_common(1)[0][0], None
-    if info.valid < info.size and info.size not in {shape[0] for shape in shapes.values()}:
+        return Counter(shape[0] for shape in shapes.values()).most_common(1)[0][0], None, had_its_rows
+    has_its_rows = info.size in {shape[0] for shape in shapes.values()}
+    if info.valid < info.size and not (has_its_rows and had_its_rows):
         raise SchemaError(
             f"{info.valid} of the batch's {info.size} rows count, the others are padding, but none of the inputs has "
-            f"{info.size} rows: {shapes}; let get_batch keep the rows, so that padding can be dropped"
+            f"{info.size} rows{' in an earlier batch' * has_its_rows}: {shapes}; let get_batch keep the rows, so that "
+            "padding can be dropped"
         )
-    return info.size, info.valid
+    return info.size, info.valid, has_its_rows and had_its_rows
 
 
 class _WithoutPadding:
