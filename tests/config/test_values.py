@@ -75,6 +75,14 @@ def test_an_odd_value_is_accepted_or_refused_by_an_error_that_names_the_key(key:
         assert kept == value or (isinstance(value, float) and math.isnan(value))
 
 
+@pytest.mark.parametrize("folder", ["s3://bucket/run", "~/run"])
+def test_an_output_folder_that_is_no_path_of_this_machine_is_refused(folder: str) -> None:
+    cfg = config()
+    cfg.train.output_dir = folder
+    with pytest.raises(ConfigError, match=f"train.output_dir is {folder!r}"):
+        check_values(cfg)
+
+
 @pytest.mark.parametrize("key", ["train.seed", "train.evaluation.eval_iter", "train.log_period"])
 def test_whole_floats_become_ints(key: str) -> None:
     cfg = config()
