@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from omegaconf import DictConfig, ListConfig
+
 from libai_data.config import check_keys, instantiate, try_get_key
 from libai_data.config.signatures import check_is_call
 from libai_data.engine.setup import set_key
@@ -32,7 +34,10 @@ def build_configured_tokenizer(cfg: Any) -> Any:
     if section is None:
         return None
     check_keys(section, dict.fromkeys(_TOKENIZATION_KEYS), "tokenization")
-    tokenizer = instantiate(try_get_key(section, "tokenizer"))
+    described = try_get_key(section, "tokenizer")
+    if isinstance(described, (str, int, float, DictConfig, ListConfig)):
+        check_is_call(described, "tokenization.tokenizer")
+    tokenizer = instantiate(described)
     if try_get_key(cfg, "model.cfg.vocab_size") is not None and hasattr(tokenizer, "padded_vocab_size"):
         divisor = try_get_key(section, "make_vocab_size_divisible_by", default=128)
         multiple = divisor * get_tensor_parallel_size()

@@ -205,6 +205,9 @@ def test_the_tokenizer_reaches_the_datasets_that_take_one_and_have_none(tmp_path
     assert with_it.tokenizer is upper
     assert own.tokenizer is lower
     assert not hasattr(without, "tokenizer")
+    cfg.tokenization.tokenizer = "upper"
+    with pytest.raises(ConfigError, match=r"tokenization.tokenizer is 'upper'; it must be a LazyCall"):
+        DefaultTrainer(cfg)
     cfg.tokenization.tokenizers = None
     with pytest.raises(ConfigError, match=r"tokenization.tokenizers. Did you mean 'tokenizer'"):
         DefaultTrainer(cfg)
