@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from libai_data.atomic_files import written_whole
+from libai_data.data.sources.paths import checked_path
 from libai_data.data.text.documents import Document, read_piece
 from libai_data.data.text.encoders import as_bert, as_gpt2
 from libai_data.data.text.files import find_inputs
@@ -85,10 +86,11 @@ def train_tokenizer(
         The number of tokens. A small corpus may give fewer than `vocab_size`, one with very many characters more.
 
     Raises:
-        ConfigError: No input, or no document in it.
+        ConfigError: No input, or no document in it, or the output is an address in a store.
     """
     cutting = cutting or Cutting()
-    documents = _Texts(find_inputs(inputs, cutting.format, [Path(output)]), keys, cutting)
+    path = checked_path("output", output)
+    documents = _Texts(find_inputs(inputs, cutting.format, [path]), keys, cutting)
     inner = _inner_characters(documents, training) if training.model == WORDPIECE else []
     tokenizer, trainer = _untrained(training, training.vocab_size, inner)
     tokenizer.train_from_iterator(iter(documents), trainer)
@@ -98,7 +100,6 @@ def train_tokenizer(
     if documents.first_bad:
         logger.warning("Some lines have no document and are skipped, first %s", documents.first_bad)
     tokenizer = _without_special(tokenizer, inner)
-    path = Path(output)
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as unfinished:
         unfinished.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
