@@ -128,7 +128,8 @@ class LocalCache:
                 if size is None:
                     self._make_room(key, part.stat().st_size)
         except Exception as error:
-            note_failure(lock, error)
+            with contextlib.suppress(OSError):  # A full disk, which the error names.
+                note_failure(lock, error)
             raise
         finally:
             (self.directory / f"{key}.room").unlink(missing_ok=True)

@@ -595,10 +595,11 @@ def test_a_cache_that_is_deleted_is_filled_again(store: ObjectStore, tmp_path: P
     held.close()
 
 
+@pytest.mark.parametrize("kilobytes", [24, 28, 32])
 def test_a_full_disk_is_named_with_the_shard(
-    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kilobytes: int, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with small_disk(tmp_path / "disk", 30) as folder:
+    with small_disk(tmp_path / "disk", kilobytes) as folder:
         monkeypatch.setenv("LIBAI_DATA_CACHE_DIR", str(folder))
         source = open_source(FOLDER, streaming=True)
         with pytest.raises(StorageError, match=rf"{FOLDER}/0\d.parquet .*make room on the disk"):
