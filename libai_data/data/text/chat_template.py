@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from libai_data.errors import ConfigError, FormatError, installed
 
 Message = Mapping[str, Any]
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_OTHER_WORDS = "\ue000"  # of the private use area, with which no message begins
 
 
 class Span(NamedTuple):
@@ -84,17 +86,26 @@ class ChatTemplate:
         return text, [self._span(text, messages, number, tools) for number in wanted]
 
     def _span(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> Span:
-        start, stop = 0, len(text)
-        if number == 0 and messages[0]["role"] == "assistant":
-            # Many templates cannot ask before any message; what they write before the words is not the assistant's.
-            start = max(0, text.find(str(messages[0].get("content") or "").strip()))
-        elif number:
-            asked = self.render(messages[:number], tools, ask=True) if messages[number]["role"] == "assistant" else ""
-            before = asked if asked and text.startswith(asked) else self._before(text, messages, number, tools)
-            start = len(before)
+        start, stop = self._start(text, messages, number, tools), len(text)
         if number + 1 < len(messages):
             stop = len(self._before(text, messages, number + 1, tools))
         return Span(start, start + len(text[start:stop].rstrip()))
+
+    def _start(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> int:
+        if messages[number]["role"] != "assistant":
+            return len(self._before(text, messages, number, tools)) if number else 0
+        # Many templates cannot ask before any message, and some never do.
+        if number:
+            asked = self.render(messages[:number], tools, ask=True)
+            if text.startswith(asked) and asked != self.render(messages[:number], tools):
+                return len(asked)
+        # Where the text of other words differs, the words begin; a space before them is of their first token.
+        changed = {**messages[number], "content": _OTHER_WORDS}
+        marked = self.render([*messages[:number], changed, *messages[number + 1 :]], tools)
+        pairs = enumerate(zip_longest(text, marked))
+        place = next((place for place, (one, other) in pairs if one != other), None)
+        before = len(self._before(text, messages, number, tools)) if number else 0
+        return before if place is None else max(before, len(text[:place].rstrip(" ")))
 
     def _before(self, text: str, messages: Sequence[Message], number: int, tools: Any) -> str:
         before = self.render(messages[:number], tools)

@@ -114,7 +114,24 @@ def test_what_is_before_the_words_of_an_assistant_who_begins_carries_no_loss(
 ) -> None:
     messages = [{"role": "assistant", "content": "one two"}, *conversation("three", "four")["messages"]]
     sample = arrays(ChatDataset([{"messages": messages}], tokenizer, 256, chat_template=template)[0])
-    assert learned(sample, folder).replace(" four", "four") == "one two<|im_end|>four<|im_end|>"
+    assert learned(sample, folder).replace(" four", "four").lstrip() == "one two<|im_end|>four<|im_end|>"
+
+
+NO_PROMPT = CHATML[: CHATML.index("{% if")]
+AFTER_USER = CHATML.replace("if add", "if messages[-1].role == 'user' and add")
+THINKS = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+
+
+@pytest.mark.parametrize("template", [NO_PROMPT, AFTER_USER, THINKS, OWN_SYSTEM])
+@pytest.mark.parametrize("words", ["a", "You", "", "assistant"])
+def test_the_header_of_an_assistant_carries_no_loss_where_the_template_does_not_ask_as_it_writes(
+    folder: Path, tokenizer: TextTokenizer, template: str, words: str
+) -> None:
+    before = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c", "weight": 0}]
+    for first in ([], before[:1], before):
+        messages = [*first, {"role": "assistant", "content": words}]
+        sample = arrays(ChatDataset([{"messages": messages}], tokenizer, 256, chat_template=template)[0])
+        assert learned(sample, folder).strip() == f"{words}<|im_end|>"
 
 
 def test_alpacas_fields_and_tools_and_files_of_json_lines(
