@@ -177,7 +177,10 @@ class PreferenceDataset(ChatDataset):
         if not isinstance(item, Mapping) or "chosen" not in item or "rejected" not in item:
             raise FormatError(f"it has the fields {_names(item)}; a pair has 'chosen' and 'rejected'")
         prompt = _spoken(item.get("prompt"), "user")
-        both = [[*prompt, *_spoken(item[name], "assistant")] for name in ("chosen", "rejected")]
+        answers = [_spoken(item[name], "assistant") for name in ("chosen", "rejected")]
+        # Some data sets repeat the prompt in both answers.
+        repeats = prompt and all(answer[: len(prompt)] == prompt for answer in answers)
+        both = answers if repeats else [[*prompt, *answer] for answer in answers]
         shared = next((n for n, (one, other) in enumerate(zip(*both)) if one != other), min(map(len, both)))
         if shared == len(both[0]) == len(both[1]):
             raise FormatError("its 'chosen' and 'rejected' are the same; a pair needs two answers")
