@@ -75,7 +75,10 @@ def _chat_template(folder: Path, found: Any) -> str:
     """The template in its own file, or the one of `tokenizer_config.json`, there perhaps the default of several."""
     own = folder / "chat_template.jinja"
     if own.is_file():
-        return own.read_text(encoding="utf-8")
+        try:
+            return own.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{own} is no UTF-8 ({error.reason} at byte {error.start}); convert it") from error
     if isinstance(found, list):
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}.get("default")
     return str(found or "")
