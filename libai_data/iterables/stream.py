@@ -70,6 +70,8 @@ def check_place(state: Mapping[str, Any]) -> None:
 class TakenRows:
     """The dataset of a loader over an iterable: returns the rows that the sampler has read, in its order."""
 
+    seeds_generators = True  # Those of a stream decide its order; digests of the rows notice what does not replay.
+
     def __init__(self, source: Source, options: ReadingOptions) -> None:
         self.source = source
         self.options = options

@@ -12,9 +12,11 @@ from typing import Any, Callable
 import numpy as np
 import oneflow as flow
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libai_data.data.random.global_generators import tell_once
 from libai_data.delivery import to_global
 from libai_data.engine.batches import join_micro_batches
 from libai_data.engine.evaluation import DatasetEvaluator
@@ -653,6 +655,15 @@ def test_a_source_whose_batches_are_cut_again_is_told(
     loader = from_iterable(lambda: iter(batches), batches=True).numpy()
     assert np.concatenate([batch["x"] for batch in loader]).tolist() == np.repeat(range(len(sizes)), sizes).tolist()
     assert (f"into batches of {sizes[0]} rows" in caplog.text) == is_told
+
+
+def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    tell_once.cache_clear()
+    data = [{"x": number} for number in range(10)]
+    generator = torch.Generator().manual_seed(0)
+    loader = from_iterable(torch.utils.data.DataLoader(data, 5, shuffle=True, generator=generator))  # type: ignore[arg-type]
+    assert sorted(np.concatenate([batch["x"] for batch in loader.numpy()])) == list(range(10))
+    assert "keeps a random generator" not in caplog.text
 
 
 @pytest.mark.parametrize(("rows", "ends"), [(0, "short"), (0, "pad"), (3, "drop")])
