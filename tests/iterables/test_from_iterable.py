@@ -661,7 +661,7 @@ def test_a_stream_that_is_shuffled_by_its_own_generator_is_not_warned_of(caplog:
     tell_once.cache_clear()
     data = [{"x": number} for number in range(10)]
     generator = torch.Generator().manual_seed(0)
-    loader = from_iterable(torch.utils.data.DataLoader(data, 5, shuffle=True, generator=generator))  # type: ignore[arg-type]
+    loader = from_iterable(torch.utils.data.DataLoader(data, 5, shuffle=True, generator=generator))
     assert sorted(np.concatenate([batch["x"] for batch in loader.numpy()])) == list(range(10))
     assert "keeps a random generator" not in caplog.text
 

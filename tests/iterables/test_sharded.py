@@ -355,8 +355,7 @@ def test_options_of_workers_have_no_effect_on_a_stream_without_workers(option: d
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_the_processes_that_read_a_stream_may_be_asked_to_be_spawned(num_workers: int) -> None:
-    how = {"num_workers": num_workers, "multiprocessing_context": "spawn"}
-    loader = DataLoader(Asks(), 4, num_shards=2, **how)
+    loader = DataLoader(Asks(), 4, num_shards=2, num_workers=num_workers, multiprocessing_context="spawn")
     assert sorted(rows(loader)) == list(range(30))
     loader.close()
 

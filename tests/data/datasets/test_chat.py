@@ -210,8 +210,9 @@ def test_pairs_carry_loss_where_they_differ(folder: Path, tokenizer: TextTokeniz
 def test_a_prompt_that_both_answers_repeat_is_there_once(folder: Path, tokenizer: TextTokenizer) -> None:
     asked, answers = {"role": "user", "content": "p"}, {"chosen": "x", "rejected": "y"}
     repeated = {name: [asked, {"role": "assistant", "content": words}] for name, words in answers.items()}
-    plain, again = PreferenceDataset([{"prompt": "p", **answers}, {"prompt": "p", **repeated}], tokenizer, 64)
-    assert all((arrays(again)[name] == array).all() for name, array in arrays(plain).items())
+    pairs = PreferenceDataset([{"prompt": "p", **answers}, {"prompt": "p", **repeated}], tokenizer, 64)
+    again = arrays(pairs[1])
+    assert all((again[name] == array).all() for name, array in arrays(pairs[0]).items())
 
 
 @pytest.mark.parametrize(
