@@ -136,10 +136,15 @@ class LocalCache:
 
     def _make_room(self, key: str, size: int) -> None:
         """Remove copies until there is room, and keep it for a file that is to be made."""
-        with self._alone():
-            entries = self._entries()
-            entries.pop(key, None)
-            held = sum(entry.size for entry in entries.values())
+        with self._alone() as lock:
+            # At least the bytes of all copies, by what was promised since they were last counted. Counting looks at
+            # each file, so it waits until half of the room may be taken; indices, which are not promised, fit besides.
+            held = int.from_bytes(os.pread(lock, 8, 0), "little")
+            entries: dict[str, _Entry] = {}
+            if not held or 2 * (held + size) > self.size:
+                entries = self._entries()
+                entries.pop(key, None)
+                held = sum(entry.size for entry in entries.values())
             for other, entry in sorted(entries.items(), key=lambda item: item[1].used):
                 if held + size <= self.size:
                     break
@@ -153,6 +158,8 @@ class LocalCache:
                 )
             with open(self.directory / f"{key}.room", "wb") as room:
                 room.truncate(size)  # takes no space on the disk
+            with contextlib.suppress(OSError):  # A full disk.
+                os.pwrite(lock, (held + size).to_bytes(8, "little"), 0)
 
     def _entries(self) -> dict[str, _Entry]:
         found: dict[str, _Entry] = {}
@@ -186,11 +193,11 @@ class LocalCache:
             os.close(lock)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> Iterator[int]:
         lock = self._open_lock("cache.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+            yield lock
         finally:
             os.close(lock)
 

@@ -645,6 +645,20 @@ def test_of_copies_that_nobody_uses_that_with_the_farthest_next_use_goes(tmp_pat
     assert fetches(farthest=True) == 5 + 2 * 3 + 2
 
 
+def test_many_copies_are_made_without_a_look_at_all_others_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scans: list[LocalCache] = []
+    entries = LocalCache._entries
+    monkeypatch.setattr(LocalCache, "_entries", lambda self: scans.append(self) or entries(self))
+    for size, numbers in ((100_000, range(100)), (1000, range(100, 103))):
+        for number in numbers:
+            cache = LocalCache(tmp_path, size)
+            cache.hold(f"{number:024x}", "shard", 100, lambda part: part.write_bytes(bytes(100)) and None)[1]()
+    assert len(scans) <= 4
+    assert sum(path.stat().st_size for path in tmp_path.glob("*-shard")) <= 1000
+
+
 class Shards:
     """What is held of shards of 100 bytes."""
 
