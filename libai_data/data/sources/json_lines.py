@@ -27,6 +27,7 @@ _SCANNED_AT_ONCE = 1 << 24
 _BLANKS = b" \t\r\n"
 _OPENING = (b"[", b"{")
 _ONE_A_LINE = "; JSON lines hold an object a line, as `jq -c '.[]'` makes them of an array"
+_NOT_UTF_8 = "; it has zero bytes, as UTF-16 does: convert the file, as by `iconv -f UTF-16 -t UTF-8`"
 
 
 class JsonLinesSource(ShardedSource):
@@ -101,10 +102,12 @@ def parsed_object(line: Any) -> dict[str, Any]:
         FormatError: The line is no JSON, or no object.
     """
     try:
-        found = json.loads(line)
+        # Without `str`, JSON in UTF-16 would be read as long as the bytes of its line are whole.
+        found = json.loads(str(line, "utf-8-sig") if isinstance(line, bytes) else line)
     except (ValueError, RecursionError) as error:
         begins = line if isinstance(line, bytes) else line.encode()
-        raise FormatError(f"no JSON: {error}{_ONE_A_LINE if begins.strip() in _OPENING else ''}") from error
+        hint = _ONE_A_LINE if begins.strip() in _OPENING else _NOT_UTF_8 if b"\0" in begins else ""
+        raise FormatError(f"no JSON: {error}{hint}") from error
     if not isinstance(found, dict):
         raise FormatError(f"a JSON {type(found).__name__}, where an object is expected{_ONE_A_LINE}")
     return found

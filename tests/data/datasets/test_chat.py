@@ -324,6 +324,15 @@ def test_of_a_folder_conversations_are_read_and_what_is_skipped_is_told(
         ChatDataset(str(tmp_path), tokenizer, 64, chat_template=CHATML)
 
 
+def test_conversations_in_utf_16_are_told(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    text = (json.dumps(conversation("the fox", "over")) + "\n") * 2
+    (tmp_path / "a.jsonl").write_bytes(text.encode("utf-16"))
+    dataset = ChatDataset(str(tmp_path / "a.jsonl"), tokenizer, 64)
+    for index in range(len(dataset)):
+        with pytest.raises(FormatError, match="as UTF-16 does: convert the file"):
+            dataset[index]
+
+
 def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Path, folder: Path) -> None:
     path = tokenizer_folder(tmp_path / "other")
     config = json.loads((path / "tokenizer_config.json").read_text())
