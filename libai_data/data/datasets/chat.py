@@ -167,7 +167,7 @@ class PreferenceDataset(ChatDataset):
     """Pairs of conversations of which one is preferred; the loss does not count their common beginning.
 
     An item is a mapping with `chosen` and `rejected`: each is a list of messages, or the text of an assistant's answer.
-    `prompt` (messages, or the text of a user) is before both. `tools` are those of `ChatDataset`.
+    `prompt` (messages, or the text of a user) is before both; texts need it. `tools` are those of `ChatDataset`.
 
     Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
     the same.
@@ -176,6 +176,10 @@ class PreferenceDataset(ChatDataset):
     def _fields(self, item: Any) -> dict[str, DistTensorData]:
         if not isinstance(item, Mapping) or "chosen" not in item or "rejected" not in item:
             raise FormatError(f"it has the fields {_names(item)}; a pair has 'chosen' and 'rejected'")
+        if item.get("prompt") is None and any(isinstance(item[name], str) for name in ("chosen", "rejected")):
+            raise FormatError(
+                f"it has the fields {_names(item)}; a pair of texts needs the text that they answer in 'prompt'"
+            )
         prompt = _spoken(item.get("prompt"), "user")
         answers = [_spoken(item[name], "assistant") for name in ("chosen", "rejected")]
         # Some data sets repeat the prompt in both answers.

@@ -219,6 +219,7 @@ def test_a_prompt_that_both_answers_repeat_is_there_once(folder: Path, tokenizer
     ("item", "words"),
     [
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
+        ({"question": "a", "chosen": "b", "rejected": "c"}, "'rejected'\\]; a pair of texts needs the text"),
         ({"prompt": "a", "chosen": "b", "rejected": []}, "its messages are \\[\\]"),
         (
             {"prompt": "a", "chosen": None, "rejected": "b"},
