@@ -650,11 +650,18 @@ def test_many_copies_are_made_without_a_look_at_all_others_for_each(
 ) -> None:
     scans: list[LocalCache] = []
     entries = LocalCache._entries
-    monkeypatch.setattr(LocalCache, "_entries", lambda self: scans.append(self) or entries(self))
+
+    def counted(cache: LocalCache) -> Any:
+        scans.append(cache)
+        return entries(cache)
+
+    def make(part: Path) -> None:
+        part.write_bytes(bytes(100))
+
+    monkeypatch.setattr(LocalCache, "_entries", counted)
     for size, numbers in ((100_000, range(100)), (1000, range(100, 103))):
         for number in numbers:
-            cache = LocalCache(tmp_path, size)
-            cache.hold(f"{number:024x}", "shard", 100, lambda part: part.write_bytes(bytes(100)) and None)[1]()
+            LocalCache(tmp_path, size).hold(f"{number:024x}", "shard", 100, make)[1]()
     assert len(scans) <= 4
     assert sum(path.stat().st_size for path in tmp_path.glob("*-shard")) <= 1000
 
