@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from libai_data.data.transforms.timing import take_transform_time, transform_time
 from libai_data.loader import iteration
 from libai_data.loader.stage_times import LoaderTimes, StageTimes, summary
+from tests.deadline import Deadline
 from tests.loader.sample_datasets import Failing, Numbers, Slow, stack_dicts
 from tests.loader.streams import WORKER_NAMES, WORKERS, loading
 from tests.properties import slowly
@@ -37,6 +39,29 @@ class LargeRows(Numbers):
 
     def __getitem__(self, index: int) -> Any:
         return {"row": self.row}
+
+
+class Noted(Numbers):
+    """Notes each read in a file."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def __getitem__(self, index: int) -> Any:
+        with self.file.open("ab", 0) as file:
+            file.write(b".")
+        return super().__getitem__(index)
+
+
+def train_slowly(loader: Any, reads: Path, steps: int) -> None:
+    """Take batches of 4, each when the next two have been read, however busy the machine is."""
+    for step, _ in enumerate(islice(loader, steps)):
+        deadline = Deadline(30)
+        while reads.stat().st_size < 4 * (step + 3):
+            assert not deadline.has_passed, f"after batch {step}, only {reads.stat().st_size} samples have been read"
+            time.sleep(0.01)
+        time.sleep(0.1)
 
 
 @EVERYWHERE
@@ -66,11 +91,10 @@ def test_copying_can_be_the_bottleneck(workers: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("workers", WORKERS[1:3], ids=WORKER_NAMES[1:3])
-def test_a_slow_trainer_is_named_as_the_bottleneck(workers: dict[str, Any]) -> None:
-    with loading(Numbers(), **workers) as loader:
-        for step, _ in enumerate(islice(loader, 12)):
-            if step:
-                time.sleep(0.1)
+def test_a_slow_trainer_is_named_as_the_bottleneck(workers: dict[str, Any], tmp_path: Path) -> None:
+    reads = tmp_path / "reads"
+    with loading(Noted(reads), **workers) as loader:
+        train_slowly(loader, reads, 12)
         stats = loader.stats()
     assert stats["bottleneck"] == "trainer"
     assert stats["waiting_share"] < 0.1
@@ -112,12 +136,13 @@ def test_a_hint_is_logged_when_the_trainer_waits(monkeypatch: Any, caplog: pytes
     assert "loader.stats()" in hints[-1]
 
 
-def test_no_hint_is_logged_when_the_trainer_does_not_wait(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_no_hint_is_logged_when_the_trainer_does_not_wait(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     monkeypatch.setattr(iteration, "_SECONDS_BETWEEN_HINTS", 0.0)
     caplog.set_level(logging.INFO, "libai_data")
-    with loading(Numbers(), num_workers=1, worker_type="thread") as loader:
-        for _ in islice(loader, 8):
-            time.sleep(0.1)
+    with loading(Noted(tmp_path / "reads"), num_workers=1, worker_type="thread") as loader:
+        train_slowly(loader, tmp_path / "reads", 8)
     assert not [record for record in caplog.records if "waited for data" in record.getMessage()]
 
 
