@@ -99,7 +99,7 @@ def _end(shared: _Shared, thread: threading.Thread) -> None:
     with suppress(queue.Empty):
         while True:  # So that it need not wait for room.
             shared.groups.get_nowait()
-    if thread is not threading.current_thread():
+    with suppress(RuntimeError):  # It is this thread, or an interrupt came before it was started.
         thread.join(_END_SECONDS)
 
 

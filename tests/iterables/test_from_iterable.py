@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Iterator
@@ -712,3 +714,16 @@ def test_a_field_may_be_called_self() -> None:
     loader = from_iterable(lambda: iter([{"self": np.ones(3)}] * 8), 2)
     assert next(iter(loader)).get_fields()["self"].shape == (2, 3)
     loader.close()
+
+
+def test_an_interrupt_before_the_reading_thread_starts_leaves_nothing_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    unheard: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", unheard.append)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        next(iter(from_iterable(lambda: map(sample, range(4)), 2, prefetch=1)))
+    gc.collect()
+    assert not unheard
