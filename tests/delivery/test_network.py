@@ -30,7 +30,7 @@ from libai_data.mesh.peers.network_link import (
 )
 from libai_data.mesh.peers.node_link import SECONDS_TO_MEET_VARIABLE
 from libai_data.structures import BatchInfo
-from tests.deadline import Deadline, busyness
+from tests.deadline import Deadline
 
 SHARDS = 4
 ROWS = 3
@@ -226,7 +226,7 @@ def test_saying_why_reading_failed_waits_for_nobody_for_long() -> None:
     assert not ends_within(1.0, publishing(link, 9, big))
     start = time.monotonic()
     link.publisher.fail(SampleError("sample 7 is broken"))
-    assert time.monotonic() - start < 5 * busyness()
+    assert time.monotonic() - start < 5
     link.close()
 
 
@@ -338,7 +338,7 @@ def test_strangers_at_the_door_are_turned_away_and_keep_nobody_waiting() -> None
 
     start = time.monotonic()
     links, end = meet([1], strangers)
-    assert time.monotonic() - start < 4 * busyness()
+    assert time.monotonic() - start < 4
     send_head(links[1], {"hello": 1})
     assert receive_head(end) == {"hello": 1}
     for each in [*held, *links.values(), end]:

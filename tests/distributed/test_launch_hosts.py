@@ -157,8 +157,7 @@ def test_a_node_that_is_lost_is_left_out_and_the_stream_goes_on_exactly(cluster:
         ended = job.wait(WATCHDOG)
     assert ended.codes == [0], ended.output
     assert "no answer from 10.77.0.2; continues with 1 of 2 machines: 10.77.0.1" in ended.output
-    # The second one, if the port of the first run was taken before it began.
-    assert re.search(r"libai_data.launch: restart [12] of 2, from checkpoint model_\d+", ended.output), ended.output
+    assert re.search(r"libai_data.launch: restart 1 of 2, from checkpoint model_\d+", ended.output), ended.output
     assert "2 rank(s) on 1 node(s)" in ended.output
     before, after = runs_of(output, 0)
     other = runs_of(output, 2)[0]

@@ -24,7 +24,6 @@ import pytest
 from libai_data.data.samplers import CyclicSampler, SingleRoundSampler
 from libai_data.errors import PassError, SampleError
 from libai_data.loader import BatchLoader, starting, worker_pool
-from tests.deadline import busyness
 from tests.forks import a_fork_that_lives_on
 from tests.loader.sample_datasets import Numbers, Slow, Tidying
 from tests.loader.streams import (
@@ -190,8 +189,7 @@ def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, An
     before = time.monotonic()
     os.killpg(trainer.process.pid, signal.SIGINT)
     trainer.process.communicate(timeout=50)
-    # Not the seconds of the 16 samples that each of two workers has yet to read.
-    assert time.monotonic() - before < 10 * busyness()
+    assert time.monotonic() - before < 10  # Not the seconds of the 16 samples that each of two workers has yet to read.
 
 
 @PROCESSES
@@ -316,8 +314,7 @@ def test_closing_is_quick_even_while_workers_start(workers: dict[str, Any]) -> N
     pids = worker_pids(loader)
     before = time.monotonic()
     loader.close()
-    # Not the five seconds of a sample, with twenty of them in a batch.
-    assert time.monotonic() - before < 10 * busyness()
+    assert time.monotonic() - before < 10  # Not the five seconds of a sample, with twenty of them in a batch.
     assert not any(is_running(pid) for pid in pids)
 
 
@@ -354,7 +351,7 @@ def test_a_worker_whose_exit_takes_too_long_is_killed(tmp_path: Path, monkeypatc
         next(iter(loader))
         pids = worker_pids(loader)
         before = time.monotonic()
-    assert time.monotonic() - before < 10 * busyness()
+    assert time.monotonic() - before < 10
     assert not any(is_running(pid) for pid in pids)
     for path in tmp_path.glob("child-*"):
         with suppress(ProcessLookupError):
@@ -379,7 +376,7 @@ def test_a_worker_that_the_system_does_not_let_end_blocks_nobody(
             next(iterator)
     before = time.monotonic()
     loader.close()
-    assert time.monotonic() - before < 10 * busyness()
+    assert time.monotonic() - before < 10
     assert any(f"Process {stuck.pid}" in record.getMessage() for record in caplog.records)
     os.waitpid(stuck.pid, 0)
 

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.deadline import busyness
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 # What setup.sh needs of the system; a PATH with no Python of the machine's own.
 PROGRAMS = [
@@ -239,7 +237,7 @@ class TestRunningAgain:
             seconds.append(time.monotonic() - start)
             assert (again.returncode, again.stdout, again.stderr) == (0, "", "")
         # The best of some: the machine may be busy.
-        assert min(seconds) < busyness()
+        assert min(seconds) < 1
         assert len(machine.calls("--editable")) == 1
 
     @pytest.mark.parametrize("changed", ["setup.py", "tools/constraints-3.10.txt"])
