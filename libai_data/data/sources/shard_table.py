@@ -109,7 +109,7 @@ class ShardTable:
 
 def _check_numbers(ends: np.ndarray, data: np.ndarray, columns: Sequence[np.ndarray]) -> None:
     """Refuse what `ShardTable.save` does not write."""
-    for name, dtype, column in (("ends", "i8", ends), *((*item, col) for item, col in zip(_COLUMNS.items(), columns))):
+    for (name, dtype), column in zip((*_COLUMNS.items(), ("ends", "i8")), (*columns, ends)):
         if column.dtype != dtype or column.shape != (ends.size,):
             raise ValueError(f"{name!r} has the dtype {column.dtype} and shape {list(column.shape)}")
     if data.dtype != "i8" or data.ndim != 1 or ends.max(initial=0) > data.nbytes:
