@@ -35,6 +35,7 @@ LEAVING = [
     slowly("by hand", 2, "break in a step:0", "every_rank"),
     slowly("launcher", 3, "break in a step:1", "node"),
     slowly("by hand", 2, "exit:1", "rank0"),
+    slowly("by hand", 3, "exit, and the others know:1", "iterable"),
     slowly("by hand", 3, "exit before the loop:2", "iterable"),
 ]
 
@@ -49,6 +50,8 @@ def test_a_rank_that_leaves_early_ends_all_and_is_named(
     others = set(map(str, range(nproc))) - {rank}
     told = set(re.findall(rf"^rank (\d) ends: rank {rank} has left the job after \d+ collectives", ended.output, re.M))
     assert told & others, ended.output
+    if case.startswith("exit, and the others know"):
+        assert told == set(map(str, range(nproc))), ended.output
 
 
 FAILING = [

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Callable, NoReturn
 
-from libai_data.errors import MeshError
+from libai_data.errors import MeshError, PeerError
 from libai_data.launch.job_environment import seconds_from_environment
 from libai_data.launch.joining_pipe import tell_that_it_waits, tell_that_it_waits_no_more
 from libai_data.launch.ports import refuse_port_in_use
@@ -226,7 +226,9 @@ def _end_after(print_exception: Callable[..., Any], rank: int, *exception: Any) 
         end_process(128 + signal.SIGINT, f"rank {rank} was interrupted")
     print_exception(*exception)
     if not _forked:
-        end_process(1, f"rank {rank} ends: see the exception above")
+        # Another rank that ends the job is named as by the thread that watches, whichever of the two sees it first.
+        why = exception[1] if issubclass(exception[0], PeerError) else "see the exception above"
+        end_process(1, f"rank {rank} ends: {why}")
 
 
 def _exit(liveness: Liveness, code: Any = None) -> NoReturn:

@@ -151,6 +151,7 @@ class Liveness:
             self._is_at_meeting = bool(what)
             problem = self._leaving.problem_of(self._rank, self._collectives, self._is_at_meeting)
         if problem:
+            self._tell(f"{_END}{problem}")
             raise PeerError(problem)
         if not what:
             return {}

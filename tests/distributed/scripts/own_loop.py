@@ -17,6 +17,7 @@ import oneflow as flow
 from libai_data import build_nlp_train_loader, from_iterable
 from libai_data.config import LazyCall
 from libai_data.delivery import to_global
+from libai_data.mesh.peers.liveness import watch_over_ranks
 
 CASE, _, WHERE = sys.argv[1].partition(":")
 READERS, FOLDER = sys.argv[2:4]
@@ -60,8 +61,10 @@ for step, batch in zip(range(STEPS), loader):
     if step == FAULT_AT:
         if is_time_for("break"):
             break
-        if is_time_for("exit"):
+        if is_time_for("exit") or is_time_for("exit, and the others know"):
             sys.exit(0)
+        while CASE == "exit, and the others know" and not watch_over_ranks()._leaving.after:
+            time.sleep(0.01)
         if is_time_for("raise"):
             sys.excepthook = lambda *error: print("a hook of the user's own:", error[1])
             raise RuntimeError("the model is broken")
