@@ -81,7 +81,12 @@ def _chat_template(folder: Path, found: Any) -> str:
             raise ConfigError(f"{own} is no UTF-8 ({error.reason} at byte {error.start}); convert it") from error
     if isinstance(found, list):
         found = {each.get("name"): each.get("template") for each in found if isinstance(each, Mapping)}.get("default")
-    return str(found or "")
+    if not isinstance(found, (str, type(None))):
+        raise ConfigError(
+            f"{folder}: the chat_template is {found!r:.100}; it must be a text in Jinja, or a list of objects with a "
+            "'name' and a 'template'"
+        )
+    return found or ""
 
 
 def special_tokens(

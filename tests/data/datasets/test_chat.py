@@ -361,6 +361,15 @@ def test_templates_come_from_the_folder_and_what_is_missing_is_told(tmp_path: Pa
         ChatDataset(items, escaping, 64)[0]
 
 
+@pytest.mark.parametrize("found", [{"default": CHATML}, [{"name": "default", "template": {"text": CHATML}}], True])
+def test_a_template_that_is_no_text_is_refused_as_the_tokenizer_is_loaded(tmp_path: Path, found: Any) -> None:
+    path = tokenizer_folder(tmp_path / "tokenizer")
+    config = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": found}))
+    with pytest.raises(ConfigError, match=r"tokenizer: the chat_template is .*; it must be a text in Jinja"):
+        TokenizerFiles(str(path)).load()
+
+
 def test_a_dataset_is_the_same_after_it_was_pickled_and_its_fingerprint_tells_what_decides(
     tokenizer: TextTokenizer,
 ) -> None:
