@@ -114,7 +114,7 @@ class ChatDataset:
 
     def _tokens(self, messages: Sequence[Message], tools: Any, first: int) -> _Tokens:
         """The tokens of messages, of which those from number `first` on may carry loss."""
-        wanted = [number for number in range(first, len(messages)) if self._carries_loss(messages[number])]
+        wanted = [number for number in range(first, len(messages)) if self._carries_loss(number, messages[number])]
         if not wanted:
             roles = [message["role"] for message in messages[first:]]
             raise FormatError(
@@ -129,10 +129,11 @@ class ChatDataset:
             loss |= (places >= span.start) & (places < span.stop)
         return _Tokens(np.array(ids, np.int64), loss)
 
-    def _carries_loss(self, message: Message) -> bool:
+    def _carries_loss(self, number: int, message: Message) -> bool:
         weight = message.get("weight")
-        if weight not in (None, 0, 1):
-            raise FormatError(f"a message has the weight {weight!r}; it must be 0 or 1")
+        # Of an array, `in` compares the elements.
+        if weight is not None and not (np.isscalar(weight) and weight in (0, 1)):
+            raise FormatError(f"message {number} has the weight {weight!r:.100}; it must be 0 or 1")
         return message["role"] in self._loss_roles if weight is None else bool(weight)
 
     def _sample(self, tokens: _Tokens, prefix: str = "") -> dict[str, DistTensorData]:
