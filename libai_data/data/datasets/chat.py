@@ -228,7 +228,12 @@ def _checked(messages: Any) -> Sequence[Message]:
     checked = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise FormatError(f"message {number} is {message!r:.100}; it must have a 'role', and as a rule a 'content'")
+            raise FormatError(f"message {number} is {message!r:.100}; it must have a 'role' and a 'content'")
+        if "content" not in message and not message.get("tool_calls"):
+            raise FormatError(
+                f"message {number} has the fields {_names(message)}; it must have a 'content', null if nothing is "
+                "said, or 'tool_calls'"
+            )
         text = {"content": _text_of(number, message["content"])} if "content" in message else {}
         checked.append({**message, **text})
     return checked

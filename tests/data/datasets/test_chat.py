@@ -249,6 +249,9 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         (said({"content": "a", "weight": 2}), "message 1 has the weight 2; it must be 0 or 1"),
         (said({"content": "a", "weight": np.array([0, 1])}), r"message 1 has the weight .*\[0, 1\]"),
         (conversation("a", "b", system="s"), "only user and assistant"),
+        (said({"text": "b"}), r"message 1 has the fields \['role', 'text'\]; it must have a 'content'"),
+        (said({"tool_calls": []}), "message 1 has the fields .* or 'tool_calls'"),
+        ({"messages": [{"role": "user"}, *said({"content": "b"})["messages"]]}, "message 0 has the fields"),
         (said({"content": 3}), "message 1 has the content 3; it must be a text"),
         (said({"content": [{"type": "image", "url": "a"}]}), "message 1 has the content .*image"),
         (said({"content": "\ud800"}), "no Unicode text"),
@@ -279,11 +282,16 @@ def test_messages_may_be_parts_of_text_nothing_and_arrays_of_a_table(folder: Pat
     samples = [arrays(ChatDataset([{"messages": each}], tokenizer, 64)[0]) for each in same]
     assert all((sample[name] == samples[0][name]).all() for sample in samples for name in sample)
     # No content is nothing, and not the word None.
-    silent = [*messages, {"role": "user"}, {"role": "assistant", "content": None}]
+    silent = [*messages, {"role": "user", "content": None}, {"role": "assistant", "content": None}]
     assert (
         learned(arrays(ChatDataset([{"messages": silent}], tokenizer, 64)[0]), folder)
         == "two words<|im_end|><|im_end|>"
     )
+    # Nor has a message that calls tools to say anything.
+    template = CHATML.replace("{{ message['content'] }}", "{{ message['content'] }}{{ message.tool_calls }}")
+    calling = [messages[0], {"role": "assistant", "tool_calls": [{"name": "f"}]}]
+    dataset = ChatDataset([{"messages": calling}], tokenizer, 64, chat_template=template)
+    assert learned(arrays(dataset[0]), folder) == "[{'name': 'f'}]<|im_end|>"
 
 
 def test_a_template_that_changes_what_is_before_is_refused(tokenizer: TextTokenizer) -> None:
