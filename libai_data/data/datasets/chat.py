@@ -34,8 +34,9 @@ class ChatDataset:
     """Conversations for fine-tuning; the loss counts the assistant's tokens only.
 
     A conversation is a mapping with `messages` (each has a `role` and a `content`) and, if the template supports them,
-    `tools`; or a mapping with Alpaca's fields `instruction`, `input` and `output`. `"weight": 0` excludes a message
-    from the loss, and `"weight": 1` includes it, whatever its role is.
+    `tools`; or a mapping with Alpaca's fields `instruction`, `input`, `output` and `history` (pairs of what a user and
+    the assistant said before). `system` is the text of a system message before all others. `"weight": 0` excludes a
+    message from the loss, and `"weight": 1` includes it, whatever its role is.
 
     Fields of a sample of n + 1 tokens: `input_ids` int64 [n]; `labels` int64 [n], the next tokens; and `loss_mask`
     float32 [n], 1 where a label counts, which includes the token that ends a message. `labels` and `loss_mask` are for
@@ -168,7 +169,8 @@ class PreferenceDataset(ChatDataset):
     """Pairs of conversations of which one is preferred; the loss does not count their common beginning.
 
     An item is a mapping with `chosen` and `rejected`: each is a list of messages, or the text of an assistant's answer.
-    `prompt` (messages, or the text of a user) is before both; texts need it. `tools` are those of `ChatDataset`.
+    `prompt` (messages, or the text of a user) is before both; texts need it. `tools` and `system` are those of
+    `ChatDataset`.
 
     Fields: those of `ChatDataset`, once with `chosen_` and once with `rejected_` before their names. The arguments are
     the same.
@@ -177,6 +179,8 @@ class PreferenceDataset(ChatDataset):
     def _fields(self, item: Any) -> dict[str, DistTensorData]:
         if not isinstance(item, Mapping) or "chosen" not in item or "rejected" not in item:
             raise FormatError(f"it has the fields {_names(item)}; a pair has 'chosen' and 'rejected'")
+        if _history_of(item):
+            raise FormatError("it has a 'history', which pairs do not have; put it into 'prompt', as messages")
         if item.get("prompt") is None and any(isinstance(item[name], str) for name in ("chosen", "rejected")):
             raise FormatError(
                 f"it has the fields {_names(item)}; a pair of texts needs the text that they answer in 'prompt'"
@@ -185,28 +189,57 @@ class PreferenceDataset(ChatDataset):
         answers = [_spoken(item[name], "assistant") for name in ("chosen", "rejected")]
         # Some data sets repeat the prompt in both answers.
         repeats = prompt and all(answer[: len(prompt)] == prompt for answer in answers)
-        both = answers if repeats else [[*prompt, *answer] for answer in answers]
+        both = [_with_system(item, _checked(answer if repeats else [*prompt, *answer])) for answer in answers]
         shared = next((n for n, (one, other) in enumerate(zip(*both)) if one != other), min(map(len, both)))
         if shared == len(both[0]) == len(both[1]):
             raise FormatError("its 'chosen' and 'rejected' are the same; a pair needs two answers")
         fields: dict[str, DistTensorData] = {}
         for name, messages in zip(("chosen_", "rejected_"), both):
-            fields.update(self._sample(self._tokens(_checked(messages), _tools_of(item), shared), name))
+            fields.update(self._sample(self._tokens(messages, _tools_of(item), shared), name))
         return fields
 
 
 def messages_of(item: Any) -> tuple[Sequence[Message], Any]:
     """The messages of a conversation, and the tools that its assistant may use."""
     if isinstance(item, Mapping) and "messages" in item:
-        return _checked(item["messages"]), _tools_of(item)
+        return _with_system(item, _checked(item["messages"])), _tools_of(item)
     if isinstance(item, Mapping) and "instruction" in item and "output" in item:
         texts = {**item, "input": item.get("input") or ""}
         for name in ("instruction", "input", "output"):
             if not isinstance(texts[name], str):
                 raise FormatError(f"its {name!r} is {texts[name]!r:.100}; it must be a text")
         asked = "\n\n".join(part for part in (texts["instruction"], texts["input"]) if part)
-        return [{"role": "user", "content": asked}, {"role": "assistant", "content": item["output"]}], None
+        turns = [*_history_of(item), (asked, item["output"])]
+        spoken = [{"role": role, "content": text} for turn in turns for role, text in zip(("user", "assistant"), turn)]
+        return _with_system(item, spoken), _tools_of(item)
     raise FormatError(f"it has the fields {_names(item)}; a conversation has 'messages', or 'instruction' and 'output'")
+
+
+def _history_of(item: Mapping[str, Any]) -> list[Sequence[str]]:
+    """What a user and an assistant said before, in pairs."""
+    history = item.get("history")
+    turns = _as_list([] if history is None else history)
+    pairs = [_as_list(turn) for turn in turns] if isinstance(turns, list) else [turns]
+    for pair in pairs:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)):
+            raise FormatError(
+                f"its 'history' has {pair!r:.100}; it must be a list of pairs: what a user said, and the answer"
+            )
+    return pairs
+
+
+def _with_system(item: Mapping[str, Any], messages: Sequence[Message]) -> Sequence[Message]:
+    """Messages after the system message that an item has beside them, if it has one."""
+    system = item.get("system")
+    if system is None or (isinstance(system, str) and not system):
+        return messages
+    if not isinstance(system, str):
+        raise FormatError(f"its 'system' is {system!r:.100}; it must be a text")
+    if messages[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    if messages[0].get("content") != system:
+        raise FormatError("its 'system' is not the system message that its messages begin with; leave one of them out")
+    return messages
 
 
 def _tools_of(item: Mapping[str, Any]) -> Any:

@@ -153,6 +153,34 @@ def test_alpacas_fields_and_tools_and_files_of_json_lines(
     assert json.dumps(tools, ensure_ascii=False) in last
 
 
+def test_alpacas_history_and_a_system_text_are_what_messages_of_the_same_words_are(tokenizer: TextTokenizer) -> None:
+    written = conversation("a", "b", "c", "d", "add\n\n1", "e", system="be kind")
+    alpaca = {"instruction": "add", "input": "1", "output": "e", "history": [["a", "b"], ("c", "d")]}
+    same = [
+        written,
+        {**written, "system": "be kind"},
+        {**conversation("a", "b", "c", "d", "add\n\n1", "e"), "system": "be kind"},
+        {**alpaca, "system": "be kind"},
+        {**alpaca, "system": "be kind", "history": np.array(alpaca["history"], object)},
+    ]
+    none = [conversation("add\n\n1", "e"), {**alpaca, "history": []}, {**alpaca, "history": None, "system": ""}]
+    for items in (same, none):
+        samples = [arrays(sample) for sample in ChatDataset(items, tokenizer, 256)]
+        assert all((sample[name] == samples[0][name]).all() for sample in samples for name in sample)
+    tools = [{"name": "f"}]
+    with_tools = [{**conversation("a", "b"), "tools": tools}, {"instruction": "a", "output": "b", "tools": tools}]
+    one, other = ChatDataset(with_tools, tokenizer, 256, chat_template=TEMPLATES["headers"])
+    assert (one.input_ids.tensor == other.input_ids.tensor).all()
+
+
+def test_a_system_text_is_before_both_answers_of_a_pair(tokenizer: TextTokenizer) -> None:
+    texts = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    whole = {name: conversation("a", texts[name], system="s")["messages"] for name in ("chosen", "rejected")}
+    dataset = PreferenceDataset([whole, {**whole, "system": "s"}, {**texts, "system": "s"}], tokenizer, 64)
+    first, *others = (arrays(dataset[number]) for number in range(3))
+    assert all((other[name] == first[name]).all() for other in others for name in first)
+
+
 def test_too_long_conversations_are_refused_or_cut_at_either_end(folder: Path, tokenizer: TextTokenizer) -> None:
     item = [conversation("a", "the quick brown fox", "b", "a lazy dog")]
     with pytest.raises(FormatError, match=r"conversation 0: it has \d+ tokens, and max_seq_length is 25"):
@@ -220,6 +248,7 @@ def test_a_prompt_that_both_answers_repeat_is_there_once(folder: Path, tokenizer
     [
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "'chosen' and 'rejected' are the same"),
         ({"question": "a", "chosen": "b", "rejected": "c"}, "'rejected'\\]; a pair of texts needs the text"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "history": [["d", "e"]]}, "it has a 'history', which pairs"),
         ({"prompt": "a", "chosen": "b", "rejected": []}, "its messages are \\[\\]"),
         (
             {"prompt": "a", "chosen": None, "rejected": "b"},
@@ -243,6 +272,10 @@ def said(message: dict[str, Any]) -> dict[str, Any]:
         ({"text": "a"}, r"has the fields \['text'\]; a conversation has 'messages'"),
         ({"instruction": "a", "output": None}, "its 'output' is None"),
         ({"instruction": "a", "input": 3, "output": "b"}, "its 'input' is 3; it must be a text"),
+        ({"instruction": "a", "output": "b", "history": [["a", "b", "c"]]}, r"'history' has \['a', 'b', 'c'\]"),
+        ({"instruction": "a", "output": "b", "history": "a"}, "'history' has 'a'; it must be a list of pairs"),
+        ({**conversation("a", "b"), "system": 3}, "its 'system' is 3; it must be a text"),
+        ({**conversation("a", "b", system="s"), "system": "t"}, "its 'system' is not the system message"),
         ({"messages": []}, "must be a list of one or more"),
         ({"messages": ["hello"]}, "message 0 is 'hello'"),
         ({"messages": [{"role": "user", "content": "a"}]}, r"none carries loss: their roles are \['user'\]"),
