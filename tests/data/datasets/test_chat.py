@@ -165,11 +165,13 @@ def test_alpacas_history_and_a_system_text_are_what_messages_of_the_same_words_a
     ]
     none = [conversation("add\n\n1", "e"), {**alpaca, "history": []}, {**alpaca, "history": None, "system": ""}]
     for items in (same, none):
-        samples = [arrays(sample) for sample in ChatDataset(items, tokenizer, 256)]
+        dataset = ChatDataset(items, tokenizer, 256)
+        samples = [arrays(dataset[index]) for index in range(len(items))]
         assert all((sample[name] == samples[0][name]).all() for sample in samples for name in sample)
     tools = [{"name": "f"}]
     with_tools = [{**conversation("a", "b"), "tools": tools}, {"instruction": "a", "output": "b", "tools": tools}]
-    one, other = ChatDataset(with_tools, tokenizer, 256, chat_template=TEMPLATES["headers"])
+    dataset = ChatDataset(with_tools, tokenizer, 256, chat_template=TEMPLATES["headers"])
+    one, other = dataset[0], dataset[1]
     assert (one.input_ids.tensor == other.input_ids.tensor).all()
 
 
