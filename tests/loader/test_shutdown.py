@@ -195,8 +195,7 @@ def test_ctrl_c_does_not_wait_for_slow_samples(start: Any, workers: dict[str, An
 @PROCESSES
 def test_ctrl_c_while_workers_start_lets_only_the_trainer_speak(start: Any, workers: dict[str, Any]) -> None:
     for _ in range(3):
-        # Without OneFlow, whose import has a handler of its own for Ctrl-C.
-        trainer = start("go_on_for_ever", numpy=True, **workers)
+        trainer = start("go_on_for_ever", **workers)
         assert eventually(lambda: len(trainer.family()) > 2)  # noqa: B023
         time.sleep(random.random() * 0.1)
         os.killpg(trainer.process.pid, signal.SIGINT)
